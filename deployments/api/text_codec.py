@@ -129,9 +129,9 @@ class TextCodec:
         """All special tokens."""
         return set(self._detokenizer.specials.values())
 
-    def has_special(self, text: str) -> bool:
-        """Return whether `text` is the text of a special token."""
-        return text in self._detokenizer.specials
+    def special_id(self, text: str) -> int | None:
+        """Return the id of the special token whose text this is; None if there is none."""
+        return self._detokenizer.specials.get(text)
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as the process, like the codec
     def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:

@@ -147,7 +147,9 @@ class TracingSettings(Settings):
 class ChatSettings(Settings):
     """What a model's answers contain besides text; see `deployments/api/output/dialect.py`."""
 
-    tools: Literal["auto", "hermes", "llama3", "none"] = "auto"
+    tools: Literal["auto", "hermes", "llama3", "mistral", "mistral_list", "pythonic", "qwen3_coder", "none"] = (
+        "auto"
+    )
     """Format of the model's tool calls; "auto" reads it off the chat template, "none" refuses tools."""
     reasoning: Literal["auto", "think", "none"] = "auto"
     """Whether a <think>...</think> section that begins an answer is returned separately; "auto" decides by the

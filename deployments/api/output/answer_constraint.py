@@ -49,7 +49,7 @@ async def answer_constraint(
     if held is not None:
         return spec, await _calls_grammar(limits, served, _schema(form), held, spec, budget)
     if (form is not None and spec.thinks) or budget is not None:
-        return spec, answer_grammar(_schema(form), None, spec, served.codec.has_special, budget)
+        return spec, answer_grammar(_schema(form), None, spec, served.codec.special_id, budget)
     return spec, form
 
 
@@ -59,7 +59,7 @@ def _parse_spec(codec: TextCodec, tools: RequestedTools | None, prompt_ids: list
     is_thinking = thinks and codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip().endswith(OPEN)
     if tools is None:
         return OutputParseSpec(thinks, is_thinking)
-    return OutputParseSpec(thinks, is_thinking, tools.format, tools.names, tools.is_single)
+    return OutputParseSpec(thinks, is_thinking, tools.format, tools.schemas, tools.is_single)
 
 
 async def _calls_grammar(
@@ -77,7 +77,7 @@ async def _calls_grammar(
         limits, "max_grammar_bytes", "tools", schemas, unit
     )  # the grammar, which takes longer to make, has more
     try:
-        grammar = answer_grammar(schema, tools, spec, served.codec.has_special, budget)
+        grammar = answer_grammar(schema, tools, spec, served.codec.special_id, budget)
         at_most(limits, "max_grammar_bytes", "tools", len(grammar.source.encode()), unit)
         return grammar if served.grammars is None else await served.grammars.check(grammar)
     except InvalidGrammar as error:

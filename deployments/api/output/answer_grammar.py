@@ -10,6 +10,7 @@ Special tokens are referred to by name, because no text matches them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from deployments.api.tools.requested import RequestedTools
 from engine.grammar.compiler import schema_in_lark
 from engine.grammar.spec import Grammar
 
+SpecialId = Callable[[str], int | None]
+"""Tells the id of the special token with a text; None if there is none."""
 _ANYTHING = "/(?s:.*)/"
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -30,7 +33,7 @@ def answer_grammar(
     schema: dict[str, Any] | None,
     tools: RequestedTools | None,
     spec: OutputParseSpec,
-    is_special: Callable[[str], bool],
+    special: SpecialId,
     budget: ThinkingBudget | None = None,
 ) -> Grammar:
     """Return the grammar of an answer that matches `schema` or calls `tools`. Raises InvalidGrammar.
@@ -40,10 +43,10 @@ def answer_grammar(
     answer = None if schema is None else schema_in_lark(schema)
     if answer is None and tools is None and budget is not None:
         answer = budget.anything
-    body, rules = ("answer", []) if tools is None else _calls(tools, answer, is_special)
+    body, rules = ("answer", []) if tools is None else _calls(tools, answer, special)
     if answer is not None:
         rules.append(f"answer: {answer}")
-    return Grammar("lark", "\n".join([_start(body, spec, is_special, budget), *rules]))
+    return Grammar("lark", "\n".join([_start(body, spec, special, budget), *rules]))
 
 
 def arguments_schema(function: Function, closes_objects: bool) -> dict[str, Any]:
@@ -55,47 +58,48 @@ def arguments_schema(function: Function, closes_objects: bool) -> dict[str, Any]
     return found
 
 
-def _start(
-    body: str, spec: OutputParseSpec, is_special: Callable[[str], bool], budget: ThinkingBudget | None
-) -> str:
+def _start(body: str, spec: OutputParseSpec, special: SpecialId, budget: ThinkingBudget | None) -> str:
     if not spec.thinks:
         return f"start: {body}"
     if budget is not None:
         begin = budget.thoughts if spec.is_thinking else f"({budget.opened} {budget.thoughts} GAP)?"
         return f"start: {begin}{' GAP' if spec.is_thinking else ''} ({body})\n{budget.rules}\nGAP: /\\n{{0,2}}/"
-    if is_special(CLOSE):
+    if special(CLOSE) is not None:
         inside = f"inside: {_ANYTHING} {CLOSE}"
     else:
         inside = f"inside[lazy]: /(?s:.*){CLOSE.replace('/', chr(92) + '/')}/"
-    opened = f"({_literal(OPEN, (OPEN,), is_special)} inside GAP)?"
+    opened = f"({_literal(OPEN, (OPEN,), special)} inside GAP)?"
     return f"start: {'inside GAP' if spec.is_thinking else opened} ({body})\n{inside}\nGAP: /\\n{{0,2}}/"
 
 
-def _calls(tools: RequestedTools, answer: str | None, is_special: Callable[[str], bool]) -> tuple[str, list[str]]:
+def _calls(tools: RequestedTools, answer: str | None, special: SpecialId) -> tuple[str, list[str]]:
     """Return the body of an answer with calls, and the rules it needs."""
     form = tools.format
-    mark = form.opens.strip()
-    is_free = not tools.is_forced and answer is None and mark != ""
+    is_free = not tools.is_forced and answer is None and form.begins != ""
+    mark = form.begins if is_free else ""
     rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools.callable)))]
     for index, function in enumerate(tools.callable):
-        if answer is not None and not mark:
+        if answer is not None and form.key is not None:
             rules.append(f"call_{index}: {schema_in_lark(_call_schema(function, form.key, tools.closes_objects))}")
             continue
-        head = f'{form.opens}{{"name": "{function.name}", "{form.key}": '.removeprefix(mark if is_free else "")
-        before, after = (_literal(text, form.marks, is_special) for text in (head, f"}}{form.closes}"))
-        rules += [
-            f"call_{index}: {before} args_{index} {after}",
-            f"args_{index}: {schema_in_lark(arguments_schema(function, tools.closes_objects))}",
-        ]
-    several = "call" if tools.is_single else f"call ({_literal(form.separator, form.marks, is_special)} call)*"
+        before = form.before(function.name).removeprefix("" if form.opens else mark)
+        parts = [_literal(before, form.marks, special), f"args_{index}", _literal(form.tail, form.marks, special)]
+        rules.append(f"call_{index}: {' '.join(parts)}")
+        schema = arguments_schema(function, tools.closes_objects)
+        made = form.rules(f"args_{index}", schema) if form.rules else [f"args_{index}: {schema_in_lark(schema)}"]
+        rules += made
+    several = "call" if tools.is_single else f"call ({_literal(form.separator, form.marks, special)} call)*"
+    opens, closes = (_literal(part, form.marks, special) for part in (form.opens.removeprefix(mark), form.closes))
+    block = f"{opens} {several} {closes}".strip()
     if tools.is_forced:
-        return several, rules
+        return block, rules
     if answer is not None:
-        return f"{several} | answer", rules
+        return f"{block} | answer", rules
     if is_free:
-        free = f"free: {_ANYTHING} {mark}" if is_special(mark) else f"free[lazy]: /(?s:.*){mark}/"
-        return "(free call)* text", [*rules, free, f"text: {_ANYTHING}"]
-    return f"{several} | TEXT", [*rules, r"TEXT: /([^\s{](?s:.*))?/"]
+        known = _reference(mark, special)
+        free = f"free: {_ANYTHING} {known}" if known else f"free[lazy]: /(?s:.*){re.escape(mark)}/"
+        return f"(free {block if form.opens else 'call'})* text", [*rules, free, f"text: {_ANYTHING}"]
+    return f"{block} | TEXT", [*rules, rf"TEXT: /([^\s\{form.initial}](?s:.*))?/"]
 
 
 def _call_schema(function: Function, key: str, closes_objects: bool) -> dict[str, Any]:
@@ -107,11 +111,19 @@ def _call_schema(function: Function, key: str, closes_objects: bool) -> dict[str
     return {**definitions, **closed}
 
 
-def _literal(text: str, marks: tuple[str, ...], is_special: Callable[[str], bool]) -> str:
-    """Return `text` in Lark's syntax, referring by name to those of `marks` that are special tokens."""
+def _literal(text: str, marks: tuple[str, ...], special: SpecialId) -> str:
+    """Return `text` in Lark's syntax, referring to those of `marks` that are special tokens; "" if it is empty."""
     for mark in marks:
-        if mark in text and is_special(mark):
+        if mark in text and (reference := _reference(mark, special)):
             before, _, after = text.partition(mark)
-            parts = [_literal(part, marks, is_special) if part else "" for part in (before, after)]
-            return f"{parts[0]} {mark} {parts[1]}".strip()
-    return json.dumps(text, ensure_ascii=False)
+            parts = (_literal(before, marks, special), reference, _literal(after, marks, special))
+            return " ".join(part for part in parts if part)
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _reference(mark: str, special: SpecialId) -> str | None:
+    """Return how a grammar refers to a special token: by name if it has the syntax of one; None if it is text."""
+    known = special(mark)
+    if known is None:
+        return None
+    return mark if mark.startswith("<") else f"<[{known}]>"

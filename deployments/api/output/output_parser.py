@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
 from deployments.api.output.reasoning import CLOSE, OPEN, parse_reasoning
 from deployments.api.tools.formats import ToolFormat
+from deployments.api.tools.named import Functions
 from deployments.api.tools.segments import ParserDriver, Segment
 from engine.detokenizer import TextStream
 
@@ -28,8 +29,8 @@ class OutputParseSpec:
     """Whether the prompt ends inside reasoning."""
     format: ToolFormat | None = None
     """How calls are written; None looks for none."""
-    names: frozenset[str] = frozenset()
-    """Names of the functions that may be called."""
+    functions: Functions = field(default_factory=dict)
+    """The functions that may be called."""
     is_single: bool = False
     """Whether the answer is over after its first call."""
 
@@ -72,7 +73,7 @@ class OutputParser:
     def __init__(self, text: TextStream, spec: OutputParseSpec) -> None:
         self._text, self._spec = text, spec
         self._reasoning_parser = ParserDriver(parse_reasoning(is_open=spec.is_thinking)) if spec.thinks else None
-        self._call_parser = ParserDriver(spec.format.parser(spec.names)) if spec.format else None
+        self._call_parser = ParserDriver(spec.format.parser(spec.functions)) if spec.format else None
         self._num_calls = self._num_complete = 0
         self._has_thought, self._is_answering = False, False
         self._num_before_answer = 0

@@ -136,15 +136,21 @@ def _rendered(
     refuse_hopeless(served, sum(len(message.content) for message in messages) + sum(calls), "messages", most)
     dialect = served.codec.dialect
     form = None if dialect.has_place_for_tools else dialect.tools
+    show = functools.partial(
+        plain_messages,
+        messages,
+        limits.max_json_depth,
+        short_ids=dialect.tools is not None and dialect.tools.has_short_ids,
+    )
     if form is None:
-        plain, tools = plain_messages(messages, limits.max_json_depth), plain_tools(functions)
+        plain, tools = show(), plain_tools(functions)
     else:
         plain, tools = messages_as_text(messages, functions, form), []
     try:
         return _texts(served, plain, tools, options, salt)
     except TemplateRefused as error:
         if form is None and any(_has_text_as_arguments(message) for message in plain):
-            plain = plain_messages(messages, limits.max_json_depth, wraps_text=True)
+            plain = show(wraps_text=True)
             with contextlib.suppress(TemplateRefused):
                 return _texts(served, plain, tools, options, salt)
         raise invalid(str(error), "messages") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from deployments.api.tools.protocol import Function, ToolCall
 if TYPE_CHECKING:
     from deployments.api.request.protocol import Message
 
+_SHORT_ID = 9
 Plain = dict[str, Any]
 """A message or a tool as the template gets it."""
 
@@ -23,12 +25,16 @@ def plain_tools(functions: Sequence[Function]) -> list[Plain]:
     return [{"type": "function", "function": _plain_function(function)} for function in functions]
 
 
-def plain_messages(messages: Sequence[Message], max_depth: int, *, wraps_text: bool = False) -> list[Plain]:
+def plain_messages(
+    messages: Sequence[Message], max_depth: int, *, wraps_text: bool = False, short_ids: bool = False
+) -> list[Plain]:
     """Return messages as Hugging Face's templates expect them: objects as arguments, function names in results.
 
     Arguments that are no object, or nest more than `max_depth` levels, are given as the text that they are. With
-    `wraps_text` they are the only field of an object, for templates that take nothing else.
+    `wraps_text` they are the only field of an object, for templates that take nothing else. With `short_ids`, ids
+    have nine letters and digits.
     """
+    id_of = _short_id if short_ids else str
     names: dict[str | None, str] = {}
     rendered = []
     for message in messages:
@@ -37,12 +43,14 @@ def plain_messages(messages: Sequence[Message], max_depth: int, *, wraps_text: b
             plain["reasoning_content"] = message.reasoning
         if message.tool_calls:
             names |= {call.id: call.function.name for call in message.tool_calls}
-            plain["tool_calls"] = [_plain_call(call, max_depth, wraps_text) for call in message.tool_calls]
+            plain["tool_calls"] = [
+                _plain_call(call, max_depth, wraps_text, id_of(call.id or "")) for call in message.tool_calls
+            ]
         name = names.get(message.tool_call_id, message.name) if message.role == "tool" else message.name
         if name is not None:
             plain["name"] = name
         if message.tool_call_id is not None:
-            plain["tool_call_id"] = message.tool_call_id
+            plain["tool_call_id"] = id_of(message.tool_call_id)
         rendered.append(plain)
     return rendered
 
@@ -58,10 +66,11 @@ def messages_as_text(messages: Sequence[Message], functions: Sequence[Function],
     """Return messages in roles that every template has: tools in the system message, results from the user."""
     rendered: list[Plain] = []
     for message in messages:
-        calls = [form.spell(call.function.name, call.function.arguments) for call in message.tool_calls]
-        content = form.separator.join([message.content, *calls] if message.content else calls)
         if message.role != "tool":
-            rendered.append({"role": message.role, "content": content if calls else message.content})
+            called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
+            said = [form.spell_all(called)] if called else []
+            content = form.separator.join([message.content, *said] if message.content else said)
+            rendered.append({"role": message.role, "content": content if called else message.content})
             continue
         result = f"<tool_response>\n{message.content}\n</tool_response>"
         if rendered and rendered[-1].get("is_result"):
@@ -78,7 +87,7 @@ def messages_as_text(messages: Sequence[Message], functions: Sequence[Function],
 
 def _instructions(functions: Sequence[Function], form: ToolFormat) -> str:
     listed = "\n".join(msgspec.json.encode(_plain_function(function)).decode() for function in functions)
-    example = form.spell("NAME", "{...}")
+    example = form.spell_all([("NAME", "{...}" if form.rules is None else '{"KEY": "VALUE"}')])
     return (
         f"You can call these functions, each described with a JSON schema of its arguments:\n<tools>\n{listed}\n"
         f"</tools>\nTo call one, write its name and its arguments like this, and nothing else; several calls "
@@ -93,13 +102,19 @@ def _plain_function(function: Function) -> Plain:
     return {"name": function.name, "description": function.description or "", "parameters": parameters}
 
 
-def _plain_call(call: ToolCall, max_depth: int, wraps_text: bool) -> Plain:
+def _short_id(given: str) -> str:
+    """Return the same nine letters and digits for the same id, which is kept if it is that."""
+    is_short = len(given) == _SHORT_ID and given.isascii() and given.isalnum()
+    return given if is_short else hashlib.blake2b(given.encode(), digest_size=8).hexdigest()[:_SHORT_ID]
+
+
+def _plain_call(call: ToolCall, max_depth: int, wraps_text: bool, call_id: str) -> Plain:
     text = call.function.arguments
     arguments: Plain | str | None = _object(text, max_depth)
     if arguments is None:
         arguments = {"arguments": text} if wraps_text else text
     return {
-        "id": call.id or "",
+        "id": call_id,
         "type": call.type,
         "function": {"name": call.function.name, "arguments": arguments},
     }

@@ -12,6 +12,7 @@ import msgspec
 from deployments.api.errors import at_most, invalid, quoted
 from deployments.api.off_loop import near_or_far
 from deployments.api.tools.formats import ToolFormat
+from deployments.api.tools.named import Functions
 from deployments.api.tools.protocol import AllowedChoice, Function, NamedChoice, Tool
 from deployments.api.tools.schema import check_parameters
 from deployments.config.limits import Limits
@@ -42,9 +43,9 @@ class RequestedTools:
         return any(function.strict for function in self.callable)
 
     @property
-    def names(self) -> frozenset[str]:
-        """Names of the functions that may be called."""
-        return frozenset(function.name for function in self.callable)
+    def schemas(self) -> Functions:
+        """The functions that may be called, with the schemas of their arguments."""
+        return {function.name: function.parameters for function in self.callable}
 
 
 async def requested_tools(limits: Limits, request: ChatRequest, form: ToolFormat | None) -> RequestedTools | None:

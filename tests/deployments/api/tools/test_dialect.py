@@ -44,7 +44,7 @@ OTHER = r"""{% if tools %}<|start_header_id|>{{ '<TOOLCALL>[{"name": N, "argumen
         (LLAMA3, "llama3", True),
         (PLAIN, "hermes", False),
         (None, None, False),
-        (XML, None, True),
+        (XML, "qwen3_coder", True),
         (KEYS, None, True),
         (OTHER, None, True),
     ],

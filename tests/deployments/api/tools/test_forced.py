@@ -25,10 +25,26 @@ from engine.loading.load_model import load_model
 from engine.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import ASK, TOOLS, WEATHER, Talk, tool
 from tests.deployments.support.api_over_engines import api_over, events
-from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
+from tests.deployments.support.chat_templates import (
+    CODER,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_LIST,
+    PYTHONIC,
+    THINKING,
+)
 from tests.engine.support.grammar_models import DEMO, EOS, NUM_TOKENS, compiler, tokenizer
 
 Make = Callable[..., Talk]
+OF_FORMATS = [
+    (HERMES, "hermes"),
+    (LLAMA3, "llama3"),
+    (CODER, "qwen3_coder"),
+    (MISTRAL, "mistral"),
+    (MISTRAL_LIST, "mistral_list"),
+    (PYTHONIC, "pythonic"),
+]
 NOTHING = {"type": "function", "function": {"name": "nothing"}}
 TREE = tool("tree", root={"$ref": "#/$defs/node"})
 TREE["function"]["parameters"]["$defs"] = {
@@ -79,13 +95,13 @@ def check_call(name: str, arguments: str) -> None:
     jsonschema.validate(value, function.get("parameters", {"maxProperties": 0}))
 
 
-@pytest.mark.parametrize(("template", "form"), [(None, "hermes"), (HERMES, "hermes"), (LLAMA3, "llama3")])
+@pytest.mark.parametrize(("template", "form"), [(None, "hermes"), *OF_FORMATS])
 @pytest.mark.parametrize("choice", ["required", *(one["function"]["name"] for one in MANY)])
 def test_whatever_is_written_is_calls(talk: Make, template: str | None, form: str, choice: str) -> None:
     named = {"type": "function", "function": {"name": choice}}
     forced = choice if choice == "required" else named
     grammar = grammar_of(talk(template, reasoning="none"), tools=MANY, tool_choice=forced)
-    names = frozenset(one["function"]["name"] for one in MANY)
+    names = {one["function"]["name"]: one["function"].get("parameters") for one in MANY}
     met = set()
     for seed in range(20 if choice == "required" else 3):
         driver = ParserDriver(FORMATS[form].parser(names))
@@ -102,14 +118,14 @@ def test_whatever_is_written_is_calls(talk: Make, template: str | None, form: st
 
 
 def spelled(form: str, *calls: tuple[str, str]) -> str:
-    return FORMATS[form].separator.join(FORMATS[form].spell(name, arguments) for name, arguments in calls)
+    return FORMATS[form].spell_all(calls)
 
 
-OSLO, WRONG = ("get_weather", '{"city": "Oslo"}'), ("get_weather", '{"city": 7}')
+OSLO, WRONG = ("get_weather", '{"city": "Oslo"}'), ("get_weather", '{"city": "a name too long"}')
 UTC = ("clock", '{"zone":"utc"}')
 
 
-@pytest.mark.parametrize(("template", "form"), [(HERMES, "hermes"), (LLAMA3, "llama3")])
+@pytest.mark.parametrize(("template", "form"), OF_FORMATS)
 def test_what_is_asked_for_is_what_may_be_written(talk: Make, template: str, form: str) -> None:
     it, call, wrong = talk(template, reasoning="none"), spelled(form, OSLO), spelled(form, WRONG)
     both, text, answer = spelled(form, OSLO, UTC), "It rains.", '{"a": 7}'
@@ -159,18 +175,39 @@ def test_an_answer_that_has_another_form_has_no_reasoning_and_no_calls(talk: Mak
     assert it.refused(tools=TOOLS, **form)["param"] == "tools"
 
 
-def test_marks_that_are_special_tokens(talk: Make) -> None:
-    """Marks are special tokens, as in Hermes' own models: no text matches them, and decoding leaves them out."""
+def with_specials(talk: Make, template: str, *marks: str) -> tuple[Talk, TextCodec, Vocabulary]:
+    """Return a talk with a tokenizer that has these marks as special tokens."""
     marked: Any = load_tokenizer(DEMO)
-    marked.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"], special_tokens=True)
-    marked.chat_template = HERMES
-    codec = TextCodec(marked)
-    vocabulary = Vocabulary.of(marked, NUM_TOKENS + 4, [EOS])
-    it = talk(HERMES)
+    marked.add_tokens(list(marks), special_tokens=True)
+    marked.chat_template = template
+    codec, size = TextCodec(marked), NUM_TOKENS + len(marks)
+    it = talk(template)
     served = it.service.models["demo"]
-    served = replace(served, codec=codec, card=replace(served.card, vocab_size=NUM_TOKENS + 4))
+    served = replace(served, codec=codec, card=replace(served.card, vocab_size=size))
     it = it.of(replace(it.service, models={"demo": served}))
     it.engine.codec = codec
+    return it, codec, Vocabulary.of(marked, size, [EOS])
+
+
+@pytest.mark.parametrize(("template", "form"), [(MISTRAL, "mistral"), (MISTRAL_LIST, "mistral_list")])
+def test_marks_in_square_brackets_that_are_special_tokens(talk: Make, template: str, form: str) -> None:
+    it, codec, vocabulary = with_specials(talk, template, "[TOOL_CALLS]", "[ARGS]")
+    call, wrong = spelled(form, OSLO, UTC), spelled(form, WRONG)
+    it.engine.says = f"Let me see.{call}"
+    for answer in (it.whole(tools=TOOLS), it.streamed(tools=TOOLS)):
+        message = answer.choices[0].message
+        assert message.content == "Let me see."
+        assert [one.function.arguments for one in message.tool_calls] == [OSLO[1], UTC[1]]
+    forced = grammar_of(it, tools=TOOLS, tool_choice="required")
+    assert [takes(forced, text, codec, vocabulary) for text in (call, wrong, "No.")] == [True, False, False]
+    free = grammar_of(it, tools=[{**WEATHER, "function": {**WEATHER["function"], "strict": True}}, TOOLS[1]])
+    assert takes(free, f"Well: {call}", codec, vocabulary) and takes(free, "Well.", codec, vocabulary)
+    assert not takes(free, f"Well: {wrong}", codec, vocabulary)
+
+
+def test_marks_that_are_special_tokens(talk: Make) -> None:
+    """Marks are special tokens, as in Hermes' own models: no text matches them, and decoding leaves them out."""
+    it, codec, vocabulary = with_specials(talk, HERMES, "<tool_call>", "</tool_call>", "<think>", "</think>")
     call = spelled("hermes", OSLO)
     it.engine.says = f"<think>Hm.</think>Let me see.\n{call}"
     for answer in (it.whole(tools=TOOLS), it.streamed(tools=TOOLS)):

@@ -1,0 +1,89 @@
+"""Parses calls as Mistral's models write them, after [TOOL_CALLS]: as a list of objects, or with the name before.
+
+[TOOL_CALLS][{"name": NAME, "arguments": {...}}, ...]
+[TOOL_CALLS]NAME[ARGS]{...}[TOOL_CALLS]NAME{...}
+"""
+
+from __future__ import annotations
+
+from deployments.api.tools.named import Functions
+from deployments.api.tools.scanner import Malformed, Scanner, parse_call
+from deployments.api.tools.segments import Parser, Segment
+
+MARK, ARGUMENTS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+MARKS = (MARK, ARGUMENTS, _ID)
+
+
+def parse_mistral(functions: Functions) -> Parser[None]:
+    """Parse text, and calls of `functions`. White space around calls is dropped."""
+    at = Scanner()
+    has_called = False
+    while True:
+        yield from at.spaces()
+        if (yield from at.mark(MARK)):
+            try:
+                char = yield from at.spaces()
+                yield from (_list(at, functions) if char == "[" else _named(at, functions))
+                has_called = True
+            except Malformed:
+                yield from at.release()
+        elif (yield from at.look()):
+            yield from at.text()
+        else:
+            if not has_called or at.held.strip():
+                yield from at.release()
+            return
+
+
+def _list(at: Scanner, functions: Functions) -> Parser[None]:
+    """Parse a list of calls. Raises `Malformed` if the first is none; a later one ends the list."""
+    char = yield from at.token("[")
+    has_called = False
+    while char == "{":
+        try:
+            is_complete = yield from parse_call(at, functions, ("arguments", "parameters"))
+        except Malformed:
+            break
+        has_called = True
+        char = yield from at.spaces()
+        if not is_complete or char not in ",]":
+            break
+        at.take()
+        if char == "]":
+            at.drop()
+            return
+        char = yield from at.spaces()
+    if not has_called:
+        raise Malformed
+
+
+def _named(at: Scanner, functions: Functions) -> Parser[None]:
+    """Parse a name, perhaps an id, and arguments. Raises `Malformed` if it is no call."""
+    name = yield from _until(at, "[{ \n")
+    if name not in functions:
+        raise Malformed
+    found = yield from at.mark(_ID, ARGUMENTS)
+    if found == _ID:
+        yield from _until(at, "[{ \n")
+        yield from at.mark(ARGUMENTS)
+    if (yield from at.spaces()) != "{":
+        raise Malformed
+    at.drop()
+    yield Segment("call", name)
+    try:
+        yield from at.value(shown=True)
+    except Malformed:
+        at.drop()
+        return
+    yield Segment("end")
+
+
+def _until(at: Scanner, ends: str) -> Parser[str]:
+    """Take a word. Raises `Malformed` at the end of the text."""
+    word = ""
+    while (char := (yield from at.look())) not in ends:
+        at.take()
+        word += char
+    if not char:
+        raise Malformed
+    return word

@@ -1,0 +1,94 @@
+"""The functions that an answer may call: what their schemas say of arguments that are written one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from engine.errors import InvalidGrammar
+
+Functions = Mapping[str, "dict[str, Any] | None"]
+"""The schemas of the functions' arguments, by the functions' names; None where there are no arguments."""
+ANYTHING = frozenset({"string", "number", "boolean", "null", "array", "object"})
+"""The types of JSON, where an integer is a number."""
+_MAX_STEPS = 64
+"""References and alternatives that are followed before a schema counts as one of anything."""
+_OF_ALL = (
+    "$ref", "allOf", "anyOf", "oneOf", "not", "if", "minProperties", "maxProperties", "dependentRequired",
+    "dependentSchemas", "propertyNames",
+)  # fmt: skip
+"""Keywords that bind arguments to each other."""
+
+
+class Argument(NamedTuple):
+    """An argument that a schema names."""
+
+    name: str
+    schema: dict[str, Any]
+    """With the definitions that it may refer to."""
+    is_required: bool
+
+
+def arguments_of(schema: dict[str, Any]) -> list[Argument] | None:
+    """Return the arguments of a function; None if it may have any.
+
+    Raises InvalidGrammar for what cannot be enforced where arguments are written one by one.
+    """
+    for keyword in _OF_ALL:
+        if keyword in schema:
+            raise InvalidGrammar(
+                f"{keyword} at the top of a schema is not supported: this model writes arguments one by one"
+            )
+    shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    required = schema.get("required") or []
+    named = properties(schema)
+    named = {**named, **{key: {} for key in required if key not in named}}
+    if not named and schema.get("additionalProperties", True) is not False:
+        return None
+    return [
+        Argument(name, {**shared, **(one if isinstance(one, dict) else {})}, name in required)
+        for name, one in named.items()
+        if one is not False
+    ]
+
+
+def properties(schema: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the schemas of the arguments that a function's schema names."""
+    named = (schema or {}).get("properties")
+    return named if isinstance(named, dict) else {}
+
+
+def kinds(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """Return the types that a schema may allow, which may refer to `root`; all, where it does not say."""
+    found, left = set[str](), [schema]
+    for _ in range(_MAX_STEPS):
+        if not left:
+            return frozenset("number" if kind == "integer" else kind for kind in found)
+        one = left.pop()
+        if isinstance(one, dict) and isinstance(reference := one.get("$ref"), str):
+            one = _referred(reference, root)
+        if not isinstance(one, dict):
+            return ANYTHING
+        kind, alternatives = one.get("type"), one.get("anyOf") or one.get("oneOf")
+        if isinstance(kind, str | list):
+            found.update([kind] if isinstance(kind, str) else kind)
+        elif "const" in one or isinstance(one.get("enum"), list):
+            found.update(kind_of(value) for value in one.get("enum") or [one.get("const")])
+        elif isinstance(alternatives, list):
+            left += alternatives
+        else:
+            return ANYTHING
+    return ANYTHING
+
+
+def kind_of(value: object) -> str:
+    """Return the type of a value of JSON."""
+    names = ((bool, "boolean"), (str, "string"), (int | float, "number"), (list, "array"), (dict, "object"))
+    return next((name for kind, name in names if isinstance(value, kind)), "null")
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> object:
+    found: object = root
+    for part in reference.removeprefix("#/").split("/"):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,232 @@
+"""Calls as some Llama models write them, as a list of Python's calls: parsed, written, and as rules of a grammar.
+
+[NAME(key="a text", other=[1, True, None]), ...]
+
+The list stands at the beginning of an answer; anything else is text. JSON's true, false and null are taken too.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from deployments.api.tools.llama3 import PYTHON_TAG
+from deployments.api.tools.named import Functions, arguments_of
+from deployments.api.tools.scanner import Malformed, Scanner
+from deployments.api.tools.segments import Parser, Segment
+from engine.errors import InvalidGrammar
+from engine.grammar.compiler import schema_in_lark
+
+_START, _END = "<|python_start|>", "<|python_end|>"
+MARKS = (PYTHON_TAG, _START, _END)
+_TOKEN = re.compile(
+    r"""\s+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?(?:\d[\w.]*(?:(?<=[eE])[-+]\d+)?|\.\d\w*)|\w+|[\[\](){},:]""",
+    re.DOTALL,
+)
+_NAMES = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_BRACKETS = {"(": "[", ")": "]"}
+
+
+def parse_pythonic(functions: Functions) -> Parser[None]:
+    """Parse a list of calls of `functions`, and the text after it."""
+    at = Scanner()
+    yield from at.spaces()
+    if (yield from at.mark(PYTHON_TAG, _START)):
+        yield from at.spaces()
+    has_called = False
+    if (yield from at.look()) == "[":
+        at.take()
+        has_called = yield from _calls(at, functions)
+    if not has_called:
+        yield from at.release()
+    while (yield from at.spaces()):
+        if has_called and (yield from at.mark(_END)):
+            at.drop()
+        else:
+            yield from at.text()
+    if not has_called or at.held.strip():
+        yield from at.release()
+
+
+def _calls(at: Scanner, functions: Functions) -> Parser[bool]:
+    """Parse calls up to the end of their list, or to what is no call. Returns whether there is one."""
+    has_called = False
+    while True:
+        yield from at.spaces()
+        try:
+            is_complete = yield from _call(at, functions)
+        except Malformed:
+            return has_called
+        has_called = True
+        char = yield from at.spaces()
+        if not is_complete or char not in (",", "]"):
+            return True
+        at.take()
+        if char == "]":
+            at.drop()
+            return True
+
+
+def _call(at: Scanner, functions: Functions) -> Parser[bool]:
+    """Parse one call. Returns whether it is complete; raises `Malformed` if it may be none."""
+    name = (yield from _until(at, "(")).strip()
+    if name not in functions:
+        raise Malformed
+    at.take()
+    separator, is_released = "{", False
+    try:
+        while (yield from at.spaces()) != ")":
+            key = (yield from _until(at, "=")).strip()
+            if not key.isidentifier():
+                raise Malformed
+            at.take()
+            value = _as_json((yield from _literal(at)))
+            if not is_released:
+                at.drop()
+                yield Segment("call", name)
+                is_released = True
+            at.drop()
+            yield Segment("arguments", f"{separator}{json.dumps(key)}: {value}")
+            separator = ", "
+            if (yield from at.look()) == ",":
+                at.take()
+    except Malformed:
+        if not is_released:
+            raise
+        at.drop()
+        return False
+    at.take()
+    at.drop()
+    if not is_released:
+        yield Segment("call", name)
+    yield Segment("arguments", "}" if is_released else "{}")
+    yield Segment("end")
+    return True
+
+
+def _until(at: Scanner, end: str) -> Parser[str]:
+    """Take what comes before `end`, on one line. Raises `Malformed` if it does not come."""
+    word = ""
+    while (char := (yield from at.look())) != end:
+        if not char or char in "()[]{}=,\n\"'":
+            raise Malformed
+        at.take()
+        word += char
+    return word
+
+
+def _literal(at: Scanner) -> Parser[str]:
+    """Take a value, up to the comma or the bracket after it. Raises `Malformed` at the end of the text."""
+    taken, depth, quote, is_escaped = "", 0, "", False
+    while True:
+        char = yield from at.look()
+        if not char:
+            raise Malformed
+        if not quote and depth == 0 and char in ",)":
+            return taken
+        at.take()
+        taken += char
+        if quote:
+            quote = quote if is_escaped or char != quote else ""
+            is_escaped = char == "\\" and not is_escaped
+        elif char in "\"'":
+            quote = char
+        else:
+            depth += (char in "([{") - (char in ")]}")
+
+
+def _as_json(literal: str) -> str:
+    """Return a literal of Python as JSON. Raises `Malformed` for anything else."""
+    parts: list[str] = []
+    end = 0
+    for token in _TOKEN.finditer(literal):
+        if token.start() != end:
+            raise Malformed
+        end = token.end()
+        part = _token(token[0])
+        if part in ("]", "}") and parts and parts[-1] == ",":
+            parts.pop()
+        if part:
+            parts.append(part)
+    written = "".join(parts)
+    try:
+        msgspec.json.decode(written)
+    except (msgspec.DecodeError, RecursionError):
+        raise Malformed from None
+    if end != len(literal):
+        raise Malformed
+    return written
+
+
+def _token(text: str) -> str:
+    if text[0] in "\"'":
+        return _text(text)
+    if text[0].isdigit() or text[0] in "+-.":
+        try:
+            return json.dumps(ast.literal_eval(text), allow_nan=False)
+        except (ValueError, SyntaxError, MemoryError):
+            raise Malformed from None
+    return _NAMES.get(text) or _BRACKETS.get(text, text.strip())
+
+
+def _text(quoted: str) -> str:
+    """Return a text in Python's quotes as JSON. JSON's own texts stay as they are."""
+    try:
+        msgspec.json.decode(quoted)
+        return quoted
+    except msgspec.DecodeError:
+        pass
+    try:
+        value = ast.literal_eval(quoted.replace("\n", "\\n").replace("\r", "\\r").replace("\0", "\\0"))
+    except (ValueError, SyntaxError, MemoryError):
+        raise Malformed from None
+    whole = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.dumps(whole, ensure_ascii=False)
+
+
+def written(arguments: str) -> str:
+    """Write arguments, given as JSON, with Python's literals; those that are no object stay as they are."""
+    try:
+        values = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    if not isinstance(values, dict):
+        return arguments
+    return ", ".join(f"{key}={_python(value)}" for key, value in values.items())
+
+
+def _python(value: Any) -> str:
+    """Write a value of JSON as Python does, but with JSON's quotes."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(_python(one) for one in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_python(key)}: {_python(one)}' for key, one in value.items())}}}"
+    return repr(value)
+
+
+def argument_rules(name: str, schema: dict[str, Any]) -> list[str]:
+    """Return rules of a grammar for arguments of a schema, the first of them called `name`. Raises InvalidGrammar.
+
+    Rule NAME_first_I has the arguments from I on where none is written yet, and NAME_more_I where one is.
+    """
+    arguments = arguments_of(schema) or []
+    rules = [f"{name}: {name}_first_0", f'{name}_first_{len(arguments)}: ""', f'{name}_more_{len(arguments)}: ""']
+    for number, argument in enumerate(arguments):
+        if not argument.name.isidentifier():
+            raise InvalidGrammar(
+                f"the argument {argument.name!r} cannot be written in this model's format of calls"
+            )
+        one, after = f"{name}_{number}", number + 1
+        rules.append(f'{one}: "{argument.name}=" {one}_value')
+        rules.append(f"{one}_value: {schema_in_lark(argument.schema)}")
+        skipped = "" if argument.is_required else f" | {name}_first_{after}"
+        rules.append(f"{name}_first_{number}: {one} {name}_more_{after}{skipped}")
+        more = f'", " {one}'
+        rules.append(f"{name}_more_{number}: {more if argument.is_required else f'({more})?'} {name}_more_{after}")
+    return rules

@@ -1,0 +1,222 @@
+"""Formats that are no JSON in marks: found in templates, parsed however a text is cut, and rendered back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.api.output.dialect import dialect_of
+from deployments.api.tools.formats import FORMATS
+from deployments.api.tools.segments import ParserDriver, Segment, joined
+from deployments.config.settings import ChatSettings
+from engine.grammar.spec import Grammar
+from engine.tokenizer import load_tokenizer
+from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk, tool
+from tests.deployments.support.chat_templates import CODER, MISTRAL, MISTRAL_LIST, PYTHONIC
+from tests.engine.support.grammar_models import DEMO, compiler, tokenizer
+
+_SCRAPS = [
+    "<tool_call>", "</tool_call>", "<function=", "find", ">", "\n", "<parameter=", "</parameter>", "</function>",
+    "[TOOL_CALLS]", "[", "]", "[ARGS]", "[CALL_ID]", "{", "}", '{"name": "find"', ', "arguments": {', "a=", "(",
+    ")", ",", "'", '"', "\\", "1", "1e5", "-", "True", "hm ", "<|python_start|>", "find(", "f", "é",
+]  # fmt: skip
+Make = Callable[..., Talk]
+TEMPLATES = {"qwen3_coder": CODER, "mistral": MISTRAL, "mistral_list": MISTRAL_LIST, "pythonic": PYTHONIC}
+SCHEMAS: dict[str, dict[str, Any] | None] = {
+    "find": {
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "is_it": {"type": "boolean"},
+            "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "tree": {"$ref": "#/$defs/tree"},
+        },
+        "$defs": {"tag": {"type": "string"}, "tree": {"type": "object"}},
+    },
+    "clock": None,
+}
+nasty = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    [
+        "</parameter>",
+        "\n",
+        "<parameter=",
+        "</function>",
+        "</tool_call>",
+        '"',
+        "'",
+        "\\",
+        "}",
+        ")",
+        "]",
+        ", a=",
+        "🌍",
+    ]
+)
+texts = nasty.filter(lambda text: "</parameter>" not in text)
+values = {
+    "text": texts,
+    "count": st.integers(-(2**40), 2**40),
+    "is_it": st.booleans(),
+    "tags": st.lists(nasty, max_size=3),
+    "maybe": st.none() | texts.filter(lambda text: text.strip() not in ("null", "None")),
+    "tree": st.dictionaries(nasty, st.none() | st.booleans() | nasty | st.lists(st.integers()), max_size=3),
+}
+finds = st.lists(st.sampled_from(sorted(values)), unique=True).flatmap(
+    lambda keys: st.tuples(st.just("find"), st.fixed_dictionaries({key: values[key] for key in keys}))
+)
+made_calls = st.lists(finds | st.just(("clock", {})), min_size=1, max_size=3)
+scraps = st.lists(st.sampled_from(_SCRAPS), max_size=16).map("".join)
+
+
+def takes(grammar: Grammar, text: str) -> bool:
+    """Whether an answer may be exactly `text`."""
+    matcher, ids = (
+        compiler().compile(grammar).matcher.deep_copy(),
+        tokenizer().encode(text, add_special_tokens=False),
+    )
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def found(name: str, chunks: Sequence[str]) -> list[Segment]:
+    driver = ParserDriver(FORMATS[name].parser(SCHEMAS))
+    segments = [segment for chunk in chunks for segment in driver.push(chunk)]
+    return joined(segments + driver.finish())
+
+
+def calls(segments: Sequence[Segment]) -> list[tuple[str, Any]]:
+    """Return the complete calls, with arguments that must be JSON."""
+    made: list[tuple[str, str]] = []
+    complete: list[tuple[str, Any]] = []
+    for segment in segments:
+        if segment.kind == "call":
+            made.append((segment.text, ""))
+        elif segment.kind == "arguments":
+            made[-1] = (made[-1][0], made[-1][1] + segment.text)
+        elif segment.kind == "end":
+            complete.append((made[-1][0], json.loads(made[-1][1])))
+    return complete
+
+
+def text(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments if segment.kind == "text")
+
+
+def cut(whole: str, places: Sequence[int]) -> list[str]:
+    ends = sorted({place % (len(whole) + 1) for place in places} | {0, len(whole)})
+    return [whole[start:end] for start, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(made=made_calls, places=st.lists(st.integers(0, 10_000), max_size=12))
+def test_what_a_model_calls_is_found_wherever_its_text_is_cut(
+    name: str, made: list[tuple[str, Any]], places: list[int]
+) -> None:
+    whole = FORMATS[name].spell_all([(called, json.dumps(arguments)) for called, arguments in made])
+    for chunks in (cut(whole, places), list(whole)):
+        segments = found(name, chunks)
+        assert calls(segments) == made and text(segments) == ""
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(whole=scraps, places=st.lists(st.integers(0, 10_000), max_size=12))
+def test_any_text_is_parsed_alike_wherever_it_is_cut(name: str, whole: str, places: list[int]) -> None:
+    segments = found(name, [whole])
+    assert found(name, cut(whole, places)) == segments == found(name, list(whole))
+    if not any(segment.kind == "call" for segment in segments):
+        assert text(segments) == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "made"),
+    [
+        ("qwen3_coder", "<function=find>\n<parameter=text>\na\n\nb\n</parameter></function>", {"text": "a\n\nb"}),
+        ("qwen3_coder", "<tool_call><function=find><parameter=count>3</parameter></function>", {"count": 3}),
+        ("qwen3_coder", "<function=find>\n<parameter=is_it>\nTrue\n</parameter>\n</function>", {"is_it": True}),
+        ("qwen3_coder", "<function=find>\n<parameter=maybe>\nnull\n</parameter></function>", {"maybe": None}),
+        ("qwen3_coder", "<function=find>\n<parameter=other>\nfree\n</parameter></function>", {"other": "free"}),
+        ("mistral", '[TOOL_CALLS]find{"count": 3}', {"count": 3}),
+        ("mistral", '[TOOL_CALLS]find[CALL_ID]ab1[ARGS]{"count": 3}', {"count": 3}),
+        ("mistral", '[TOOL_CALLS] [{"name": "find", "arguments": {"count": 3}, "id": "a"}]', {"count": 3}),
+        ("mistral_list", '[TOOL_CALLS]find{"count": 3}', {"count": 3}),
+        ("pythonic", "[find(text='it\\'s', tags=('a', \"b\",), )]", {"text": "it's", "tags": ["a", "b"]}),
+        ("pythonic", "<|python_start|>[find(is_it=True, maybe=None)]", {"is_it": True, "maybe": None}),
+        ("pythonic", "[find(count=1)]<|python_end|>", {"count": 1}),
+        ("pythonic", "[find(count=-3, tree={'a': 1.5e3})]", {"count": -3, "tree": {"a": 1500.0}}),
+        ("pythonic", "[find(text=\"\\ud83c\\udf0d\", is_it=true)]", {"text": "🌍", "is_it": True}),
+    ],
+)  # fmt: skip
+def test_the_ways_in_which_models_write_are_read(name: str, said: str, made: dict[str, Any]) -> None:
+    segments = found(name, list(said))
+    assert calls(segments) == [("find", made)] and text(segments) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=other>\n</function>\n</tool_call>"),
+        ("mistral", '[TOOL_CALLS]other{"a": 1}'),
+        ("mistral", '[TOOL_CALLS][{"name": "other", "arguments": {}}]'),
+        ("pythonic", "[other(a=1)]"),
+        ("pythonic", '[find("positional")]'),
+        ("pythonic", "[find(a=__import__('os'))]"),
+        ("pythonic", "See [find(count=1)]"),
+    ],
+)
+def test_what_is_no_call_stays_text(name: str, said: str) -> None:
+    assert found(name, list(said)) == [Segment("text", said)]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_format_is_read_from_the_template(name: str) -> None:
+    tokenizer: Any = load_tokenizer(DEMO)
+    tokenizer.chat_template = TEMPLATES[name]
+    found = dialect_of(tokenizer, ChatSettings())
+    assert found.tools == FORMATS[name] and found.has_place_for_tools
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_answer_with_calls_is_taken_back_and_shown_as_the_model_wrote_it(talk: Make, name: str) -> None:
+    it = talk(TEMPLATES[name], reasoning="none")
+    said = FORMATS[name].spell_all([("get_weather", '{"city": "Oslo"}'), ("clock", '{"zone": "utc"}')])
+    it.engine.says = said
+    for answer in (it.whole(tools=TOOLS), it.streamed(tools=TOOLS)):
+        message = answer.choices[0].message
+        made = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
+        assert made == [("get_weather", {"city": "Oslo"}), ("clock", {"zone": "utc"})]
+        assert answer.choices[0].finish_reason == "tool_calls" and not message.content
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "7"} for call in message.tool_calls]
+        it.whole(tools=TOOLS, messages=[*ASK["messages"], message, *results])
+        assert "Oslo" in it.prompt() and "utc" in it.prompt() and "7" in it.prompt()
+        if name in ("qwen3_coder", "mistral"):
+            assert said.replace("</tool_call>\n<tool_call>", "</tool_call><tool_call>") in it.prompt()
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
+def test_what_cannot_be_held_is_refused(talk: Make, name: str) -> None:
+    bound = tool("f", a={"type": "string"})
+    bound["function"]["parameters"]["minProperties"] = 1
+    error = talk(TEMPLATES[name]).refused(tools=[bound], tool_choice="required")
+    assert "minProperties" in error["message"] and error["param"].startswith("tools")
+    named = tool("f", **{"a b>": {"type": "string"}})
+    error = talk(TEMPLATES[name]).refused(tools=[named], tool_choice="required")
+    assert "a b>" in error["message"]
+
+
+def test_optional_arguments_may_be_left_out(talk: Make) -> None:
+    optional = tool("f", a={"type": "integer"}, b={"enum": ["x", "y"]})
+    optional["function"]["parameters"]["required"] = ["b"]
+    for name in ("qwen3_coder", "pythonic"):
+        it = talk(TEMPLATES[name], reasoning="none")
+        it.whole(tools=[optional], tool_choice="required")
+        grammar = it.engine.requests[-1].sampling.grammar
+        assert grammar is not None
+        assert takes(grammar, FORMATS[name].spell_all([("f", '{"b": "x"}')]))
+        assert takes(grammar, FORMATS[name].spell_all([("f", '{"a": 1, "b": "y"}')]))
+        assert not takes(grammar, FORMATS[name].spell_all([("f", '{"a": 1}')]))
