@@ -14,7 +14,7 @@ from deployments.api.errors import ApiError
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.responses.redis_store import RECORD_BYTES, SHARE, RedisStore
 from deployments.config.settings import ResponseSettings
-from tests.deployments.api.responses.support.fake_redis import redis_server
+from tests.deployments.api.responses.support.redis_server import redis_server
 
 SIZE = RECORD_BYTES + 100
 RECORD = b"\x00\xff" * 50

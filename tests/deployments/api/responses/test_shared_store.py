@@ -16,7 +16,7 @@ from deployments.api.responses import record, routes, stored
 from deployments.api.responses.kept import KeptResponses
 from deployments.config.settings import ResponseSettings
 from tests.deployments.api.responses.conftest import ASK, RESPONSES, Responses
-from tests.deployments.api.responses.support.fake_redis import redis_server
+from tests.deployments.api.responses.support.redis_server import redis_server
 
 Make = Callable[..., Responses]
 Scene = Callable[[httpx.AsyncClient, httpx.AsyncClient], Awaitable[None]]
