@@ -109,7 +109,7 @@ class Spool:
         """`settings.directory` must be set. `clock` gives Unix seconds."""
         assert settings.directory is not None
         self.settings, self.clock = settings, clock
-        self._path = Path(settings.directory).expanduser()
+        self._path = Path(settings.directory)
         self.changed: Callable[[], None] = lambda: None
         """Called in the event loop's thread when a batch was made or cancelled here."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pathlib import Path
+
+from pydantic import Field, field_validator
 
 from deployments.config.settings import Settings
 
@@ -38,3 +40,15 @@ class FileSettings(Settings):
     poll_s: float = Field(default=2.0, gt=0)
     """Seconds between two looks of an ingress for batches that nobody works on, and for batches that clients
     cancelled at another ingress."""
+
+    @field_validator("directory")
+    @classmethod
+    def _is_the_same_everywhere(cls, given: str | None) -> str | None:
+        if given is None:
+            return None
+        path = Path(given).expanduser()
+        if not path.is_absolute():
+            raise ValueError(
+                f"directory must be an absolute path, which all ingresses understand alike, got {given!r}"
+            )
+        return str(path)

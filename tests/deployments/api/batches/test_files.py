@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from deployments.api import Limits
 from deployments.api.http.access import AccessControl
 from deployments.batch.stored_batches import StoredBatches
+from deployments.config.files import FileSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 from tests.deployments.api.batches.conftest import CHAT, Ingress, Office, lines
 
@@ -196,6 +198,12 @@ def test_without_a_directory_there_are_none(client: Any) -> None:
     ):  # fmt: skip
         answer = client.request(method, path, json={})
         assert answer.status_code == 404 and "files.directory" in answer.json()["error"]["message"]
+
+
+def test_a_directory_is_the_same_for_all_ingresses() -> None:
+    with pytest.raises(ValueError, match="absolute path"):
+        FileSettings(directory="files")
+    assert FileSettings(directory="~/files").directory == str(Path.home() / "files")
 
 
 def test_tenants_see_only_what_is_theirs(office: Office) -> None:
