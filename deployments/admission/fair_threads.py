@@ -34,15 +34,19 @@ class _Job:
     tenant: str
     work: Callable[[], Any]
     context: contextvars.Context
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop | None = None
+    future: asyncio.Future[Any] | None = None
+    """None: nobody waits for the result."""
 
     def tell(self, result: Any, error: BaseException | None) -> None:
         """Hand the result over, from any thread."""
+        if self.loop is None:
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self.loop.call_soon_threadsafe(self._settle, result, error)
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
+        assert self.future is not None
         if self.future.done():  # who waited for it was cancelled
             return
         if error is None:
@@ -84,19 +88,18 @@ class FairThreads:
         When this is cancelled, work that waits is not done, and the result of work that runs is dropped.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(tenant, work, contextvars.copy_context(), loop, loop.create_future())
-        with self._lock:
-            if tenant not in self._waiting:
-                self._waiting[tenant] = deque()
-                self._turns.join(tenant)
-            self._waiting[tenant].append(job)
-        self._executor.submit(self._serve)
+        future: asyncio.Future[T] = loop.create_future()
+        job = _Job(tenant, work, contextvars.copy_context(), loop, future)
+        self._add(job)
         try:
-            result: T = await job.future
-            return result
+            return await future
         finally:
-            if job.future.cancelled():
+            if future.cancelled():
                 self._withdraw(job)
+
+    def submit(self, tenant: str, work: Callable[[], None]) -> None:
+        """Have work done in a thread when it is the tenant's turn. It must not raise: nobody would be told."""
+        self._add(_Job(tenant, work, contextvars.copy_context()))
 
     def num_waiting(self, tenant: str) -> int:
         """Return how much work of a tenant waits for a thread."""
@@ -112,6 +115,14 @@ class FairThreads:
         for job in jobs:
             job.tell(None, asyncio.CancelledError())
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _add(self, job: _Job) -> None:
+        with self._lock:
+            if job.tenant not in self._waiting:
+                self._waiting[job.tenant] = deque()
+                self._turns.join(job.tenant)
+            self._waiting[job.tenant].append(job)
+        self._executor.submit(self._serve)
 
     def _serve(self) -> None:
         """Do work until there is none that this thread may take."""

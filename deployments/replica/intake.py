@@ -7,11 +7,13 @@ on_generate ─ no grammar ─▶ make ─▶ submit ─▶ accepted
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
+from deployments.admission.fair_threads import FairThreads
 from deployments.replica.load import DrainRate
 from deployments.wire.messages import CLEARED_TOKENS, Generate, RefusalKind, unpack_tokens
 from deployments.wire.server import WireServer
@@ -22,8 +24,11 @@ from engine.grammar.spec import Grammar
 from engine.request import Request
 from engine.tasks import check_task
 
+logger = logging.getLogger("ray.serve")
+
 GRAMMAR_THREADS = 2
-"""Grammars that are compiled at a time. Ingresses check grammars first, so most are known to compile."""
+"""Grammars that are compiled at a time. Ingresses check grammars first, so most are known to compile; how many
+they send is not bounded, so tenants take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class Intake:
     def __init__(self, engine: Engine, drain: DrainRate, is_stopping: Callable[[], bool]) -> None:
         """`is_stopping` tells whether Serve is stopping this replica."""
         self._engine, self._drain, self._is_stopping = engine, drain, is_stopping
-        self._compilers = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar")
+        self._compilers = FairThreads(GRAMMAR_THREADS, "grammar", reserves_one=False)
         self._compiling: dict[str, str] = {}  # request -> ingress
         self._lock = threading.Lock()
         self._suspect = ""  # the request on trial here, or the last one
@@ -95,7 +100,7 @@ class Intake:
 
     def close(self) -> None:
         """Take no more grammars. Idempotent."""
-        self._compilers.shutdown(wait=False, cancel_futures=True)
+        self._compilers.close()
 
     # --- the wire's requests -------------------------------------------------------------------------------
 
@@ -107,7 +112,8 @@ class Intake:
             if request.request_id in self._compiling:
                 return None
             self._compiling[request.request_id] = ingress_id
-        self._compilers.submit(self._compile_and_take, ingress_id, request, request.sampling.grammar)
+        work = partial(self._compile_and_take, ingress_id, request, request.sampling.grammar)
+        self._compilers.submit(request.tenant, work)
         return None
 
     def on_abort(self, request_id: str) -> None:
@@ -121,13 +127,27 @@ class Intake:
                 del self._compiling[request_id]
 
     def _compile_and_take(self, ingress_id: str, request: Generate, grammar: Grammar) -> None:
-        compiled = self.compile(grammar)
+        with self._lock:
+            if request.request_id not in self._compiling:  # its client left while it waited
+                return
+        try:
+            compiled = self.compile(grammar)
+        except Exception:
+            logger.exception("the grammar of %s could not be compiled", request.request_id)
+            compiled = None
         with self._lock:
             if self._compiling.pop(request.request_id, None) is None:
-                return None
-        if isinstance(compiled, Refusal):
-            return self._refuse(ingress_id, request, compiled)
-        return self._take(ingress_id, request, compiled)
+                return
+        try:
+            if compiled is None:
+                self._fail(ingress_id, request)
+            elif isinstance(compiled, Refusal):
+                self._refuse(ingress_id, request, compiled)
+            else:
+                self._take(ingress_id, request, compiled)
+        except Exception:
+            logger.exception("%s could not be taken", request.request_id)
+            self._fail(ingress_id, request)
 
     def _take(self, ingress_id: str, request: Generate, compiled: CompiledGrammar | None = None) -> None:
         wire = self._wire()
@@ -169,6 +189,10 @@ class Intake:
 
     def _refuse(self, ingress_id: str, request: Generate, refusal: Refusal) -> None:
         self._wire().refuse(ingress_id, request.request_id, refusal.kind, refusal.reason, refusal.retry_after_s)
+
+    def _fail(self, ingress_id: str, request: Generate) -> None:
+        reason = "the replica could not take the request"
+        self._wire().refuse(ingress_id, request.request_id, "failed", reason)
 
     def _wire(self) -> WireServer:
         assert self.wire is not None, "`wire` is set before it starts"

@@ -1,13 +1,18 @@
-"""What a replica does with a request that comes twice, as while its grammar was compiled."""
+"""What a replica does with requests that come twice, and with those whose grammars are to be compiled."""
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from deployments.replica.intake import GRAMMAR_THREADS, Refusal
 from deployments.wire.messages import Generate, pack_tokens
 from deployments.wire.server import WireTimings
+from engine.grammar.spec import Grammar
 from engine.sampling_params import SamplingParams
 from tests.deployments.support.in_process_engines import InProcessEngines
 
@@ -29,3 +34,63 @@ def test_a_request_that_its_ingress_sends_again_is_neither_run_twice_nor_refused
         assert told == refused
     finally:
         engines.close()
+
+
+class Compilers:
+    """A replica whose grammars are compiled when the test says so."""
+
+    def __init__(self, engines: InProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.intake = engines.replicas[0]._intake
+        self.begun: queue.Queue[str] = queue.Queue()
+        self.told: queue.Queue[Any] = queue.Queue()
+        self.may_go_on = threading.Semaphore(0)
+        monkeypatch.setattr(self.intake, "compile", self._compile)
+        monkeypatch.setattr(engines.replicas[0]._wire, "refuse", lambda *refusal: self.told.put(refusal[:3]))
+
+    def _compile(self, grammar: Grammar) -> Refusal:
+        self.begun.put(grammar.source)
+        assert self.may_go_on.acquire(timeout=60)
+        if grammar.source == "defect":
+            raise RuntimeError(grammar.source)
+        return Refusal("never_fits", grammar.source)
+
+    def send(self, name: str, tenant: str, source: str | None = None) -> None:
+        sampling = SamplingParams(grammar=Grammar("regex", source or name))
+        self.intake.on_generate("i", Generate(1, name, pack_tokens([1]), sampling, tenant=tenant))
+
+    def is_over(self, names: str) -> bool:
+        """Let all go on; return whether each of these, and nothing else, is told that it is not run."""
+        self.may_go_on.release(100)
+        return sorted(self.told.get(timeout=60)[1] for _ in names) == sorted(names) and not self.intake._compiling
+
+
+@pytest.fixture
+def compilers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compilers]:
+    engines = InProcessEngines(1, WireTimings(absent_ingress_s=60))
+    yield Compilers(engines, monkeypatch)
+    engines.close()
+
+
+def test_a_tenants_grammars_wait_for_their_turns_and_not_for_all_of_anothers(compilers: Compilers) -> None:
+    for name in "abcdef":
+        compilers.send(name, "flood")
+    assert {compilers.begun.get(timeout=60) for _ in range(GRAMMAR_THREADS)} == {"a", "b"}
+    compilers.send("z", "another")
+    compilers.may_go_on.release(2)
+    assert "z" in {compilers.begun.get(timeout=60) for _ in range(2)}
+    assert compilers.is_over("abcdefz")
+
+
+def test_a_grammar_whose_client_has_left_is_not_compiled(compilers: Compilers) -> None:
+    for name in "abc":
+        compilers.send(name, "t")
+    compilers.intake.on_withdrawn("i", "c")
+    assert compilers.is_over("ab")
+    assert {compilers.begun.get(timeout=60) for _ in range(2)} == {"a", "b"} and compilers.begun.empty()
+
+
+def test_a_defect_in_compiling_is_told_at_once_and_leaves_nothing(compilers: Compilers) -> None:
+    compilers.send("a", "t", "defect")
+    compilers.may_go_on.release()
+    assert compilers.told.get(timeout=60) == ("i", "a", "failed")
+    assert compilers.intake._compiling == {}
