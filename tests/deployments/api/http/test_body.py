@@ -19,11 +19,12 @@ from starlette.requests import Request
 from benchmarks.loop_gaps import Case, application, post
 from deployments.api import ApiService, Limits, create_app
 from deployments.api.errors import ApiError
-from deployments.api.http import json_size
+from deployments.api.http import body, json_size
 from deployments.api.http.access import AccessControl
 from deployments.api.http.body import read_json
 from deployments.api.http.body_memory import MEMORY_FACTOR, VALUE_BYTES, BodyMemory
 from deployments.api.http.json_size import count_values, most_values
+from deployments.api.request import protocol
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 from tests.deployments.support.scripted_api import Client
 
@@ -112,6 +113,31 @@ def test_a_large_body_that_is_not_json_is_refused_with_its_place(service: ApiSer
 
 
 # --- all bodies together -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_far"),
+    [({}, False), ({"user": "x" * 300_000}, True), ({"metadata": [1] * 20_000}, True)],
+    ids=["small", "bytes", "values"],
+)
+def test_what_is_large_is_parsed_in_a_thread(
+    service: ApiService, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], is_far: bool
+) -> None:
+    """Both its JSON and what the API makes of it."""
+    threads: list[str] = []
+
+    def noted(work: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return work(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr("deployments.api.http.body.parse_object", noted(body.parse_object))
+    monkeypatch.setattr("deployments.api.app.parse", noted(protocol.parse))
+    answer = limited(service).post("/v1/completions", {"model": "demo", "prompt": "hi", **fields})
+    assert answer.status_code == 200 and len(threads) == 2
+    assert [thread.startswith("prepare") for thread in threads] == [is_far] * 2
 
 
 def test_room_is_taken_as_bytes_arrive_and_given_back_at_the_end() -> None:
