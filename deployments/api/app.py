@@ -1,6 +1,6 @@
 """The endpoints, and the layers around them. Failures become error objects of the path's API.
 
-Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Bounded ─▶ Gate ─▶ HotPaths ─▶ endpoints that generate
+Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Gate ─▶ Bounded ─▶ HotPaths ─▶ endpoints that generate
                                                                      └─────▶ FastAPI ─▶ others, /openapi.json
 """
 
@@ -92,9 +92,9 @@ def create_app(service: ApiService) -> ASGIApp:
         **{path: endpoints.pooled(kind) for path, kind in POOLED.items()},
     }
     app: ASGIApp = HotPaths(_framework_app(service, endpoints), hot)
-    app = Gate(app, service.access, service.metrics)
     if service.max_open is not None:
-        app = Bounded(app, service.max_open)
+        app = Bounded(app, service.max_open, num_tenants=len(service.access.weights))
+    app = Gate(app, service.access, service.metrics)
     if service.allowed_hosts is not None or service.cors_origins:
         app = Origins(app, service.allowed_hosts, service.cors_origins)
     app = Envelope(app, service.limits, names_answers=not service.is_named_outside, on_named=service.on_named)

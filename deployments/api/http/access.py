@@ -108,7 +108,12 @@ class AccessControl:
 
 def tenant_of(request: Request) -> Tenant:
     """Return the tenant that `Gate` found for a request."""
-    tenant = request.scope.get(_TENANT)
+    return tenant_in(request.scope)
+
+
+def tenant_in(scope: Scope) -> Tenant:
+    """Return the tenant that `Gate` found for the request with this scope."""
+    tenant = scope.get(_TENANT)
     return tenant if isinstance(tenant, Tenant) else ANONYMOUS
 
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Scope
 from deployments.admission.rate_limits import Ticket
 from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.api.responses.encoder import ResponsesEncoder
+from deployments.config.tenants import ANONYMOUS
 
 _JOB = "raydix.response_job"
 _COPIED = (
@@ -157,19 +158,21 @@ class BackgroundResponses:
         """Number of responses that have not ended."""
         return len(self._jobs)
 
-    def check_room(self) -> None:
-        """Raise `ApiError` 429 when there are as many as may be."""
-        if len(self._jobs) >= self._max_running:
+    def check_room(self, tenant: str) -> None:
+        """Raise `ApiError` 429 when there are as many as may be; where there are tenants, each may have half."""
+        num_own = sum(owner == tenant for owner, _ in self._jobs)
+        most_own = self._max_running if tenant == ANONYMOUS.name else self._max_running - self._max_running // 2
+        if len(self._jobs) >= self._max_running or num_own >= most_own:
             message = (
-                f"The server generates {len(self._jobs)} responses in the background, as many as it takes "
-                "(responses.max_background); retry later."
+                f"The server generates {len(self._jobs)} responses in the background, {num_own} of them yours, as "
+                "many as it takes (responses.max_background); retry later."
             )
             headers = {"retry-after": f"{RETRY_AFTER_S:.0f}"}
             raise ApiError(429, message, code="overloaded", headers=headers)
 
     def add(self, tenant: str, name: str, job: ResponseJob) -> None:
         """Count a response that is to begin. Raises `ApiError` 429."""
-        self.check_room()
+        self.check_room(tenant)
         self._jobs[tenant, name] = job
 
     def remove(self, tenant: str, name: str) -> None:

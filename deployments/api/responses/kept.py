@@ -25,11 +25,11 @@ class KeptResponses:
         await self.background.aclose()
         await self.store.aclose()
 
-    def check_background(self) -> None:
+    def check_background(self, tenant: str) -> None:
         """Raise `ApiError` when no response can be generated in the background, or not now."""
         if not self.settings.max_bytes:
             raise invalid("background needs responses to be stored, and responses.max_bytes is 0.", "background")
-        self.background.check_room()
+        self.background.check_room(tenant)
 
 
 def check_store(settings: ResponseSettings) -> None:

@@ -99,7 +99,7 @@ async def plan_response(
     """
     shelf, request = Shelf(kept.store, tenant.name, limits, room), asked.request
     if request.background:
-        kept.check_background()
+        kept.check_background(tenant.name)
     conversations = Conversations(kept.store, tenant.name, limits, shelf)
     before = await _before(request, shelf, conversations)
     if names := references(request.input):

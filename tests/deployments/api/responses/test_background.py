@@ -176,6 +176,24 @@ def test_there_are_at_most_as_many_as_the_setting_says(ask: Make) -> None:
     assert "responses.max_bytes" in Responses(it.talk.of(nothing)).refused(background=True)["message"]
 
 
+def test_no_tenant_takes_more_than_half_of_them(ask: Make) -> None:
+    it = ask()
+    it.engine.hangs = True
+    keys = KeyRing([TenantSettings(name=name, key_hashes=(hash_key(f"key-of-{name}"),)) for name in "ab"])
+    kept = KeptResponses(ResponseSettings(max_background=3))
+    service = replace(it.talk.service, responses=kept, access=AccessControl(keys))
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        async def post(name: str) -> httpx.Response:
+            return await http.post(RESPONSES, json=LATER, headers={"authorization": f"Bearer key-of-{name}"})
+
+        assert [(await post("a")).status_code for _ in range(3)] == [200, 200, 429]
+        assert [(await post("b")).status_code for _ in range(2)] == [200, 429]
+        await kept.background.aclose()
+
+    Responses(it.talk.of(service)).play(scene)
+
+
 def test_they_count_to_their_tenants_limits(ask: Make) -> None:
     it = ask()
     it.engine.hangs = True
