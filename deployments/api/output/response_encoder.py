@@ -168,12 +168,14 @@ def encode_whole(head: dict[str, Any], choices: Iterable[dict[str, Any]], extras
     return b'%b,"choices":[%b],%b' % (encode_json(head)[:-1], encoded, encode_json(extras)[1:])
 
 
-def encoded_list(values: Sequence[T], spell: Callable[[Sequence[T]], Sequence[Any]] = lambda piece: piece) -> Raw:
-    """Encode a list whose values may be large, such as log-probabilities, in steps that hold up other threads for
-    some milliseconds at most. `spell` says what is encoded of a few of them.
+def encoded_list(
+    values: Sequence[T], spell: Callable[[Sequence[T]], Sequence[Any]] = lambda piece: piece, size: int = PIECE
+) -> Raw:
+    """Encode a list whose values may be large, such as log-probabilities, in steps of `size` that hold up other
+    threads for some milliseconds at most. `spell` says what is encoded of a few of them.
     """
-    starts = range(0, len(values), PIECE)
-    return Raw(b"[%b]" % b",".join([encode_json(spell(values[at : at + PIECE]))[1:-1] for at in starts]))
+    starts = range(0, len(values), size)
+    return Raw(b"[%b]" % b",".join([encode_json(spell(values[at : at + size]))[1:-1] for at in starts]))
 
 
 class ChunkFraming:

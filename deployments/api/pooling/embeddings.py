@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.api.errors import invalid
 from deployments.api.exchange import GenerationPlan
-from deployments.api.output.response_encoder import ResponseContext
+from deployments.api.output.response_encoder import ResponseContext, encoded_list
 from deployments.api.pooling.plan import (
     NUMBER_CHARS,
     PooledEncoder,
@@ -26,6 +26,9 @@ from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
 from engine.embedding import Vector, embedding
 from engine.pooling import Pooling
+
+STEP_NUMBERS = 16_384
+"""Numbers that are encoded in one step, which holds up other threads."""
 
 
 async def plan_embeddings(limits: Limits, served: ServedModel, request: EmbeddingsRequest) -> GenerationPlan:
@@ -77,10 +80,16 @@ class EmbeddingsEncoder(PooledEncoder):
 
     def results(self, values: Sequence[Vector]) -> dict[str, Any]:
         """Return the embeddings."""
-        found = [self._encoded(self._embedding(state)) for state in values]
-        data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(found)]
+        size = max(1, STEP_NUMBERS // max(1, len(values[0])))
+        data = encoded_list(list(enumerate(values)), self._entries, size)
         head = self.context
         return {"id": head.id, "object": "list", "created": head.created, "model": head.model, "data": data}
+
+    def _entries(self, some: Sequence[tuple[int, Vector]]) -> list[dict[str, Any]]:
+        return [
+            {"object": "embedding", "index": index, "embedding": self._encoded(self._embedding(state))}
+            for index, state in some
+        ]
 
     def _encoded(self, vector: Vector) -> str | list[float]:
         if self._as_base64:

@@ -48,11 +48,26 @@ def check_request(served: ServedModel, request: PooledRequest, limits: Limits, *
     hints that are out of their bounds.
     """
     check_hints(request, limits, served.card)
+    _check_repeated(request, limits)
     found = next((task for task in tasks if task in served.card.tasks), None)
     if found is None:
         wrong = not_served(tasks[0], served.card.tasks)
         raise invalid(f"The model {request.model} cannot do that: {wrong}.", "model", "model_not_supported")
     return found
+
+
+def _check_repeated(request: PooledRequest, limits: Limits) -> None:
+    """Raise `ApiError` 400 for a text that goes with each of many and makes too much of a small body."""
+    given = {name: getattr(request, name) for name in type(request).model_fields}
+    count = max((len(value) for value in given.values() if isinstance(value, list)), default=1)
+    for name, value in given.items():
+        text = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if count > 1 and isinstance(text, str) and len(text) * count > limits.max_body_bytes:
+            raise invalid(
+                f"{name} goes with each of {count} texts, which makes {len(text) * count} characters of it; at "
+                f"most {limits.max_body_bytes} are allowed (limits.max_body_bytes). Send fewer texts at once.",
+                name,
+            )
 
 
 def truncation(request: PooledRequest, served: ServedModel) -> Truncation | None:

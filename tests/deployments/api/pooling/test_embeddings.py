@@ -11,6 +11,7 @@ from typing import Any, cast
 import openai
 import pytest
 
+from deployments.api.output import response_encoder
 from deployments.client.protocol import Overloaded
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
@@ -97,6 +98,30 @@ def test_an_instruction_is_put_before_each_text(embedder: Pooled) -> None:
     assert [request.prompt_ids for request in embedder.engine.requests] == [
         encode(f"Instruct: Find the answer\nQuery:{text}") for text in ("what?", "who?")
     ]
+
+
+def test_an_instruction_counts_with_each_text(make: Make) -> None:
+    """A small body becomes no huge prompts."""
+    it = make("embed", max_body_bytes=4096, max_total_body_bytes=16_384)
+    asked = {"instruction": "i" * 500, "input": ["a"] * 9}
+    param, message = it.refused(PATH, **asked)
+    assert param == "instruction" and "limits.max_body_bytes" in message
+    assert len(it.answer(PATH, **asked | {"input": ["a"] * 8})["data"]) == 8
+
+
+def test_many_embeddings_are_encoded_a_few_at_a_time(embedder: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"input": [[number, 7] for number in range(5, 12)]}
+    whole = embedder.answer(PATH, **asked)["data"]
+    monkeypatch.setattr("deployments.api.pooling.embeddings.STEP_NUMBERS", 2 * SIZE)
+    encode, steps = response_encoder.encode_json, list[int]()
+
+    def noted(values: Any) -> bytes:
+        if isinstance(values, list) and values and "embedding" in values[0]:
+            steps.append(len(values))
+        return encode(values)
+
+    monkeypatch.setattr(response_encoder, "encode_json", noted)
+    assert embedder.answer(PATH, **asked)["data"] == whole and steps == [2, 2, 2, 1]
 
 
 def test_hints_go_to_the_engines(embedder: Pooled) -> None:
