@@ -66,7 +66,7 @@ async def plan_chat(
         request, limits, model, max_tokens=unbounded, logprobs=logprobs, prompt_logprobs=num_scored
     )
     candidates, budget = num_candidates(request, limits), thinking_budget(served, request)
-    grammar = await requested_grammar(limits, served.grammars, request)
+    grammar = await requested_grammar(limits, served.grammars, request, served.codec.special_id)
     sampling = with_grammar(sampling, grammar)
     cut = Truncation.asked(request, model.max_model_len - (asked or 1))
     tools, ids = await encode_conversation(limits, served, request, salt, cut)

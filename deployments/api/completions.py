@@ -68,7 +68,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         logprobs=request.logprobs,
         prompt_logprobs=num_scored,
     )
-    grammar = await requested_grammar(limits, served.grammars, request)
+    grammar = await requested_grammar(limits, served.grammars, request, served.codec.special_id)
     grammar = await restricted(limits, served, request, grammar)
     if never_ends(model, request):
         sampling = replace(sampling, min_tokens=sampling.max_tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from pydantic import BeforeValidator, Field
@@ -10,8 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
 from deployments.api.request.strict_model import StrictModel
+from deployments.api.request.structural_tags import StructuralTag, Structure, TriggeredTags
 
-FormatType = Literal["text", "json_object", "json_schema"]
+FormatType = Literal["text", "json_object", "json_schema", "structural_tag"]
 Schema = dict[str, Any] | bool
 _Choices = Annotated[list[str], Field(min_length=1)] | None
 
@@ -19,17 +20,15 @@ STRUCTURED_OUTPUTS_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "disable_additional_properties": (False,),
     "disable_any_whitespace": (False,),
     "disable_fallback": (False, True),
-    "structural_tag": (),
     "whitespace_pattern": (),
 }
 """vLLM's keys that are not supported, with the values besides null that have no effect."""
 
 
 def _parse_type(value: object) -> object:
-    if value not in ("text", "json_object", "json_schema"):
-        raise PydanticCustomError(
-            "response_format", f"must be one of text, json_object and json_schema, got {quoted(value)}"
-        )
+    if value not in get_args(FormatType):
+        known = "text, json_object, json_schema and structural_tag"
+        raise PydanticCustomError("response_format", f"must be one of {known}, got {quoted(value)}")
     return value
 
 
@@ -57,6 +56,18 @@ def _parse_choice(value: object) -> object:
     raise PydanticCustomError("structured_outputs", "must be an array of at least one string")
 
 
+def _parse_tag(value: object) -> object:
+    """Accept a structural tag or its text."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.MsgspecError, RecursionError):
+            raise PydanticCustomError(
+                "structured_outputs", "must be an object, but this text is not JSON"
+            ) from None
+    return value
+
+
 class JsonSchemaFormat(StrictModel):
     """A schema with its name."""
 
@@ -77,6 +88,12 @@ class ResponseFormat(StrictModel):
 
     type: Annotated[FormatType, BeforeValidator(_parse_type)]
     json_schema: JsonSchemaFormat | None = None
+    structures: list[Structure] | None = None
+    """The tags of a `structural_tag` in vLLM's older form."""
+    triggers: list[str] | None = None
+    """What begins tags."""
+    format: TriggeredTags | None = None
+    """A `structural_tag` in XGrammar's form."""
 
 
 AnySchema = Annotated[Any, BeforeValidator(_parse_json, json_schema_input_type=Schema | str | None)]
@@ -97,3 +114,7 @@ class StructuredOutputs(StrictModel):
     """The answer is one of these."""
     grammar: str | None = None
     """A grammar in Lark's syntax, or in GBNF."""
+    structural_tag: Annotated[
+        StructuralTag | None, BeforeValidator(_parse_tag, json_schema_input_type=StructuralTag | str | None)
+    ] = None
+    """Text in which triggers begin tags with JSON, or its text."""

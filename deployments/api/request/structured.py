@@ -16,6 +16,7 @@ from deployments.api.off_loop import near_or_far
 from deployments.api.request.answer_forms import ResponseFormat, StructuredOutputs
 from deployments.api.request.closed_objects import closed
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
+from deployments.api.request.structural_tags import SpecialId, StructuralTag, tags_grammar
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar
@@ -41,11 +42,15 @@ async def requested_grammar(
     limits: Limits,
     checker: GrammarChecker | None,
     request: ChatRequest | CompletionRequest,
+    special: SpecialId,
 ) -> Grammar | None:
-    """Return the checked grammar that a request asks for, or None. Raises `ApiError` that names the field."""
+    """Return the checked grammar that a request asks for, or None. Raises `ApiError` that names the field.
+
+    `special` tells the special tokens that marks may be.
+    """
     asked = [
-        *_of_format(limits, request.response_format),
-        *_of_structured(limits, request.structured_outputs),
+        *_of_format(limits, request.response_format, special),
+        *_of_structured(limits, request.structured_outputs, special),
         *_under_other_names(limits, request),
     ]
     if len(asked) > 1:
@@ -89,9 +94,14 @@ def unusable(param: str, error: InvalidGrammar) -> ApiError:
     return invalid(f"{param} cannot be used: {error}{bounds}.", param)
 
 
-def _of_format(limits: Limits, given: ResponseFormat | None) -> Sequence[tuple[Grammar, str]]:
+def _of_format(limits: Limits, given: ResponseFormat | None, special: SpecialId) -> Sequence[tuple[Grammar, str]]:
     if given is None:
         return []
+    if given.type == "structural_tag":
+        return [_of_tags(limits, given, "response_format", special)]
+    for name in ("structures", "triggers", "format"):
+        if getattr(given, name) is not None:
+            raise invalid(f"{name} is only allowed when type is structural_tag.", f"response_format.{name}")
     if given.type != "json_schema":
         if given.json_schema is not None:
             raise invalid("json_schema is only allowed when type is json_schema.", "response_format.json_schema")
@@ -104,7 +114,18 @@ def _of_format(limits: Limits, given: ResponseFormat | None) -> Sequence[tuple[G
     return [(schema_grammar(limits, given.json_schema.schema_, param), param)]
 
 
-def _of_structured(limits: Limits, given: StructuredOutputs | None) -> Sequence[tuple[Grammar, str]]:
+def _of_tags(
+    limits: Limits, given: ResponseFormat | StructuralTag, param: str, special: SpecialId
+) -> tuple[Grammar, str]:
+    try:
+        return tags_grammar(limits, given.structures, given.triggers, given.format, param, special), param
+    except InvalidGrammar as error:
+        raise unusable(param, error) from None
+
+
+def _of_structured(
+    limits: Limits, given: StructuredOutputs | None, special: SpecialId
+) -> Sequence[tuple[Grammar, str]]:
     if given is None:
         return []
     asked = []
@@ -120,9 +141,12 @@ def _of_structured(limits: Limits, given: StructuredOutputs | None) -> Sequence[
         asked.append(
             (_of_rules(limits, given.grammar, "structured_outputs.grammar"), "structured_outputs.grammar")
         )
+    if given.structural_tag is not None:
+        asked.append(_of_tags(limits, given.structural_tag, "structured_outputs.structural_tag", special))
     if not asked:
         raise invalid(
-            "structured_outputs needs one of json, json_object, regex, choice or grammar.", "structured_outputs"
+            "structured_outputs needs one of json, json_object, regex, choice, grammar or structural_tag.",
+            "structured_outputs",
         )
     return asked
 
