@@ -72,7 +72,7 @@ _REASON = ("holder", "cheaper", "cold", "session", "hash", "spill", "load", "ran
            "none_available")
 # fmt: on
 
-_ENDPOINT = ("completions", "chat_completions", "messages", "responses", "embeddings")
+_ENDPOINT = ("completions", "chat_completions", "messages", "responses", "embeddings", "rerank", "score")
 _LOSS = ("died", "silent", "failed")
 _PHASE = ("prefill", "decode", "mixed")
 _STAGE = ("schedule", "prepare", "forward", "sample", "output")

@@ -13,7 +13,7 @@ from deployments.config.settings import SloSettings
 from deployments.config.tenants import ANONYMOUS
 from monitoring.metrics import Metrics
 
-Endpoint = Literal["chat_completions", "completions", "messages", "responses", "embeddings"]
+Endpoint = Literal["chat_completions", "completions", "messages", "responses", "embeddings", "rerank", "score"]
 
 
 def count_conversation(metrics: Metrics | None, num_chars: int, num_new: int) -> None:

@@ -55,6 +55,14 @@ class TextCodec:
         """
         return self._encoder.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
+    def encode_plain(self, text: str, max_tokens: int | None = None) -> list[int]:
+        """Return the token ids of a text of a client's in which nothing is a control token.
+
+        Raises TooManyTokens as `encode` does.
+        """
+        marks = Marks(self._control)
+        return self._encoder.once(marks.pieces(marks.put(text))).encode(max_tokens)
+
     def render_chat(
         self,
         messages: Sequence[dict[str, Any]],

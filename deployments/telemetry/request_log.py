@@ -8,7 +8,8 @@ Serve's own fields (asctime, levelname, message, ...) and these:
     response_id     the answer's id, "chatcmpl-..."; engines and the router know choice i as "<response_id>-<i>"
     trace_id        id of its OpenTelemetry trace; null without tracing
     ingress         the replica that answered
-    endpoint        "chat_completions", "completions", "messages", "responses" or "embeddings"
+    endpoint        "chat_completions", "completions", "messages", "responses",
+                    "embeddings", "rerank" or "score"
     model, tenant   names from the configuration; model is null when none was found
     outcome         "finished", "aborted" (the client left), "refused" (nothing was generated) or "failed"
     status          HTTP status; 499 when the client left before there was one

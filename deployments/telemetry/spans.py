@@ -45,8 +45,11 @@ _OPERATIONS: Mapping[str, str] = {
     "messages": "chat",
     "responses": "chat",
     "embeddings": "embeddings",
+    "rerank": "rerank",
+    "score": "score",
 }
-_PATHS: Mapping[str, str] = {endpoint: path for path, endpoint in ENDPOINTS.items()}
+_PATHS: Mapping[str, str] = {endpoint: path for path, endpoint in reversed(list(ENDPOINTS.items()))}
+"""The first path of each endpoint."""
 
 
 class OtlpTracer:

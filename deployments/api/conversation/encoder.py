@@ -73,6 +73,10 @@ class Encoder:
     def _encode_all(self, text: str) -> list[int]:
         return self.encode(text, add_special_tokens=False)
 
+    def once(self, texts: Sequence[str]) -> UnencodedTexts:
+        """Prepare texts that are to be encoded one by one, of which nothing is kept."""
+        return UnencodedTexts(self, None, "", texts)
+
     def begin(self, texts: Sequence[str], salt: str) -> UnencodedTexts:
         """Look up what is known of texts that are to be encoded one by one."""
         if self._cuts is None:

@@ -27,6 +27,11 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/messages": "messages",
     "/v1/responses": "responses",
     "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/v1/score": "score",
+    "/score": "score",
 }
 """The endpoints that engines compute for, by path; their requests are recorded."""
 _RECORD = "raydix.record"

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from deployments.api.exchange import GenerationPlan
 from deployments.api.pooling.embeddings import plan_embeddings
-from deployments.api.pooling.protocol import EmbeddingsRequest, PooledRequest, parse_embeddings
+from deployments.api.pooling.protocol import (
+    EmbeddingsRequest,
+    PooledRequest,
+    RerankRequest,
+    ScoreRequest,
+    parse_embeddings,
+    parse_pairs,
+)
+from deployments.api.pooling.rerank import plan_rerank
+from deployments.api.pooling.score import plan_score
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
 
@@ -31,4 +41,23 @@ _EMBEDDINGS = PooledKind(
     "embeddings", "Embed texts, as OpenAI's API does.", EmbeddingsRequest, parse_embeddings, plan_embeddings
 )
 
-POOLED: Mapping[str, PooledKind] = {"/v1/embeddings": _EMBEDDINGS}
+_RERANK = PooledKind(
+    "rerank",
+    "Order documents by how well they answer a query, as Jina's, Cohere's and vLLM's APIs do.",
+    RerankRequest,
+    partial(parse_pairs, kind=RerankRequest),
+    plan_rerank,
+)
+_SCORE = PooledKind(
+    "score",
+    "Score pairs of texts, as vLLM does.",
+    ScoreRequest,
+    partial(parse_pairs, kind=ScoreRequest),
+    plan_score,
+)
+
+POOLED: Mapping[str, PooledKind] = {
+    "/v1/embeddings": _EMBEDDINGS,
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), _RERANK),
+    **dict.fromkeys(("/v1/score", "/score"), _SCORE),
+}

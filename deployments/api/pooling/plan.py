@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from deployments.api.choices import ChoiceDelta
 from deployments.api.conversation.encoder import TooManyTokens
@@ -27,6 +27,14 @@ NUMBER_CHARS = 22
 _TEXT_CHARS = 64
 """Characters whose tokenizing takes about as long as what each text costs besides."""
 _USAGE = ("prompt_tokens", "total_tokens", "prompt_tokens_details")
+
+
+class Cut(Protocol):
+    """Shortens prompts."""
+
+    def of(self, ids: list[int]) -> list[int]:
+        """Return a prompt, shortened."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ async def encode_all(
     served: ServedModel,
     texts: Sequence[Text],
     encode: Callable[[str, int], list[int]],
-    cut: Truncation | None,
+    cut: Cut | None,
 ) -> list[EncodedPrompt]:
     """Return the texts' token ids, in a thread where they are many. Raises `ApiError` that names a text at fault.
 

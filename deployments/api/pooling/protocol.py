@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -20,10 +20,12 @@ from deployments.api.request.protocol import (
     parse_service_tier,
     taking,
 )
-from deployments.api.request.strict_model import StrictModel
+from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.config.limits import Limits
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "messages": ()}
+_TEXTS = 'must be a text, or an array of texts or of objects {"text": "..."}'
+_SIDES = ("documents", "queries", "items", "text_1", "text_2", "data_1", "data_2")
 _EmbeddingFormat = Annotated[Literal["float", "base64"] | None, one_of("float", "base64")]
 _Ids = Annotated[list[int], Field(min_length=1)]
 _Inputs = str | _Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[_Ids], Field(min_length=1)]
@@ -82,6 +84,64 @@ class EmbeddingsRequest(PooledRequest):
     """false: embeddings are not scaled to length 1."""
     use_activation: bool | None = None
     """vLLM's newer name for `normalize`."""
+
+
+def _parse_texts(value: object) -> object:
+    """Return one text or several, each also as an object with the field `text`, as a list of strings."""
+    if value is None or isinstance(value, str):
+        return None if value is None else [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError("field", _TEXTS)
+    if not value:
+        raise PydanticCustomError("field", "is empty: it needs at least one text")
+    texts = [one.get("text") if isinstance(one, dict) else one for one in value]
+    if not all(isinstance(text, str) for text in texts):
+        raise PydanticCustomError("field", _TEXTS)
+    return texts
+
+
+class TextObject(LenientModel):
+    """A document, as /openapi.json describes it."""
+
+    text: str
+
+
+_Texts = str | Annotated[list[str | TextObject], Field(min_length=1)]
+_AnyTexts = Annotated[list[str] | None, taking(_parse_texts, _Texts | None)]
+
+
+class RerankRequest(PooledRequest):
+    """Body of POST /v1/rerank."""
+
+    query: str
+    documents: Annotated[list[str], taking(_parse_texts, _Texts)]
+    top_n: Int | None = None
+    """Most documents to return; None and 0: all."""
+    return_documents: bool | None = None
+    """false: their texts are not returned."""
+
+
+class ScoreRequest(PooledRequest):
+    """Body of POST /v1/score: two sides of pairs, under one couple of names."""
+
+    text_1: _AnyTexts = None
+    text_2: _AnyTexts = None
+    queries: _AnyTexts = None
+    documents: _AnyTexts = None
+    items: _AnyTexts = None
+    data_1: _AnyTexts = None
+    data_2: _AnyTexts = None
+
+
+Kind = TypeVar("Kind", RerankRequest, ScoreRequest)
+
+
+def parse_pairs(body: dict[str, Any], limits: Limits, kind: type[Kind]) -> tuple[Kind, Sequence[str]]:
+    """Return a body of /v1/rerank or /v1/score, and the names of ignored fields. Raises `ApiError` 400."""
+    for name in _SIDES:
+        if isinstance(given := body.get(name), list):
+            at_most(limits, "max_inputs", name, len(given), "texts")
+    return parse(body, limits, kind)
 
 
 def parse_embeddings(body: dict[str, Any], limits: Limits) -> tuple[EmbeddingsRequest, Sequence[str]]:

@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments.api import TextCodec
+from deployments.api.pooling.judge import Judge, asked
 from engine import LLM
 from engine.loading.load_model import load_model
+from engine.loading.model_directory import demo_model_path
 from tests.deployments.support.api_over_engines import Api, api_over
 from tests.deployments.support.in_process_engines import is_nothing_left, until
+from tests.engine.support.oracle import oracle_logits
 
 TEXTS = ["Return the largest item", "heapq", "Return the smallest item of an iterable"]
 ENGINE: dict[str, Any] = {"load": load_model, "model": "demo", "kv_pages": 256, "page_size": 16}
@@ -52,6 +56,32 @@ def test_they_run_beside_answers_which_do_not_change() -> None:
                 *(embed(api, input=[text, "a b c", "word " * 60]) for text in TEXTS),
             )
             assert together[0].json()["choices"][0]["text"] == text
+            await until(lambda: is_nothing_left(api.client, api.engines))
+
+    asyncio.run(play())
+
+
+def test_scores_are_the_probabilities_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded model's vocabulary has no "yes": another token stands for it."""
+    single = TextCodec.single_token
+    monkeypatch.setattr(TextCodec, "single_token", lambda self, text: 77 if text == "yes" else single(self, text))
+    documents = ["a heap", "a list of items", "nothing"]
+
+    async def play() -> None:
+        async with api_over(1, tasks=["rerank"], **ENGINE) as api:
+            judge = Judge.of(api.codec, "m")
+            expected = []
+            for document in documents:
+                prompt = judge.encode(asked("heapq", document, None), 512)
+                last = oracle_logits(demo_model_path(), prompt)[-1]
+                expected.append(float(last[list(judge.answers)].softmax(-1)[0]))
+            for num_cached in (False, True):
+                body = {"model": "m", "query": "heapq", "documents": documents}
+                answer = (await api.http.post("/v1/rerank", json=body)).json()
+                found = {one["index"]: one["relevance_score"] for one in answer["results"]}
+                assert [found[index] for index in range(3)] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert (cached == answer["usage"]["prompt_tokens"] - 3) is num_cached
             await until(lambda: is_nothing_left(api.client, api.engines))
 
     asyncio.run(play())
