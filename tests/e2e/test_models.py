@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ def models(service: Service, sink: Collector, logs: Path) -> Iterator[Service]:
     (application,) = yaml.safe_load((ROOT / "examples/config/two_models.yaml").read_text())["applications"]
     key_hash = hashlib.sha256(KEY.encode()).hexdigest()
     specified = application["args"]["models"]
+    specified[0]["engine"]["tasks"] = ["generate", "embed"]
     later = {**specified[1], "engine": {**specified[1]["engine"], "served_name": "later"}, "load_at_start": False}
     arguments = {
         **application["args"],
@@ -78,6 +81,22 @@ def test_a_request_goes_to_the_model_it_names(models: Service) -> None:
         refused = complete(models, asked)
         assert refused.status_code == status
         assert "demo-long" in refused.json()["error"]["message"]
+
+
+def test_a_model_embeds_beside_its_answers(models: Service) -> None:
+    """The same numbers in both forms; the other model is not served for it."""
+    asked = {"model": "demo-long", "input": ["def main(", "import os", "def main("]}
+    plain, packed = (
+        httpx.post(f"{models.url}/v1/embeddings", json={**asked, "encoding_format": form}, timeout=60).json()
+        for form in ("float", "base64")
+    )
+    first, second, third = (one["embedding"] for one in plain["data"])
+    assert sum(value * value for value in first) == pytest.approx(1, abs=1e-4)
+    assert first == pytest.approx(third, abs=1e-4) and first != pytest.approx(second, abs=1e-2)
+    unpacked = struct.unpack(f"<{len(first)}f", base64.b64decode(packed["data"][0]["embedding"]))
+    assert list(unpacked) == pytest.approx(first, abs=1e-4)
+    refused = httpx.post(f"{models.url}/v1/embeddings", json={**asked, "model": "demo-short"}, timeout=60)
+    assert refused.status_code == 400 and "engine.tasks" in refused.json()["error"]["message"]
 
 
 def test_each_model_counts_for_itself(models: Service) -> None:
