@@ -26,6 +26,8 @@ from deployments.api.anthropic.protocol import CountTokensRequest, MessagesReque
 from deployments.api.anthropic.translation import parse_count, parse_messages
 from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
+from deployments.api.document.openapi import describe
+from deployments.api.document.page import add_docs_page
 from deployments.api.errors import ApiError, at_most, from_client, internal, invalid, quoted
 from deployments.api.exchange import Caller, Exchange, GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
@@ -45,7 +47,7 @@ from deployments.api.http.wrong_path import on_http_error
 from deployments.api.off_loop import near_or_far, num_threads, off_loop, take_share
 from deployments.api.pooling.endpoints import POOLED, PooledKind
 from deployments.api.record import RequestRecord
-from deployments.api.request.openapi import add_parts, body_of
+from deployments.api.request.openapi import body_of
 from deployments.api.request.prompts import encode_messages, encode_text
 from deployments.api.request.protocol import (
     ChatRequest,
@@ -62,15 +64,13 @@ from deployments.api.responses.background import job_of
 from deployments.api.responses.plan import parse_response, plan_response
 from deployments.api.responses.protocol import ResponsesRequest
 from deployments.api.routes.cluster import add_cluster_routes
-from deployments.api.routes.health import Readiness, health
-from deployments.api.routes.kept import KEPT_BODIES, add_kept_routes
+from deployments.api.routes.kept import add_kept_routes
 from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.tools.requested import checked_functions
-from deployments.client.protocol import Unavailable
 from deployments.config.limits import Limits
 from engine.machine import usable_cores
 
@@ -124,7 +124,6 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     ]
     for path, endpoint, body in post:
         app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=body_of(body))
-    add_parts(app, [*(body for _, _, body in post), *KEPT_BODIES])
     add_kept_routes(app, service, endpoints.read, endpoints.room_for)
     add_model_routes(app, service)
     add_router_routes(app, service)
@@ -133,10 +132,8 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
         add_tokenizer_route(app, service)
     if service.cluster is not None:
         add_cluster_routes(app, service.cluster, service.admin_key_hash, service.version)
-    app.add_api_route("/health", endpoints.health, methods=["GET"])
-    app.add_api_route("/ready", endpoints.ready, methods=["GET"])
-    app.add_api_route("/version", endpoints.version, methods=["GET"])
-    app.add_api_route("/metrics", endpoints.metrics, methods=["GET"])
+    add_docs_page(app)
+    describe(app)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, _on_defect)
@@ -151,7 +148,6 @@ class _Endpoints:
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
-        self._readiness = Readiness(service)
         most = chunks_per_s(service.limits.max_chunks_per_s, usable_cores(), has_proxy=service.is_named_outside)
         self._pace = Pace(most)
         self._bodies = BodyMemory(service.limits.max_total_body_bytes, has_tenants=bool(service.access.weights))
@@ -271,30 +267,6 @@ class _Endpoints:
             decode = partial(served.codec.decode, asked.tokens)
             text = await near_or_far(len(asked.tokens), self._service.limits.inline_text_chars, decode)
             return json_response({"prompt": text})
-
-    async def health(self) -> Response:
-        """Report whether requests can be served, and each replica as this process sees it."""
-        return json_response(*await health(self._service.models))
-
-    async def ready(self) -> Response:
-        """Report whether a load balancer should send requests to this process."""
-        reason = await self._readiness.missing()
-        return json_response(
-            {"ready": True} if reason is None else {"ready": False, "reason": reason},
-            200 if reason is None else 503,
-        )
-
-    async def version(self) -> Response:
-        """Return the server's version."""
-        return json_response({"version": self._service.version})
-
-    async def metrics(self) -> Response:
-        """Return the Prometheus metrics of the whole application."""
-        try:
-            text, content_type = await self._service.metrics_text()
-        except Unavailable as error:
-            return Response(f"{error}\n", 503, {"retry-after": "2"}, "text/plain")
-        return Response(text, headers={"content-type": content_type})
 
     def room_for(self, request: Request) -> BodyRoom:
         """Begin to work on a request in its tenant's name; return the room for what is read of it."""

@@ -63,4 +63,4 @@ def _unknown(request: Request, routes: Sequence[BaseRoute]) -> ApiError:
     nearest = get_close_matches(path[:_COMPARED_CHARS], methods, MOST_NAMED, _LEAST_LIKENESS)
     named = ", ".join(f"{'/'.join(methods[one])} {one.replace(':path', '')}" for one in nearest)
     hint = f"did you mean {named}? " if nearest else ""
-    return ApiError(404, f"There is no path {quoted(path)}; {hint}docs/api.md lists all paths.")
+    return ApiError(404, f"There is no path {quoted(path)}; {hint}GET /docs lists all paths.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from deployments.api.document.answers import Embeddings
 from deployments.api.exchange import GenerationPlan
 from deployments.api.pooling.embeddings import plan_embeddings
 from deployments.api.pooling.protocol import (
@@ -35,10 +36,17 @@ class PooledKind:
     """Reads a body: returns a request, and the names of ignored fields to be shown."""
     plan: Callable[[Limits, ServedModel, Any], Awaitable[GenerationPlan]]
     """Checks and tokenizes the request."""
+    answer: Any = dict[str, Any]
+    """The type of its answer, for /openapi.json."""
 
 
 _EMBEDDINGS = PooledKind(
-    "embeddings", "Embed texts, as OpenAI's API does.", EmbeddingsRequest, parse_embeddings, plan_embeddings
+    "embeddings",
+    "Embed texts, as OpenAI's API does.",
+    EmbeddingsRequest,
+    parse_embeddings,
+    plan_embeddings,
+    Embeddings,
 )
 
 _RERANK = PooledKind(

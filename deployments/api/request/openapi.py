@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI
-
 from deployments.api.request.answer_forms import STRUCTURED_OUTPUTS_UNSUPPORTED
 from deployments.api.request.fields import HARMLESS
 from deployments.api.request.strict_model import StrictModel
@@ -21,25 +19,8 @@ _OF_PARTS = {"StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
 
 
 def body_of(kind: type[StrictModel]) -> dict[str, Any]:
-    """Return the description of an endpoint whose body is a `kind`; `add_parts` adds what it refers to."""
-    schema = _schema(kind)
-    del schema["$defs"]
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
-
-
-def add_parts(app: FastAPI, kinds: list[type[StrictModel]]) -> None:
-    """Have /openapi.json describe what the bodies of these kinds consist of."""
-    parts: dict[str, Any] = {}
-    for kind in kinds:
-        parts |= _schema(kind)["$defs"]
-    describe = app.openapi
-
-    def described() -> dict[str, Any]:
-        document = describe()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(parts)
-        return document
-
-    app.openapi = described  # type: ignore[method-assign]  # FastAPI's way to change the document
+    """Return the description of an endpoint whose body is a `kind`, with the definitions that it refers to."""
+    return {"requestBody": {"content": {"application/json": {"schema": _schema(kind)}}, "required": True}}
 
 
 def _schema(kind: type[StrictModel]) -> dict[str, Any]:

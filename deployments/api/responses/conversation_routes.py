@@ -23,7 +23,6 @@ from deployments.api.request.protocol import parse
 from deployments.api.request.strict_model import StrictModel
 from deployments.api.responses.conversations import Conversations, StoredConversation, unknown_item
 from deployments.api.responses.items import Item
-from deployments.api.responses.protocol import InputItem
 from deployments.api.responses.stored import Shelf
 from deployments.api.routes.paging import is_newest_first, page_of, page_size
 from deployments.api.service import ApiService
@@ -49,9 +48,6 @@ class NewItems(StrictModel):
 
     items: list[Any]
     include: list[str] | None = None
-
-
-BODIES: tuple[type[StrictModel], ...] = (NewConversation, ConversationChange, NewItems, InputItem)
 
 
 def add_conversation_routes(

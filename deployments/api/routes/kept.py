@@ -7,18 +7,13 @@ from collections.abc import Callable
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from deployments.api.batches.batches import NewBatch, add_batch_routes
+from deployments.api.batches.batches import add_batch_routes
 from deployments.api.batches.files import add_file_routes
 from deployments.api.http.body import ReadBody
 from deployments.api.http.body_memory import BodyRoom
-from deployments.api.request.strict_model import StrictModel
-from deployments.api.responses.conversation_routes import BODIES as CONVERSATION_BODIES
 from deployments.api.responses.conversation_routes import add_conversation_routes
 from deployments.api.responses.routes import add_response_routes
 from deployments.api.service import ApiService
-
-KEPT_BODIES: tuple[type[StrictModel], ...] = (NewBatch, *CONVERSATION_BODIES)
-"""Bodies of these endpoints."""
 
 
 def add_kept_routes(

@@ -1,4 +1,7 @@
-"""What tools for vLLM and SGLang ask a server: /ping, /load, /server_info, /reset_prefix_cache."""
+"""What a server is asked about itself: health, load, version, metrics, also under the names of vLLM and SGLang.
+
+/health, /ready, /ping, /load, /version, /metrics, /server_info, and /reset_prefix_cache.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from deployments.api.errors import from_client
 from deployments.api.http.admin import require_admin
 from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import json_response
-from deployments.api.routes.health import health
+from deployments.api.routes.health import Readiness, health
 from deployments.api.routes.lifecycle import described
 from deployments.api.service import ApiService, ServedModel
 from deployments.client.protocol import Unavailable
@@ -25,6 +28,8 @@ def add_server_routes(app: FastAPI, service: ApiService) -> None:
     for method in ("GET", "POST"):
         app.add_api_route("/ping", routes.ping, methods=[method])
     app.add_api_route("/load", routes.load, methods=["GET"])
+    for name in ("health", "ready", "version", "metrics"):
+        app.add_api_route(f"/{name}", getattr(routes, name), methods=["GET"])
     app.add_api_route("/server_info", routes.server_info, methods=["GET"])
     app.add_api_route("/reset_prefix_cache", routes.reset_prefix_cache, methods=["POST"])
 
@@ -34,6 +39,31 @@ class _ServerRoutes:
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
+        self._readiness = Readiness(service)
+
+    async def health(self) -> Response:
+        """Report whether requests can be served, and each replica as this process sees it."""
+        return json_response(*await health(self._service.models))
+
+    async def ready(self) -> Response:
+        """Report whether a load balancer should send requests to this process."""
+        reason = await self._readiness.missing()
+        return json_response(
+            {"ready": True} if reason is None else {"ready": False, "reason": reason},
+            200 if reason is None else 503,
+        )
+
+    async def version(self) -> Response:
+        """Return the server's version."""
+        return json_response({"version": self._service.version})
+
+    async def metrics(self) -> Response:
+        """Return the Prometheus metrics of the whole application."""
+        try:
+            text, content_type = await self._service.metrics_text()
+        except Unavailable as error:
+            return Response(f"{error}\n", 503, {"retry-after": "2"}, "text/plain")
+        return Response(text, headers={"content-type": content_type})
 
     async def ping(self) -> Response:
         """Report whether requests can be served by the status alone, as SageMaker asks."""

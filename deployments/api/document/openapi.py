@@ -1,0 +1,97 @@
+"""Makes /openapi.json: the routes as FastAPI finds them, with the answers and errors of `operations.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from deployments.api.anthropic.errors import is_ours
+from deployments.api.document.operations import EVENTS, JSON, OPERATIONS, Answer, Operation
+from deployments.api.document.reports import Error, MessageError
+
+_PREFIX = "#/components/schemas/"
+_OF_ALL = (400, 401, 403, 404, 421, 431, 500, 503)
+"""Statuses of errors that any request may get: its keys, its headers, its names, the engines."""
+_OF_BODIES = (408, 413, 415, 429)
+_SECURITY = {
+    "key": {"type": "http", "scheme": "bearer", "description": "A tenant's key, where there are tenants."},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
+    "admin": {"type": "http", "scheme": "bearer", "description": "The admin key (admin_key_hash)."},
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Have the application's document describe all of its routes. Call it when they are registered."""
+    of_routes = app.openapi
+
+    @cache
+    def described() -> dict[str, Any]:
+        return _completed(of_routes())
+
+    app.openapi = described  # type: ignore[method-assign]  # FastAPI's way to change the document
+
+
+def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield method, path and operation of each endpoint in a document."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def _completed(document: dict[str, Any]) -> dict[str, Any]:
+    found = list(operations_of(document))
+    known = {(method, path): OPERATIONS.get(f"{method} {path}") for method, path, _ in found}
+    types = [answer.type for one in known.values() if one for answer in one.answers.values() if answer.type]
+    schemas, parts = msgspec.json.schema_components([*types, Error, MessageError], ref_template=_PREFIX + "{name}")
+    by_type = dict(zip(map(str, [*types, Error, MessageError]), schemas, strict=True))
+    document["components"] = {"schemas": dict(parts), "securitySchemes": _SECURITY}
+    document["security"] = [{}, {"key": []}, {"x-api-key": []}]
+    for method, path, operation in found:
+        _hoist(operation, document["components"]["schemas"])
+        one = known[method, path]
+        if one is not None:
+            _complete(operation, path, one, by_type)
+    return document
+
+
+def _complete(operation: dict[str, Any], path: str, known: Operation, schemas: dict[str, Any]) -> None:
+    """Add what is known of an endpoint."""
+    for name, schema in known.query.items():
+        parameters = operation.setdefault("parameters", [])
+        parameters[:] = [one for one in parameters if one["name"] != name]
+        parameters.append({"name": name, "in": "query", "required": False, "schema": dict(schema)})
+    bodies = _OF_BODIES if "requestBody" in operation else ()
+    error = schemas[str(MessageError if is_ours(path) else Error)]
+    failed = {"description": "What was wrong, and what to do.", "content": {JSON: {"schema": error}}}
+    statuses = sorted({*_OF_ALL, *bodies, *known.errors} - known.answers.keys())
+    operation["responses"] = {
+        **{str(status): _response(answer, schemas) for status, answer in known.answers.items()},
+        **{str(status): failed for status in statuses},
+    }
+    if known.is_admins:
+        operation["security"] = [{"admin": []}]
+
+
+def _response(answer: Answer, schemas: dict[str, Any]) -> dict[str, Any]:
+    schema = {} if answer.type is None else {"schema": schemas[str(answer.type)]}
+    content = {media: schema if media == JSON else {} for media in answer.media}
+    text = "The answer" + (", or a stream of its parts." if EVENTS in answer.media else ".")
+    return {"description": text, **({"content": content} if content else {})}
+
+
+def _hoist(value: Any, schemas: dict[str, Any]) -> None:
+    """Move the definitions that a body's schema brings to where its references look for them."""
+    if isinstance(value, dict):
+        for name, schema in value.pop("$defs", {}).items():
+            if schemas.setdefault(name, schema) != schema:
+                raise ValueError(f"two types of bodies or answers are named {name}: rename one")
+            _hoist(schema, schemas)
+        for inner in value.values():
+            _hoist(inner, schemas)
+    elif isinstance(value, list):
+        for inner in value:
+            _hoist(inner, schemas)

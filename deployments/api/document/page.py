@@ -1,0 +1,68 @@
+"""GET /docs: the document as a page that loads nothing, for browsers in clusters without a network."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.api.document.openapi import operations_of
+
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}
+code,pre{font:13px/1.4 ui-monospace,monospace}pre{background:#8881;padding:.8em;overflow:auto;max-height:40em}
+summary{cursor:pointer}h2{font-size:1.05em;margin:1.6em 0 .2em}p{margin:.2em 0}
+@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8bf}}"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def add_docs_page(app: FastAPI) -> None:
+    """Register the page."""
+
+    async def docs(request: Request) -> Response:
+        """Show the endpoints with their parameters, bodies and answers."""
+        document: dict[str, Any] = request.app.openapi()
+        headers = {"content-security-policy": _POLICY}
+        return Response(page(document), media_type="text/html", headers=headers)
+
+    app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)
+
+
+def page(document: dict[str, Any]) -> str:
+    """Return the page of a document."""
+    title = escape(f"{document['info']['title']} {document['info']['version']}")
+    endpoints = "".join(_endpoint(*operation) for operation in operations_of(document))
+    schemas = "".join(
+        f'<h2 id="{escape(name)}">{escape(name)}</h2>{_json(schema)}'
+        for name, schema in sorted(document["components"]["schemas"].items())
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+        f"<h1>{title}</h1><p>What this server answers, from its <a href='openapi.json'>OpenAPI document</a>.</p>"
+        f"{endpoints}<h1>Schemas</h1>{schemas}</html>"
+    )
+
+
+def _endpoint(method: str, path: str, operation: dict[str, Any]) -> str:
+    parts = [f"<h2><code>{method} {escape(path)}</code></h2><p>{escape(operation.get('description', ''))}</p>"]
+    if operation.get("security"):
+        parts.append("<p>Needs the admin key.</p>")
+    if operation.get("parameters"):
+        parts.append(_details("Parameters", operation["parameters"]))
+    if "requestBody" in operation:
+        parts.append(_details("Body", operation["requestBody"]["content"]))
+    for status, response in operation["responses"].items():
+        if not status.startswith("4") and status != "500":
+            parts.append(_details(f"{status}: {response['description']}", response.get("content", {})))
+    return "".join(parts)
+
+
+def _details(title: str, value: Any) -> str:
+    return f"<details><summary>{escape(title)}</summary>{_json(value)}</details>"
+
+
+def _json(value: Any) -> str:
+    return f"<pre>{escape(json.dumps(value, indent=1))}</pre>"

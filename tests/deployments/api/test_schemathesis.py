@@ -1,0 +1,59 @@
+"""Requests that schemathesis makes from /openapi.json, right and wrong: every answer is as the document says."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from deployments.api import ApiService, create_app
+from deployments.api.document.operations import OPERATIONS
+from deployments.batch.spool import Spool
+from deployments.config.files import FileSettings
+from tests.deployments.support.scripted_api import ScriptedEngine
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+NUM_EXAMPLES = 12
+_CLUSTER = {name for name in OPERATIONS if "/v1/cluster/" in name}
+"""Routes that a service without a cluster does not have."""
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - _CLUSTER))
+def test_every_answer_is_as_the_document_says(
+    service: ApiService, engine: ScriptedEngine, tmp_path: Path, operation: str
+) -> None:
+    engine.says = "Yes."
+    spool = Spool(FileSettings(directory=str(tmp_path)))
+    whole = replace(service, admin_key_hash=hashlib.sha256(b"root").hexdigest(), spool=spool)
+    document = schemathesis.openapi.from_asgi("/openapi.json", create_app(whole))
+    method, path = operation.split(" ")
+    modes = [GenerationMode.POSITIVE]
+    if OPERATIONS[operation].query or "requestBody" in document.raw_schema["paths"][path][method.lower()]:
+        modes.append(GenerationMode.NEGATIVE)  # else there is nothing to get wrong
+    for mode in modes:
+
+        @given(case=document[path][method].as_strategy(generation_mode=mode))
+        @settings(
+            max_examples=NUM_EXAMPLES,
+            phases=[Phase.explicit, Phase.generate],
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        def check(case: Case[Any]) -> None:
+            case.call_and_validate(checks=CHECKS, headers={"authorization": "Bearer root"})
+
+        check()
