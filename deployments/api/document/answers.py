@@ -352,3 +352,47 @@ class Embeddings(Struct):
     data: list[Embedding]
     usage: PromptUsage
     timings: RequestTimings | UnsetType = UNSET
+
+
+class RankedText(Struct):
+    """A document that was ranked, if it was asked for."""
+
+    text: str
+
+
+class RankedDocument(Struct):
+    """How well a document answers the query."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+
+
+class Ranking(Struct):
+    """Documents in the order of their scores, the best first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: PromptUsage
+    timings: RequestTimings | UnsetType = UNSET
+
+
+class PairScore(Struct):
+    """The score of a pair of texts."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class PairScores(Struct):
+    """The scores of pairs of texts, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: PromptUsage
+    timings: RequestTimings | UnsetType = UNSET

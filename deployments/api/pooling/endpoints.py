@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from deployments.api.document.answers import Embeddings
+from deployments.api.document.answers import Embeddings, PairScores, Ranking
 from deployments.api.exchange import GenerationPlan
 from deployments.api.pooling.embeddings import plan_embeddings
 from deployments.api.pooling.protocol import (
@@ -36,7 +36,7 @@ class PooledKind:
     """Reads a body: returns a request, and the names of ignored fields to be shown."""
     plan: Callable[[Limits, ServedModel, Any], Awaitable[GenerationPlan]]
     """Checks and tokenizes the request."""
-    answer: Any = dict[str, Any]
+    answer: Any
     """The type of its answer, for /openapi.json."""
 
 
@@ -55,6 +55,7 @@ _RERANK = PooledKind(
     RerankRequest,
     partial(parse_pairs, kind=RerankRequest),
     plan_rerank,
+    Ranking,
 )
 _SCORE = PooledKind(
     "score",
@@ -62,6 +63,7 @@ _SCORE = PooledKind(
     ScoreRequest,
     partial(parse_pairs, kind=ScoreRequest),
     plan_score,
+    PairScores,
 )
 
 POOLED: Mapping[str, PooledKind] = {

@@ -113,6 +113,9 @@ POSTS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **TOOL}]}, CALL),
     ("/v1/embeddings", {"input": ["a", "b"], "include_timings": True}, ""),
     ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}, ""),
+    ("/v1/rerank", {"query": "a", "documents": ["b", "c"], "include_timings": True}, ""),
+    ("/v2/rerank", {"query": "a", "documents": ["b"], "return_documents": False}, ""),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, ""),
     ("/tokenize", {"prompt": "a b c", "return_token_strs": True}, ""),
     ("/detokenize", {"tokens": [5, 6]}, ""),
 ]
