@@ -115,11 +115,12 @@ def served(
     prefixes: PrefixSource | None = None,
     block_tokens: int = 0,
     model: str = "",
+    load: Callable[[], messages.Load] = messages.Load,
     **settings: Any,
 ) -> WireServer:
     """Return a server that has started; `settings` are the wire's."""
     wire = WireSettings(**settings)
-    made = WireServer("127.0.0.1", "r0", messages.Load, handler, timings, prefixes, block_tokens, model, wire)
+    made = WireServer("127.0.0.1", "r0", load, handler, timings, prefixes, block_tokens, model, wire)
     handler.server = made
     made.start()
     return made

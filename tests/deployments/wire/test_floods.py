@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -76,6 +78,42 @@ def test_a_flood_stops_neither_heartbeats_nor_tokens_nor_requests(
         flooded.publish([StreamDelta(f"request {number}", [number], finish_reason="length")])
         assert friend.receive(messages.Tokens).deltas[0].token_ids == [number]
     assert flooded.counts["failed"] == 0
+
+
+class Held(Requests):
+    """Takes in the first message when it is told to, when others wait behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+        self.at_heartbeats: list[int] = []
+        """Messages taken in at each heartbeat since it went on."""
+
+    def on_withdrawn(self, ingress_id: str, request_id: str) -> None:
+        super().on_withdrawn(ingress_id, request_id)
+        self.may_go_on.wait(60)
+
+    def load(self) -> messages.Load:
+        if self.may_go_on.is_set():
+            self.at_heartbeats.append(len(self.withdrawn))
+        return messages.Load()
+
+
+@pytest.mark.parametrize("bound", [{"turn_messages": 5}, {"turn_bytes": 1}], ids=["messages", "bytes"])
+def test_heartbeats_come_between_what_is_taken_in_at_a_stretch(
+    context: zmq.Context[zmq.Socket[bytes]], bound: dict[str, int]
+) -> None:
+    held = Held()
+    server = served(held, TIMINGS, load=held.load, **bound)
+    friend = connected(server, context)
+    for number in range(500):
+        friend.send(messages.Abort(f"a{number}"))
+    wait_until(lambda: bool(held.withdrawn))
+    time.sleep(0.2)  # the others arrive, and a heartbeat is due: without this, nothing would be noticed
+    held.may_go_on.set()
+    wait_until(lambda: len(held.withdrawn) == 500)
+    server.close()
+    assert held.at_heartbeats[0] <= bound.get("turn_messages", 1)
 
 
 # --- messages that never end --------------------------------------------------------------------------------
