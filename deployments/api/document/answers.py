@@ -98,7 +98,7 @@ class ReasoningTokens(Struct):
     reasoning_tokens: int
 
 
-class Usage(Struct):
+class TokenUsage(Struct):
     """Tokens of a request."""
 
     prompt_tokens: int
@@ -116,7 +116,7 @@ class ChatCompletion(Struct):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: TokenUsage
     system_fingerprint: str | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -153,7 +153,7 @@ class TextCompletion(Struct):
     created: int
     model: str
     choices: list[TextChoice]
-    usage: Usage
+    usage: TokenUsage
     system_fingerprint: str | UnsetType | None = UNSET
     timings: RequestTimings | UnsetType = UNSET
 
@@ -276,7 +276,7 @@ class ResponseAnswer(Struct):
     timings: RequestTimings | UnsetType = UNSET
 
 
-class Conversation(Struct):
+class ConversationAnswer(Struct):
     """What is known of a conversation."""
 
     id: str
@@ -311,7 +311,7 @@ class InputItems(Struct):
     has_more: bool
 
 
-class Tokens(Struct):
+class TokensAnswer(Struct):
     """Token ids of a prompt."""
 
     tokens: list[int]
@@ -320,7 +320,7 @@ class Tokens(Struct):
     token_strs: list[str] | UnsetType = UNSET
 
 
-class Text(Struct):
+class TextAnswer(Struct):
     """The text of token ids."""
 
     prompt: str

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI
 
 from deployments.api.anthropic.errors import is_ours
-from deployments.api.document.operations import EVENTS, JSON, OPERATIONS, Answer, Operation
+from deployments.api.document.operations import EVENTS, JSON, OPERATIONS, AnswerType, EndpointAnswers
 from deployments.api.document.reports import Error, MessageError
 
 _PREFIX = "#/components/schemas/"
@@ -58,7 +58,7 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _complete(operation: dict[str, Any], path: str, known: Operation, schemas: dict[str, Any]) -> None:
+def _complete(operation: dict[str, Any], path: str, known: EndpointAnswers, schemas: dict[str, Any]) -> None:
     """Add what is known of an endpoint."""
     for name, schema in known.query.items():
         parameters = operation.setdefault("parameters", [])
@@ -76,7 +76,7 @@ def _complete(operation: dict[str, Any], path: str, known: Operation, schemas: d
         operation["security"] = [{"admin": []}]
 
 
-def _response(answer: Answer, schemas: dict[str, Any]) -> dict[str, Any]:
+def _response(answer: AnswerType, schemas: dict[str, Any]) -> dict[str, Any]:
     schema = {} if answer.type is None else {"schema": schemas[str(answer.type)]}
     content = {media: schema if media == JSON else {} for media in answer.media}
     text = "The answer" + (", or a stream of its parts." if EVENTS in answer.media else ".")

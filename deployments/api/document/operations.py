@@ -16,7 +16,7 @@ JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerType:
     """An answer with a status: of which type its JSON is, or None for other media."""
 
     type: Any = None
@@ -24,10 +24,10 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class EndpointAnswers:
     """What an endpoint answers besides errors, which are the same for all endpoints of its kind."""
 
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, AnswerType]
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Schemas of the parameters in the query, by name; none is required."""
     errors: tuple[int, ...] = ()
@@ -36,12 +36,12 @@ class Operation:
     """Whether it needs the admin key."""
 
 
-def _of(kind: Any, **options: Any) -> Operation:
-    return Operation({200: Answer(kind)}, **options)
+def _of(kind: Any, **options: Any) -> EndpointAnswers:
+    return EndpointAnswers({200: AnswerType(kind)}, **options)
 
 
-def _generates(kind: Any) -> Operation:
-    return Operation({200: Answer(kind, (JSON, EVENTS))}, errors=(504,))
+def _generates(kind: Any) -> EndpointAnswers:
+    return EndpointAnswers({200: AnswerType(kind, (JSON, EVENTS))}, errors=(504,))
 
 
 _TEXT, _NAME, _ORDER = {"type": "string"}, {"model": {"type": "string"}}, {"enum": ["asc", "desc"]}
@@ -51,14 +51,14 @@ def _page(most: int) -> dict[str, Mapping[str, Any]]:
     return {"limit": {"type": "integer", "minimum": 1, "maximum": most}, "after": _TEXT}
 
 
-OPERATIONS: Mapping[str, Operation] = {
+OPERATIONS: Mapping[str, EndpointAnswers] = {
     "POST /v1/chat/completions": _generates(answers.ChatCompletion),
     "POST /v1/completions": _generates(answers.TextCompletion),
     "POST /v1/messages": _generates(answers.MessageAnswer),
     "POST /v1/messages/count_tokens": _of(answers.TokenCount),
     "POST /v1/responses": _generates(answers.ResponseAnswer),
-    "GET /v1/responses/{response_id}": Operation(
-        {200: Answer(answers.ResponseAnswer, (JSON, EVENTS))},
+    "GET /v1/responses/{response_id}": EndpointAnswers(
+        {200: AnswerType(answers.ResponseAnswer, (JSON, EVENTS))},
         query={"stream": {"type": "boolean"}, "starting_after": {"type": "integer", "minimum": -1}},
         errors=(429,),
     ),
@@ -67,33 +67,40 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v1/responses/{response_id}/input_items": _of(
         answers.InputItems, query=_page(100) | {"order": _ORDER}, errors=(429,)
     ),
-    "POST /tokenize": _of(answers.Tokens),
-    "POST /detokenize": _of(answers.Text),
+    "POST /tokenize": _of(answers.TokensAnswer),
+    "POST /detokenize": _of(answers.TextAnswer),
     "GET /tokenizer_info": _of(dict[str, Any], query=_NAME),
-    "POST /v1/conversations": _of(answers.Conversation),
-    "GET /v1/conversations/{conversation_id}": _of(answers.Conversation, errors=(429,)),
-    "POST /v1/conversations/{conversation_id}": _of(answers.Conversation),
+    "POST /v1/conversations": _of(answers.ConversationAnswer),
+    "GET /v1/conversations/{conversation_id}": _of(answers.ConversationAnswer, errors=(429,)),
+    "POST /v1/conversations/{conversation_id}": _of(answers.ConversationAnswer),
     "DELETE /v1/conversations/{conversation_id}": _of(answers.DeletedConversation, errors=(429,)),
     "POST /v1/conversations/{conversation_id}/items": _of(answers.InputItems),
     "GET /v1/conversations/{conversation_id}/items": _of(
         answers.InputItems, query=_page(100) | {"order": _ORDER}, errors=(429,)
     ),
     "GET /v1/conversations/{conversation_id}/items/{item_id}": _of(dict[str, Any], errors=(429,)),
-    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": _of(answers.Conversation, errors=(429,)),
+    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": _of(answers.ConversationAnswer, errors=(429,)),
     "POST /v1/files": _of(reports.StoredFile),
     "GET /v1/files": _of(reports.FilePage, query=_page(10_000) | {"order": _ORDER, "purpose": _TEXT}),
     "GET /v1/files/{file_id}": _of(reports.StoredFile),
     "DELETE /v1/files/{file_id}": _of(reports.DeletedFile),
-    "GET /v1/files/{file_id}/content": Operation({200: Answer(media=("application/octet-stream",))}),
+    "GET /v1/files/{file_id}/content": EndpointAnswers({200: AnswerType(media=("application/octet-stream",))}),
     "POST /v1/batches": _of(reports.Batch),
     "GET /v1/batches": _of(reports.BatchPage, query=_page(100)),
     "GET /v1/batches/{batch_id}": _of(reports.Batch),
     "POST /v1/batches/{batch_id}/cancel": _of(reports.Batch, errors=(429,)),
-    **{f"POST {path}": Operation({200: Answer(kind.answer)}, errors=(504,)) for path, kind in POOLED.items()},
+    **{
+        f"POST {path}": EndpointAnswers({200: AnswerType(kind.answer)}, errors=(504,))
+        for path, kind in POOLED.items()
+    },
     "GET /v1/models": _of(reports.Models),
     "GET /v1/models/{model_id}": _of(reports.Model),
-    "DELETE /v1/models/{model_id}": Operation({202: Answer(reports.Model)}, errors=(409,), is_admins=True),
-    "POST /v1/models/{model_id}/load": Operation({202: Answer(reports.Model)}, errors=(409, 429), is_admins=True),
+    "DELETE /v1/models/{model_id}": EndpointAnswers(
+        {202: AnswerType(reports.Model)}, errors=(409,), is_admins=True
+    ),
+    "POST /v1/models/{model_id}/load": EndpointAnswers(
+        {202: AnswerType(reports.Model)}, errors=(409, 429), is_admins=True
+    ),
     "GET /v1/router/decisions": _of(
         reports.ListOfObjects,
         query={"limit": {"type": "integer", "minimum": 1, "maximum": 10_000}, **_NAME},
@@ -101,13 +108,13 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "GET /v1/cluster/status": _of(dict[str, Any]),
     "GET /v1/cluster/nodes": _of(reports.ListOfObjects),
-    "GET /health": Operation({200: Answer(reports.Health), 503: Answer(reports.Health)}),
-    "GET /ready": Operation({200: Answer(reports.Ready), 503: Answer(reports.Ready)}),
-    "GET /ping": Operation({200: Answer(media=()), 503: Answer(media=())}),
-    "POST /ping": Operation({200: Answer(media=()), 503: Answer(media=())}),
+    "GET /health": EndpointAnswers({200: AnswerType(reports.Health), 503: AnswerType(reports.Health)}),
+    "GET /ready": EndpointAnswers({200: AnswerType(reports.Ready), 503: AnswerType(reports.Ready)}),
+    "GET /ping": EndpointAnswers({200: AnswerType(media=()), 503: AnswerType(media=())}),
+    "POST /ping": EndpointAnswers({200: AnswerType(media=()), 503: AnswerType(media=())}),
     "GET /load": _of(reports.Load),
     "GET /version": _of(reports.Version),
     "GET /server_info": _of(reports.ServerInfo),
     "POST /reset_prefix_cache": _of(reports.EmptiedCaches, query=_NAME, errors=(429,), is_admins=True),
-    "GET /metrics": Operation({200: Answer(media=(TEXT,)), 503: Answer(media=(TEXT,))}),
+    "GET /metrics": EndpointAnswers({200: AnswerType(media=(TEXT,)), 503: AnswerType(media=(TEXT,))}),
 }
