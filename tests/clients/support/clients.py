@@ -58,6 +58,7 @@ CLIENTS = {
     "test_llama_index.py": Client("LlamaIndex", python="llama-index-llms-openai-like"),
     "test_haystack.py": Client("Haystack", python="haystack-ai"),
     "test_smolagents.py": Client("smolagents", python="smolagents"),
+    "test_guidellm.py": Client("GuideLLM", python="guidellm"),
     "test_vllm_bench.py": Client("`vllm bench serve`, its protocol"),
     "test_lm_eval.py": Client("lm-eval", python="lm_eval"),
     "test_openai_node.py": Client("openai (Node)", node="openai"),

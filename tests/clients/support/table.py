@@ -18,8 +18,6 @@ model, as transformers does.
 
 This page is generated: `make clients CLIENTS_TABLE=docs/clients.md` writes it.
 
-GuideLLM is not tried: what it installs takes gigabytes, as it brings PyTorch with CUDA.
-
 | Client | Version | What it must see | Result |
 | --- | --- | --- | --- |
 """
