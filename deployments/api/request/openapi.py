@@ -7,7 +7,10 @@ are not supported as long as their value has no effect.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
+
+import msgspec
 
 from deployments.api.request.answer_forms import STRUCTURED_OUTPUTS_UNSUPPORTED
 from deployments.api.request.fields import HARMLESS
@@ -20,10 +23,16 @@ _OF_PARTS = {"StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
 
 def body_of(kind: type[StrictModel]) -> dict[str, Any]:
     """Return the description of an endpoint whose body is a `kind`, with the definitions that it refers to."""
-    return {"requestBody": {"content": {"application/json": {"schema": _schema(kind)}}, "required": True}}
+    return {
+        "requestBody": {
+            "content": {"application/json": {"schema": msgspec.json.decode(_schema(kind))}},
+            "required": True,
+        }
+    }
 
 
-def _schema(kind: type[StrictModel]) -> dict[str, Any]:
+@cache  # making it takes most of the time in which an application is put together
+def _schema(kind: type[StrictModel]) -> bytes:
     schema = kind.model_json_schema(ref_template=_PREFIX + "{model}")
     schema.setdefault("$defs", {})
     if kind.unsupported:
@@ -35,7 +44,7 @@ def _schema(kind: type[StrictModel]) -> dict[str, Any]:
             schema["$defs"][name]["properties"] |= _without_effect(fields)
     if "Message" in schema["$defs"]:
         _as_cleaned(schema["$defs"]["Message"])
-    return schema
+    return msgspec.json.encode(schema)
 
 
 def _as_cleaned(message: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from deployments.config.files import FileSettings
 from tests.deployments.support.scripted_api import ScriptedEngine
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-NUM_EXAMPLES = 12
+NUM_EXAMPLES = 5
 _CLUSTER = {name for name in OPERATIONS if "/v1/cluster/" in name}
 """Routes that a service without a cluster does not have."""
 
