@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from deployments.api.anthropic.errors import is_ours
 from deployments.api.document.operations import EVENTS, JSON, OPERATIONS, AnswerType, EndpointAnswers
@@ -33,6 +35,13 @@ def describe(app: FastAPI) -> None:
         return _completed(of_routes())
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's way to change the document
+
+    def answer(request: Request) -> JSONResponse:  # in a thread: the first takes too long for the event loop
+        return JSONResponse(app.openapi())
+
+    assert app.openapi_url is not None
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") != app.openapi_url]
+    app.add_route(app.openapi_url, answer, include_in_schema=False)
 
 
 def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
