@@ -111,7 +111,7 @@ def create_framework_app(service: ApiService) -> FastAPI:
 
 
 def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
-    app = FastAPI(title="Raydix", version=service.version, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Raydix", version=service.version, openapi_url=None)
     post: list[tuple[str, Callable[..., Any], type[StrictModel]]] = [
         ("/v1/chat/completions", endpoints.chat, ChatRequest),
         ("/v1/completions", endpoints.completions, CompletionRequest),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -27,21 +27,23 @@ _SECURITY = {
 
 
 def describe(app: FastAPI) -> None:
-    """Have the application's document describe all of its routes. Call it when they are registered."""
-    of_routes = app.openapi
+    """Have the application's document describe all of its routes, and answer with it. Call it when these are
+    registered.
+    """
+    of_routes, making, made = app.openapi, Lock(), list[dict[str, Any]]()
 
-    @cache
     def described() -> dict[str, Any]:
-        return _completed(of_routes())
+        with making:
+            if not made:
+                made.append(_completed(of_routes()))
+            return made[0]
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's way to change the document
 
-    def answer(request: Request) -> JSONResponse:  # in a thread: the first takes too long for the event loop
+    def answer(request: Request) -> JSONResponse:  # a thread's work: making it takes too long for the event loop
         return JSONResponse(app.openapi())
 
-    assert app.openapi_url is not None
-    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") != app.openapi_url]
-    app.add_route(app.openapi_url, answer, include_in_schema=False)
+    app.add_route("/openapi.json", answer, include_in_schema=False)
 
 
 def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

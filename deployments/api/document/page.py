@@ -22,7 +22,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 def add_docs_page(app: FastAPI) -> None:
     """Register the page."""
 
-    def docs(request: Request) -> Response:
+    def docs(request: Request) -> Response:  # a thread's work, as the document's
         """Show the endpoints with their parameters, bodies and answers."""
         document: dict[str, Any] = request.app.openapi()
         headers = {"content-security-policy": _POLICY}

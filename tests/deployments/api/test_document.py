@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import jsonschema
 import pytest
 
 from deployments.api import ApiService, create_app
+from deployments.api.app import create_framework_app
 from deployments.api.document.openapi import operations_of
 from deployments.api.document.operations import OPERATIONS
 from deployments.api.document.page import page
@@ -73,6 +75,13 @@ def test_the_document_has_every_entry_with_its_answers_and_errors(document: dict
         assert {str(status) for status in OPERATIONS[f"{method} {path}"].answers} <= operation["responses"].keys()
         if "requestBody" in operation:
             assert {"408", "413", "415", "429"} <= operation["responses"].keys()
+
+
+def test_who_asks_first_at_the_same_time_gets_the_same_document(whole: ApiService) -> None:
+    app = create_framework_app(whole)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: app.openapi(), range(8)))
+    assert all(document is found[0] for document in found)
 
 
 def strict(value: Any) -> Any:
@@ -240,10 +249,9 @@ def references(value: Any) -> Iterator[str]:
             yield from references(inner)
 
 
-def test_every_schema_is_valid_and_leads_to_others(document: dict[str, Any]) -> None:
+def test_every_schema_is_valid_and_every_reference_leads_to_one(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
-    assert {
-        reference.removeprefix("#/components/schemas/") for reference in references(document)
-    } <= schemas.keys()
+    names = {reference.removeprefix("#/components/schemas/") for reference in references(document)}
+    assert names and names <= schemas.keys()
