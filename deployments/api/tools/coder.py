@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.tools.hermes import CLOSE, OPEN
-from deployments.api.tools.named import Functions, arguments_of, kind_of, kinds, properties
+from deployments.api.tools.hermes import OPEN, parse_marked
+from deployments.api.tools.named import Functions, arguments_of, kind_of, kinds, object_of, properties
 from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment
 from engine.errors import InvalidGrammar
@@ -35,36 +35,19 @@ _JUST_TEXT, _TEXT_OR_NULL = frozenset({"string"}), frozenset({"string", "null"})
 
 
 def parse_coder(functions: Functions) -> Parser[None]:
-    """Parse text, and calls of `functions`. White space around calls is dropped.
+    """Parse text, and calls of `functions`.
 
     The outer marks may be missing, as the model sometimes leaves them out.
     """
-    at = Scanner()
-    is_open = has_called = False
-    while True:
-        yield from at.spaces()
-        found = yield from at.mark(OPEN, CLOSE, _FUNCTION)
-        if found == OPEN:
+
+    def call(at: Scanner, opening: str) -> Parser[bool]:
+        if opening == OPEN:
             yield from at.spaces()
-            found = yield from at.mark(_FUNCTION)
-        if found == _FUNCTION:
-            try:
-                is_open = yield from _call(at, functions)
-                has_called = True
-            except Malformed:
-                is_open = False
-                yield from at.release()
-        elif found == CLOSE and is_open:
-            at.drop()
-            is_open = False
-        elif (yield from at.look()):
-            is_open = False
-            yield from at.text()
-        else:
-            rest = at.held.strip()
-            if not ((is_open and CLOSE.startswith(rest)) or (has_called and not rest)):
-                yield from at.release()
-            return
+            if not (yield from at.mark(_FUNCTION)):
+                raise Malformed
+        return (yield from _call(at, functions))
+
+    return parse_marked((OPEN, _FUNCTION), call)
 
 
 def _call(at: Scanner, functions: Functions) -> Parser[bool]:
@@ -148,11 +131,8 @@ def _as_json(text: str, allowed: frozenset[str]) -> str:
 
 def written(arguments: str) -> str:
     """Write arguments, given as JSON; those that are no object stay as they are."""
-    try:
-        values = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
-    if not isinstance(values, dict):
+    values = object_of(arguments)
+    if values is None:
         return arguments
     texts = {
         key: value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from deployments.api.tools.scanner import Malformed, Scanner, parse_call
 from deployments.api.tools.segments import Parser
@@ -11,19 +11,33 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def parse_hermes(names: Collection[str]) -> Parser[None]:
-    """Parse text, and calls of the functions `names`. White space around calls is dropped.
+    """Parse text, and calls of the functions `names`.
 
-    A call without a closing mark ends with its object; at the end of the text, a truncated closing mark suffices.
+    A call without a closing mark ends with its object.
+    """
+
+    def call(at: Scanner, opening: str) -> Parser[bool]:
+        yield from at.spaces()
+        return (yield from parse_call(at, names, ("arguments",)))
+
+    return parse_marked((OPEN,), call)
+
+
+def parse_marked(openings: Sequence[str], call: Callable[[Scanner, str], Parser[bool]]) -> Parser[None]:
+    """Parse text, and calls that begin with one of `openings` and end with `CLOSE`. White space around calls is
+    dropped; at the end of the text, a truncated closing mark suffices.
+
+    `call` parses what comes after the opening, which it is given: it returns whether the call is complete, and
+    raises `Malformed` if it is none.
     """
     at = Scanner()
     is_open = has_called = False
     while True:
         yield from at.spaces()
-        found = yield from at.mark(OPEN, CLOSE)
-        if found == OPEN:
+        found = yield from at.mark(*openings, CLOSE)
+        if found in openings:
             try:
-                yield from at.spaces()
-                is_open = yield from parse_call(at, names, ("arguments",))
+                is_open = yield from call(at, found)
                 has_called = True
             except Malformed:
                 is_open = False

@@ -1,9 +1,11 @@
-"""The functions that an answer may call: what their schemas say of arguments that are written one by one."""
+"""The functions that an answer may call: what their schemas say of arguments, and arguments one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import msgspec
 
 from engine.errors import InvalidGrammar
 
@@ -50,6 +52,15 @@ def arguments_of(schema: dict[str, Any]) -> list[Argument] | None:
         for name, one in named.items()
         if one is not False
     ]
+
+
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """Return the object that arguments, given as JSON, are; None if they are none."""
+    try:
+        values = msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def properties(schema: dict[str, Any] | None) -> dict[str, Any]:

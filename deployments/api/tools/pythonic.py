@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from deployments.api.tools.llama3 import PYTHON_TAG
-from deployments.api.tools.named import Functions, arguments_of
+from deployments.api.tools.named import Functions, arguments_of, object_of
 from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment
 from engine.errors import InvalidGrammar
@@ -190,11 +190,8 @@ def _text(quoted: str) -> str:
 
 def written(arguments: str) -> str:
     """Write arguments, given as JSON, with Python's literals; those that are no object stay as they are."""
-    try:
-        values = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
-    if not isinstance(values, dict):
+    values = object_of(arguments)
+    if values is None:
         return arguments
     return ", ".join(f"{key}={_python(value)}" for key, value in values.items())
 

@@ -10,6 +10,7 @@ import msgspec
 
 from deployments.api.http.body import is_deeper
 from deployments.api.tools.formats import ToolFormat
+from deployments.api.tools.named import object_of
 from deployments.api.tools.protocol import Function, ToolCall
 
 if TYPE_CHECKING:
@@ -122,8 +123,5 @@ def _plain_call(call: ToolCall, max_depth: int, wraps_text: bool, call_id: str) 
 
 def _object(arguments: str, max_depth: int) -> Plain | None:
     """Return the object that `arguments` are; None if they are none, or one that nests too deep to be rendered."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return None
-    return value if isinstance(value, dict) and not is_deeper(value, max_depth) else None
+    value = object_of(arguments)
+    return None if value is None or is_deeper(value, max_depth) else value
