@@ -191,6 +191,8 @@ class Script:
         """Whether no page is locked or private, on the device or on the host, as at the end of every scenario."""
         account = self.scheduler.account()
         self.host.begin_step()
+        prefixes = self.host._prefixes
+        assert not prefixes._held and not prefixes._keys, "of requests that have ended"
         return account.locked == account.private == self.host.account().held == 0
 
 
