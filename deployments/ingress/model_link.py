@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from deployments.api.conversation.shared_prefixes import shared_prefix_ids
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.client.model_client import ModelClient
-from deployments.client.protocol import UNLOADED_STATES, Unavailable
+from deployments.client.protocol import UNLOADED_STATES
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.serve_watcher import ServeWatcher
 from deployments.config.args import AppArgs, ModelArgs
@@ -27,6 +27,7 @@ from deployments.control.cluster import ClusterModel
 from deployments.control.controller_client import ControllerClient
 from deployments.control.model_switch import DeploymentSwitch
 from deployments.hub.warm_up_board import PrefixReport
+from deployments.ingress.cache_reset import empty_caches
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics import IngressMetrics
 from engine.config import EngineConfig
@@ -39,8 +40,6 @@ from engine.tasks import Task, tasks_of
 from engine.tokenizer import Tokenizer, load_tokenizer
 from monitoring.metrics import Metrics
 from router.state import router_state
-
-logger = logging.getLogger("ray.serve")
 
 _WATCH_S = 5.0
 """Seconds between two checks whether a model without replicas is unloaded."""
@@ -170,21 +169,15 @@ class ModelLink:
 
     async def _empty_caches(self) -> dict[str, int]:
         """Empty the caches of all replicas; return the pages that each one freed. Raises Unavailable."""
-        if not self._router.fleet.names():
+        if self._is_unloaded:
             return {}
-        try:
-            answers = await self._engines.broadcast("empty_cache").results_async(
-                timeout_s=self._health.status_timeout_s, return_exceptions=True
-            )
-        except TimeoutError:
-            seconds = f"{self._health.status_timeout_s:g} seconds (health.status_timeout_s)"
-            raise Unavailable(f"not all replicas of {self.name} emptied their caches within {seconds}") from None
-        if failed := [answer for answer in answers if isinstance(answer, BaseException)]:
-            logger.warning("%s: caches were not emptied: %s", self.name, failed[0])
-            raise Unavailable(
-                f"{len(failed)} of {len(answers)} replicas of {self.name} did not empty their caches"
-            )
-        return dict(answers)
+
+        def ask() -> Awaitable[list[tuple[str, int] | BaseException]]:
+            answers: Awaitable[list[tuple[str, int] | BaseException]]
+            answers = self._engines.broadcast("empty_cache").results_async(return_exceptions=True)
+            return answers
+
+        return await empty_caches(self.name, self._router.fleet.names, ask, self._health.status_timeout_s)
 
     async def _watch_switch(self) -> None:
         """Track whether the model is unloaded, asking Serve only while it has no replicas."""

@@ -1,0 +1,49 @@
+"""Has every replica of a model empty its cache, and tells how much each one freed: all of them, or an error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence, Set
+
+from deployments.client.protocol import Unavailable
+
+logger = logging.getLogger("ray.serve")
+
+RETRY_S = 0.1
+"""Seconds until replicas that have not answered are asked again."""
+
+
+async def empty_caches(
+    model: str,
+    known: Callable[[], Set[str]],
+    ask: Callable[[], Awaitable[Sequence[tuple[str, int] | BaseException]]],
+    timeout_s: float,
+) -> dict[str, int]:
+    """Ask until each replica that is `known` has answered; return the pages that each one freed.
+
+    An ingress that has just started, or the Serve handle that asks, may know a replica later than others do.
+    Raises Unavailable when a replica fails, or has not answered in time.
+    """
+    freed = Counter[str]()
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                answers = await ask()
+                failed = [answer for answer in answers if isinstance(answer, BaseException)]
+                if failed:
+                    logger.warning("%s: caches were not emptied: %s", model, failed[0])
+                    raise Unavailable(
+                        f"{len(failed)} of {len(answers)} replicas of {model} did not empty their caches"
+                    )
+                freed.update(dict(answer for answer in answers if not isinstance(answer, BaseException)))
+                if freed and freed.keys() >= known():
+                    return dict(freed)
+                await asyncio.sleep(RETRY_S)
+    except TimeoutError:
+        missing = ", ".join(sorted(known() - freed.keys())) or "any, as none is known"
+        raise Unavailable(
+            f"these replicas of {model} have not emptied their caches within {timeout_s:g} seconds "
+            f"(health.status_timeout_s): {missing}"
+        ) from None
