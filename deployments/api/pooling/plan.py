@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -141,15 +142,15 @@ def context_of(
     )
 
 
-class PooledEncoder:
+class PooledEncoder(ABC):
     """Encodes the answers of an endpoint that generates nothing: they are whole, never streams."""
 
     def __init__(self, context: ResponseContext) -> None:
         self.context = context
 
+    @abstractmethod
     def results(self, values: Sequence[Vector]) -> dict[str, Any]:
         """Return the fields of the answer that come of each prompt's values."""
-        raise NotImplementedError
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
         """Encode an answer."""
