@@ -7,11 +7,13 @@ raydix:sizes        names and their sizes, by which one process at a time forget
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from redis.asyncio import Redis, from_url
 from redis.exceptions import RedisError, WatchError
@@ -23,6 +25,8 @@ RECORD_BYTES = 1024
 SHARE = 16
 """The bound may be exceeded by this part of it, by each process."""
 SWEEP_S = 60.0
+PAGE = 2048
+"""Names that are read or forgotten at once, so that the event loop goes on between."""
 _TIMEOUT_S = 5.0
 _USED, _SIZES, _LOCK = "raydix:used", "raydix:sizes", "raydix:sweep"
 
@@ -129,33 +133,61 @@ class RedisStore:
 
     async def _sweep(self, now: float) -> None:
         """Forget the names of what is too old; then, of the tenant who has most, what was unused for longest."""
+        most = self._max_bytes - self._max_bytes // SHARE
+        gone = await asyncio.to_thread(_too_much, await self._kept(), now - self._ttl_s, most)
+        for start in range(0, len(gone), PAGE):
+            async with self._pipeline() as pipe:
+                _forget(pipe, gone[start : start + PAGE])
+                await pipe.execute()
         async with self._pipeline() as pipe:
-            pipe.zrange(_USED, 0, -1, withscores=True)
-            pipe.hgetall(_SIZES)
-            used, sizes = await pipe.execute()
-        kept: dict[bytes, list[bytes]] = defaultdict(list)  # by tenant, those last that were unused for longest
-        taken: dict[bytes, int] = defaultdict(int)
-        gone = []
-        for key, used_at in reversed(used):
-            if used_at < now - self._ttl_s:
-                gone.append(key)
-            else:
-                tenant = key.split(b":")[1]
-                kept[tenant].append(key)
-                taken[tenant] += int(sizes.get(key, RECORD_BYTES))
-        most, total = self._max_bytes - self._max_bytes // SHARE, sum(taken.values())
-        while total > most:
-            richest = max(taken, key=taken.__getitem__)
-            oldest = kept[richest].pop()
-            size = int(sizes.get(oldest, RECORD_BYTES))
-            gone.append(oldest)
-            taken[richest] -= size
-            total -= size
-        async with self._pipeline() as pipe:
-            if gone:
-                _forget(pipe, gone)
             pipe.delete(_LOCK)
             await pipe.execute()
+
+    async def _kept(self) -> dict[bytes, _Kept]:
+        """Return what is kept by its name, that first which was unused for longest.
+
+        It is read page by page, as there may be a hundred thousand names.
+        """
+        kept: dict[bytes, _Kept] = {}
+        for start in count(0, PAGE):
+            async with self._pipeline() as pipe:
+                pipe.zrange(_USED, start, start + PAGE - 1, withscores=True)
+                (used,) = await pipe.execute()
+            if not used:
+                return kept
+            async with self._pipeline() as pipe:
+                pipe.hmget(_SIZES, [name for name, _ in used])
+                (sizes,) = await pipe.execute()
+            for (name, used_at), size in zip(used, sizes, strict=True):
+                kept.pop(name, None)  # it was used while the pages before were read
+                kept[name] = _Kept(used_at, RECORD_BYTES if size is None else int(size))
+        return kept
+
+
+class _Kept(NamedTuple):
+    """A record that is kept."""
+
+    used_at: float
+    size: int
+
+
+def _too_much(kept: dict[bytes, _Kept], oldest: float, most: int) -> list[bytes]:
+    """Return the names to forget, so that nothing older than `oldest` and at most `most` bytes stay."""
+    gone = [name for name, one in kept.items() if one.used_at < oldest]
+    names: dict[bytes, list[bytes]] = defaultdict(list)  # by tenant, those last that were unused for longest
+    taken: dict[bytes, int] = defaultdict(int)
+    for name, one in reversed(kept.items()):
+        if one.used_at >= oldest:
+            tenant = name.split(b":")[1]
+            names[tenant].append(name)
+            taken[tenant] += one.size
+    total = sum(taken.values())
+    while total > most:
+        richest = max(taken, key=taken.__getitem__)
+        gone.append(names[richest].pop())
+        taken[richest] -= kept[gone[-1]].size
+        total -= kept[gone[-1]].size
+    return gone
 
 
 def _key(tenant: str, name: str) -> str:
