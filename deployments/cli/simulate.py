@@ -71,7 +71,7 @@ def run(
         results = _simulate_all(trace, scenarios, names, console)
     except ValueError as error:
         raise UserError(one_line(error)) from None
-    pooled = pooled_hit_rate(trace, scenario.num_replicas * scenario.cache_tokens)
+    pooled = pooled_hit_rate(trace, scenario.num_tokens)
     console.print(f"[bold]{_title(trace, scenario)}[/]\n")
     for table in tables(results, pooled):
         console.print(table)
@@ -142,7 +142,7 @@ def _title(trace: Trace, scenario: Scenario) -> str:
     ingresses = f"{scenario.num_ingresses} ingress" + ("es" if scenario.num_ingresses > 1 else "")
     return (
         f"{trace.name}: {len(trace.requests):,} requests, {scenario.num_replicas} replicas x "
-        f"{scenario.cache_tokens / 1e6:.1f}M tokens of KV, {ingresses}, "
+        f"{scenario.cache_tokens / 1e6:.1f}M tokens of KV{scenario.tiers.title}, {ingresses}, "
         f"news {scenario.cache_delay:g} s (cache) and {scenario.load_delay:g} s (load) old"
     )
 

@@ -59,6 +59,7 @@ class SimulatedFleet:
         on_change: Action = lambda _: None,
     ) -> None:
         """`reuse_s`: REUSE_S on the simulation's clock. `on_change` is called after each event of a replica."""
+        scenario.tiers.check(block_tokens)
         self._reuse_s, self._on_change = reuse_s, on_change
         self._block_tokens = block_tokens
         self._scenario = scenario
@@ -234,7 +235,8 @@ class SimulatedFleet:
     # Parts
 
     def _new_replica(self, name: str, now: float) -> SimulatedReplica:
-        return SimulatedReplica(name, self._scenario.service, self._num_pages, self._block_tokens, now)
+        scenario = self._scenario
+        return SimulatedReplica(name, scenario.service, self._num_pages, self._block_tokens, now, scenario.tiers)
 
     def _new_ingresses(self, policy: Callable[[], Policy]) -> list[SimulatedIngress]:
         first = policy()

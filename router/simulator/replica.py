@@ -2,6 +2,7 @@
 
     submit ─▶ waiting ─▶ prefilling (one at a time, FCFS) ─▶ decoding (all at once) ─▶ done
                          match, lock, extend                  insert                   finish
+                         load from the host
 
 The tree's tokens are the trace's blocks (page size 1), so 12,000 tokens of prompt are some 24 tokens of tree.
 A request takes the pages of its prompt and its answer when its prefill begins, and waits at the head of the queue
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from cache import KVCacheManager, Lease, Namespace
 from engine.scheduling.stats import EngineLoad
 from router.simulator.service import ServiceModel
+from router.simulator.tiers import HostTier, Tiers
 from router.simulator.trace import TraceRequest
 
 NAMESPACE = Namespace("simulated")
@@ -40,6 +42,8 @@ class Job:
     """Uncached tokens, as the replica expected when the request arrived."""
     hit_tokens: int | None = None
     """Tokens found in the cache when the request was first admitted; None before that."""
+    host_tokens: int = 0
+    """Those of them that lay in host memory alone."""
     regret_tokens: int = 0
     """Tokens that the best replica known to the ingress held beyond the chosen one, at the last placement."""
     first_token_at: float | None = None
@@ -72,7 +76,13 @@ class SimulatedReplica:
     """A replica on the caller's clock: `next_event` says when `advance` has something to do."""
 
     def __init__(
-        self, name: str, service: ServiceModel, num_pages: int, block_tokens: int, now: float = 0.0
+        self,
+        name: str,
+        service: ServiceModel,
+        num_pages: int,
+        block_tokens: int,
+        now: float = 0.0,
+        tiers: Tiers | None = None,
     ) -> None:
         self.name = name
         self.prefill_seconds = 0.0
@@ -80,6 +90,9 @@ class SimulatedReplica:
         self.reports: deque[LoadReport] = deque()
         """One report for each change, oldest first; the reader removes them."""
         self._cache = KVCacheManager(num_pages, 1, block_tokens=1)
+        self._host: HostTier | None = None
+        if tiers is not None and tiers.host_tokens:
+            self._host = HostTier(self._cache, NAMESPACE, tiers, block_tokens, service.prefill_rate)
         self._service = service
         self._block_tokens = block_tokens
         self._waiting: deque[Job] = deque()
@@ -98,12 +111,17 @@ class SimulatedReplica:
 
     def submit(self, job: Job, now: float) -> None:
         """Put the request in the queue."""
-        held = self._cache.peek(NAMESPACE, (*job.request.blocks, LAST_TOKEN)) * self._block_tokens
-        job.expected_tokens = max(job.num_tokens - held, 1)
+        job.expected_tokens = max(job.num_tokens - self.held_blocks(job) * self._block_tokens, 1)
         self._waiting.append(job)
         self._waiting_tokens += job.expected_tokens
         self._begin_prefill(now)
         self._report(now)
+
+    def held_blocks(self, job: Job) -> int:
+        """Count the leading blocks of a prompt that need not be computed now."""
+        tokens = (*job.request.blocks, LAST_TOKEN)
+        found = self._cache.peek(NAMESPACE, tokens)
+        return found if self._host is None else self._host.reach(self._host.reader(str(id(job)), tokens), found)
 
     def next_event(self) -> float:
         """Return the time of the next event; infinity while the replica is idle."""
@@ -177,21 +195,25 @@ class SimulatedReplica:
         if self._prefilling is not None or not self._waiting:
             return
         job = self._waiting[0]
-        cache = self._cache
-        match = cache.match(NAMESPACE, (*job.request.blocks, LAST_TOKEN), now)
+        cache, host, tokens = self._cache, self._host, (*job.request.blocks, LAST_TOKEN)
+        match = cache.match(NAMESPACE, tokens, now)
         lease = cache.lock(match)
         num_pages = self._pages(job)
         if cache.pages_needed(lease, num_pages) > cache.available:
             cache.finish(lease, (), now)  # wait until a running request frees its pages
             return
+        reader = None if host is None else host.reader(str(id(job)), tokens)
+        reached = match.length if host is None or reader is None else host.begin(reader, match.length)
         cache.extend(lease, num_pages)
+        copying = 0.0 if host is None or reader is None else host.load(reader, lease.pages)
         self._waiting.popleft()
         self._waiting_tokens -= job.expected_tokens
         job.lease = lease
-        found = min(match.length * self._block_tokens, job.request.num_tokens - 1)
+        found = min(reached * self._block_tokens, job.request.num_tokens - 1)
         if job.hit_tokens is None:
             job.hit_tokens = found
-        seconds = self._service.prefill_seconds(job.num_tokens - found)
+            job.host_tokens = max(found - match.length * self._block_tokens, 0)
+        seconds = copying + self._service.prefill_seconds(job.num_tokens - found)
         self.prefill_seconds += seconds
         self._prefilling, self._prefill_ends = job, now + seconds
 

@@ -12,6 +12,7 @@ from router.simulator.result import Result
 
 LEGEND = """\
 hits    prompt tokens found in the cache; pooled: hits over those of one LRU cache of the fleet's size
+host    prompt tokens that host memory alone held (with --host-tokens)
 p50..   percentiles of the time to first token, seconds
 skew    prefill work of the busiest replica over the mean
 regret  prompt tokens that the best known replica held and the chosen one did not; spills: requests with any"""
@@ -28,6 +29,7 @@ _COLUMNS: tuple[_Column, ...] = (
     ("regret", lambda r: r.regret_share, ".1%", 0),
     ("spills", lambda r: r.num_spills, ",", 0),
 )
+_LOWER: tuple[_Column, ...] = (("host", lambda r: r.host_share, ".1%", 0),)
 _AFTER_A_FAILURE: tuple[_Column, ...] = (
     ("moved", lambda r: r.num_moved, ",", 0),
     ("failed", lambda r: r.num_failed, ",", 0),
@@ -37,7 +39,8 @@ _AFTER_A_FAILURE: tuple[_Column, ...] = (
 def tables(results: Sequence[Result], pooled: float) -> Iterator[Table]:
     """One table per load, one row per policy, the lowest TTFT p95 first; the best of a column stands out."""
     has_failures = any(result.num_moved or result.num_failed for result in results)
-    columns = (*_COLUMNS, *(_AFTER_A_FAILURE if has_failures else ()))
+    lower = [column for column in _LOWER if any(column[1](result) for result in results)]
+    columns = (_COLUMNS[0], *lower, *_COLUMNS[1:], *(_AFTER_A_FAILURE if has_failures else ()))
     for load in sorted({result.load for result in results}):
         rows = sorted((r for r in results if r.load == load), key=lambda result: result.ttft_p95)
         busy = min(result.utilisation for result in rows), max(result.utilisation for result in rows)

@@ -21,6 +21,8 @@ class Result:
     num_requests: int
     hit_rate: float
     """Cached tokens of all prompt tokens, as of each request's first admission."""
+    host_share: float
+    """Those of them that lay in host memory alone, of all prompt tokens."""
     ttft_mean: float
     ttft_p50: float
     ttft_p95: float
@@ -52,6 +54,7 @@ def summarise(policy: str, scenario: Scenario, jobs: Sequence[Job], prefill_seco
         load=scenario.load,
         num_requests=len(jobs),
         hit_rate=sum(job.hit_tokens or 0 for job in jobs) / num_tokens,
+        host_share=sum(job.host_tokens for job in jobs) / num_tokens,
         ttft_mean=sum(waits) / len(waits) if waits else math.nan,
         ttft_p50=percentile(waits, 0.50),
         ttft_p95=percentile(waits, 0.95),

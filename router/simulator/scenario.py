@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from router.simulator.service import ServiceModel
+from router.simulator.tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,18 @@ class Scenario:
     load_delay: float = 0.05
     """Seconds until an ingress hears of a replica's load. Its own dispatches count at once."""
     service: ServiceModel = field(default_factory=ServiceModel)
+    tiers: Tiers = field(default_factory=Tiers)
+    """Where KV lies beside the device, and how fast it moves."""
     kills: tuple[Kill, ...] = ()
     restart_s: float = 30.0
     """Seconds from a replica's death until it serves again, empty."""
     seed: int = 0
     """Of the arrivals, the choice of ingress and the policies' chance."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV the whole fleet has room for, in all tiers."""
+        return self.num_replicas * (self.cache_tokens + self.tiers.host_tokens)
 
     def __post_init__(self) -> None:
         for name in ("num_replicas", "cache_tokens", "num_ingresses"):

@@ -53,6 +53,19 @@ def test_a_table_json_and_a_picture(trace: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_host_memory_is_a_tier_of_every_policy(trace: Path, tmp_path: Path) -> None:
+    report = tmp_path / "out.json"
+    output = simulate(trace, "--replicas", 2, "--cache-tokens", 60_000, "--policy", "cost,linear",
+                      "--host-tokens", 600_000, "--host-min-uses", 1, "--host-bandwidth", 12, "--kv-bytes", 65_536,
+                      "--json", report)  # fmt: skip
+    assert "0.1M tokens of KV + 0.6M on the host" in " ".join(output.split())
+    written = json.loads(report.read_text())
+    tiers = written["scenario"]["tiers"]
+    assert (tiers["host_tokens"], tiers["host_min_uses"]) == (600_000, 1)
+    assert (tiers["host_bandwidth"], tiers["kv_bytes_per_token"]) == (12e9, 65_536)
+    assert all(row["host_share"] > 0 for row in written["results"])
+
+
 def test_a_policy_of_ones_own_is_found_in_the_current_directory(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +149,9 @@ def test_mistakes_in_autoscaling_are_reported(trace: Path, arguments: list[str],
         (["--kill", "9@5", "--replicas", "4"], "there is no replica 9 to kill"),
         (["--kill", "soon"], "expected REPLICA@SECONDS"),
         (["--calibration", "missing.json"], "missing.json: expected"),
+        (["--host-bandwidth", "0"], "host_bandwidth must be above 0 bytes/s, got 0.0"),
+        (["--kv-bytes", "-1"], "kv_bytes_per_token must be above 0 bytes, got -1.0"),
+        (["--host-tokens", "100"], "host_tokens must be at least 512, a block of the trace"),
     ],
 )
 def test_mistakes_are_reported(trace: Path, arguments: list[str], message: str) -> None:
