@@ -56,6 +56,8 @@ class BlockRecord:
             assert step.parent is not None, "roots have a block"
             step = step.parent
         hashes = block_hashes(tokens, step.blocks[-1], size)
+        if self.log.events is not None:
+            self.log.events.store(node.namespace, _last_told(step), hashes, tokens)
         node.blocks.extend(hashes)
         self.log.store(hashes)
 
@@ -80,3 +82,10 @@ class BlockRecord:
         """Note that `node` left the tree."""
         self._recent.forget(node.blocks)
         self.log.evict(node.blocks)
+
+
+def _last_told(node: Node) -> int | None:
+    """Return the last block of a node, of which a root has none, and a gate that of the shared prefix above."""
+    if node.tokens:
+        return node.blocks[-1]
+    return None if node.parent is None else node.parent.blocks[-1]

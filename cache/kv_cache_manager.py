@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cache.accounting import CacheStats, PageAccount
+from cache.block_events import BlockEvents
 from cache.block_record import BlockRecord
 from cache.eviction import EvictionStrategy, eviction_strategy
 from cache.insertion import insert
@@ -66,6 +67,16 @@ class KVCacheManager:
         self._shared_ends: list[Node] = []
         self.num_shared_pages = 0
         """Pages of prefixes that all namespaces share, which are locked for good."""
+
+    def follow_blocks(self, include_salted: bool = False) -> BlockEvents:
+        """Return the events of all blocks from now on, for other programs. Call it while nothing is held.
+
+        Raises ValueError where no blocks are reported.
+        """
+        if self.prefix_log is None or not self._prefix_cache:
+            raise ValueError("blocks are reported by a prefix cache with block_tokens")
+        self.prefix_log.events = BlockEvents(self._block_tokens or 1, include_salted)
+        return self.prefix_log.events
 
     @property
     def available(self) -> int:

@@ -21,7 +21,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from cache.block_events import BlockEvents
 from cache.recent_runs import RecentRuns, newest_first
+from cache.tiers import Tier
 
 
 class PrefixLog:
@@ -32,6 +34,8 @@ class PrefixLog:
 
     def __init__(self, recent: RecentRuns | None = None) -> None:
         """`recent` says which blocks were used last, if that is known."""
+        self.events: BlockEvents | None = None
+        """Told of every change as well, where other programs want to know."""
         self._recent = recent or RecentRuns()
         self._changes = threading.Lock()  # held for a change or a swap: the engine loop never waits for a copy
         self._stored: dict[int, None] = {}  # held now, not at the last drain; ordered: parents before children
@@ -56,6 +60,8 @@ class PrefixLog:
 
     def evict(self, hashes: Sequence[int]) -> None:
         """Record blocks that the tree held and no longer does. O(len(hashes))."""
+        if self.events is not None:
+            self.events.evict(hashes)
         with self._changes:
             for block in hashes:
                 if block in self._beside:
@@ -65,11 +71,15 @@ class PrefixLog:
 
     def keep(self, hashes: Sequence[int]) -> None:
         """Record blocks of the tree that are kept beside it as well, until `drop`. O(len(hashes))."""
+        if self.events is not None:
+            self.events.keep(hashes, Tier.HOST)
         with self._changes:
             self._beside.update(dict.fromkeys(hashes, True))
 
     def drop(self, hashes: Sequence[int]) -> None:
         """Record blocks that are no longer kept beside the tree. O(len(hashes))."""
+        if self.events is not None:
+            self.events.drop(hashes, Tier.HOST)
         with self._changes:
             for block in hashes:
                 if not self._beside.pop(block, True):

@@ -76,6 +76,7 @@ def bind_engines(
         warm_up=args.warm_up,
         chat=model.chat,
         shared_prefixes=args.shared_prefixes,
+        kv_events=model.engines.kv_events,
     )
     options = _options(args, model.engines, model.gpus_per_rank)
     if model.engine.tensor_parallel_size > 1:

@@ -97,6 +97,14 @@ class ModelArgs(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _events_need_a_cache(self) -> Self:
+        if self.engines.kv_events is not None and not self.engine.prefix_cache:
+            raise ValueError(
+                "engines.kv_events tells of a prefix cache, which engine.prefix_cache: false turns off; remove one"
+            )
+        return self
+
     @property
     def num_when_loaded(self) -> int:
         """Number of replicas that loading the model starts."""

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from deployments.config.hosts import LOCAL_HOSTS, check_host, check_origin, is_local
+from deployments.config.kv_events import KvEventSettings
 from router.policy_names import check_policy_name
 
 PolicyName = Annotated[str, AfterValidator(check_policy_name)]
@@ -247,6 +248,8 @@ class EngineDeploymentSettings(DeploymentSettings):
 
     autoscaling: AutoscalingSettings | None = None
     """Scales the number of replicas; given instead of `count`."""
+    kv_events: KvEventSettings | None = None
+    """Where replicas tell routers of others which blocks they hold. None: nowhere."""
 
     @property
     def num_expected(self) -> int:

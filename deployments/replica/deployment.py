@@ -19,6 +19,7 @@ from typing import Any
 
 from deployments.client.attempt import message_of
 from deployments.client.protocol import CallOutcome, GenerateRequest
+from deployments.config.kv_events import KvEventSettings
 from deployments.config.settings import (
     ChatSettings,
     HealthSettings,
@@ -30,6 +31,7 @@ from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.version import raydix_version
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.intake import Intake, Refusal
+from deployments.replica.kv_events import KvEventPublisher
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
 from deployments.replica.metrics import EngineMetrics
@@ -70,6 +72,8 @@ class ReplicaSettings:
     """How conversations are turned into prompts; used for shared prefixes."""
     shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
     """Computed at the start, for all tenants; each has its text."""
+    kv_events: KvEventSettings | None = None
+    """Where blocks of KV are told to routers of others, if anywhere."""
     timings: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire; its heartbeat is `health.heartbeat_s`."""
 
@@ -105,7 +109,12 @@ class EngineReplica:
         log_through_serve()
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
+        self._events: KvEventPublisher | None = None
+        if settings.kv_events is not None:  # before the model is loaded: unusable endpoints are told at once
+            self._events = KvEventPublisher(settings.kv_events, self.replica, host, config.name)
         self._engine = engine_factory(_with_threads(config, settings.num_sharing))
+        if self._events is not None and settings.kv_events is not None:
+            self._events.start(self._engine.cache.follow_blocks(settings.kv_events.include_tenants))
         self._loop = self._engine.loop
         shared = share_prefixes(
             self._engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
@@ -192,6 +201,8 @@ class EngineReplica:
 
     def close(self) -> None:
         """Stop the engine and the wire. Idempotent."""
+        if self._events is not None:
+            self._events.close()
         if self._pusher is not None:
             self._pusher.stop()
         self._garbage.close()
@@ -280,6 +291,8 @@ class EngineReplica:
         self._metrics.on_load(self._loop.load())
         self._metrics.on_grammars(self._engine.grammars)
         self._metrics.on_evicted(self._engine.cache.page_ages.drain())
+        if self._events is not None:
+            self._metrics.on_kv_events(self._events.counts.copy())
         metrics.set("engine_up", float(self._loop.failure is None))
         utilization = gpu_utilization(str(getattr(self._engine.runner, "device", "none")))
         if utilization is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import add
 
 from cache.page_ages import EvictedPage
@@ -76,6 +76,13 @@ class EngineMetrics:
         self._metrics.set("grammar_cache_bytes", compiler.num_bytes)
         self._metrics.count_to("grammar_cache_requests_total", compiler.num_hits, result="hit")
         self._metrics.count_to("grammar_cache_requests_total", compiler.num_misses, result="miss")
+
+    def on_kv_events(self, counts: Mapping[str, int]) -> None:
+        """Set what was told to routers of others; called before each snapshot."""
+        for event in ("stored", "removed"):
+            self._metrics.count_to("kv_event_blocks_total", counts[event], event=event)
+        for outcome in ("buffered", "snapshot", "malformed", "broken_off"):
+            self._metrics.count_to("kv_event_replays_total", counts[outcome], outcome=outcome)
 
     def on_load(self, load: EngineLoad) -> None:
         """Set gauges and totals; called before each snapshot."""

@@ -19,6 +19,7 @@ from deployments.api import ApiService
 from deployments.api.app import create_framework_app
 from deployments.cli.app import app as raydix
 from deployments.config.args import AppArgs
+from deployments.config.kv_events import KvEventSettings
 from deployments.config.settings import AutoscalingSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import TenantSettings
@@ -28,6 +29,8 @@ from monitoring.metrics import METRICS, PREFIX
 
 REQUIRED = object()
 """The default of a setting that has none."""
+_OPTIONAL: tuple[type[BaseModel], ...] = (AutoscalingSettings, KvEventSettings)
+"""Sections that are off unless they are given."""
 _LISTS: Mapping[str, type[BaseModel] | None] = {
     "tenants": TenantSettings,
     "shared_prefixes": SharedPrefixSettings,
@@ -55,8 +58,8 @@ def _settings(
             yield from _fields(EngineConfig, path)
         elif name in _LISTS:
             yield from _settings(kind, None, f"{path}[].") if (kind := _LISTS[name]) else ()
-        elif AutoscalingSettings in get_args(info.annotation):
-            yield from _settings(AutoscalingSettings, None, f"{path}.")
+        elif section := next((one for one in _OPTIONAL if one in get_args(info.annotation)), None):
+            yield from _settings(section, None, f"{path}.")
         else:
             yield path, REQUIRED if default is PydanticUndefined else default
 

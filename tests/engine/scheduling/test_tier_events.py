@@ -1,0 +1,64 @@
+"""Events of blocks, of a whole scheduler with host memory: they tell what lies where, whatever happens."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cache.prefix_hash import block_hashes, prefix_root
+from cache.tiers import Tier
+from tests.cache.support.block_mirror import Mirror, prefixes
+from tests.engine.support.script import Script
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    seed=st.integers(0, 2**32),
+    pages_per_block=st.sampled_from((1, 2)),
+    host_pages=st.sampled_from((0, 6, 30)),
+    min_uses=st.sampled_from((1, 2)),
+)
+def test_a_mirror_knows_what_lies_on_the_device_and_on_the_host(
+    seed: int, pages_per_block: int, host_pages: int, min_uses: int
+) -> None:
+    """Prompts that are evicted, copied out and loaded back, aborted, preempted, failed and emptied."""
+    draw = random.Random(seed)
+    script = Script(
+        num_pages=24,
+        page_size=4 * pages_per_block,
+        host_pages=host_pages,
+        host_min_uses=min_uses,
+        block_tokens=4,
+        limits={"max_running": 3},
+    )
+    events, mirror = script.cache.follow_blocks(), Mirror(4)
+
+    def check() -> None:
+        mirror.read(events.drain())
+        tier = script.host._pool.tier
+        pages = [*tier._found.values(), *(page for page in tier._arriving.values() if page.is_wanted)]
+        salted = [request for request in script.requests.values() if request.namespace.salt]
+        hidden = {block for one in salted for block in block_hashes(one.tokens, prefix_root(one.namespace), 4)}
+        assert mirror.held[Tier.HOST] == {block for page in pages for block in page.blocks} - hidden
+        told = {mirror.prompts[block] for block in mirror.held[Tier.DEVICE]}
+        assert told == prefixes(script.cache, 4, salted=False)
+
+    names: list[str] = []
+    for _ in range(60):
+        begin = draw.choice((0, 100, 200, 300)) * pages_per_block
+        prompt = [*range(begin, begin + draw.randint(9, 40)), *range(900, 900 + draw.randint(0, 9))]
+        salt = draw.choice(("", "", "", "s"))
+        names.append(script.arrive(prompt, max_tokens=draw.randint(1, 12), salt=salt))
+        script.runner.fail_next = draw.random() < 0.05
+        for _ in range(draw.randint(0, 12)):
+            script.step()
+        if draw.random() < 0.1:
+            script.abort(draw.choice(names))
+        if draw.random() < 0.1:
+            script.loop.empty_cache()
+        if draw.random() < 0.4:
+            check()
+    script.run()
+    check()
