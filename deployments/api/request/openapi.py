@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import msgspec
-
 from deployments.api.request.answer_forms import STRUCTURED_OUTPUTS_UNSUPPORTED
 from deployments.api.request.fields import HARMLESS
 from deployments.api.request.strict_model import StrictModel
@@ -21,18 +19,16 @@ _OF_PARTS = {"StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
 """Fields without effect of what bodies consist of, by the model's name."""
 
 
-def body_of(kind: type[StrictModel]) -> dict[str, Any]:
-    """Return the description of an endpoint whose body is a `kind`, with the definitions that it refers to."""
-    return {
-        "requestBody": {
-            "content": {"application/json": {"schema": msgspec.json.decode(_schema(kind))}},
-            "required": True,
-        }
-    }
-
-
 @cache  # making it takes most of the time in which an application is put together
-def _schema(kind: type[StrictModel]) -> bytes:
+def body_of(kind: type[StrictModel]) -> dict[str, Any]:
+    """Return the description of an endpoint whose body is a `kind`, with the definitions that it refers to.
+
+    All applications of a process share it; FastAPI copies it into their documents.
+    """
+    return {"requestBody": {"content": {"application/json": {"schema": _schema(kind)}}, "required": True}}
+
+
+def _schema(kind: type[StrictModel]) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template=_PREFIX + "{model}")
     schema.setdefault("$defs", {})
     if kind.unsupported:
@@ -44,7 +40,7 @@ def _schema(kind: type[StrictModel]) -> bytes:
             schema["$defs"][name]["properties"] |= _without_effect(fields)
     if "Message" in schema["$defs"]:
         _as_cleaned(schema["$defs"]["Message"])
-    return msgspec.json.encode(schema)
+    return schema
 
 
 def _as_cleaned(message: dict[str, Any]) -> None:
