@@ -161,9 +161,10 @@ def test_a_new_hub_answers_on_its_port_that_it_is_not_ready() -> None:
 
 def test_a_port_in_use_is_named_with_its_setting_and_what_to_do(taken_port: int) -> None:
     with pytest.raises(MetricsPortError) as raised:
-        MetricsHub(0, MetricsSettings(port=taken_port))
+        MetricsHub(0, MetricsSettings(port=taken_port, port_wait_s=0.25))
     message = str(raised.value)
-    for part in (f"127.0.0.1:{taken_port}", "address already in use", "metrics.port", "metrics.host"):
+    waited = "address already in use, for 0.25 s (metrics.port_wait_s)"
+    for part in (f"127.0.0.1:{taken_port}", waited, "set metrics.port", "metrics.host"):
         assert part in message
     with pytest.raises(MetricsPortError, match=r"no-such-host\.invalid:9100"):
         listen("no-such-host.invalid", 9100)
