@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.scheduling.host_pool import HostMemory
+from engine.scheduling.lower_tier import NoLowerTier
 from engine.scheduling.plan import Step, StepPlan, StepResult
 
 
@@ -28,6 +29,7 @@ class NullRunner:
 
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
+    lower_tier = NoLowerTier()
 
     def __init__(self, num_pages: int = 65_536, step_s: float = 0.0, token: int = 101) -> None:
         self.model_config = NullModelConfig()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from cache.page_keys import PageKeys
 from cache.prefix_log import PrefixLog
@@ -30,6 +31,14 @@ class TierPage:
         """Hashes of the blocks in it, for the log."""
         self.is_wanted = True
         """False if it was forgotten while it arrived."""
+
+
+class Settled(NamedTuple):
+    """Pages whose KV has arrived."""
+
+    found: list[TierPage]
+    unwanted: list[int]
+    """Ids of those that were forgotten meanwhile, which are free now."""
 
 
 class PageTier:
@@ -59,6 +68,10 @@ class PageTier:
             self._idle.move_to_end(key)
         return key in self._found or key in self._arriving_keys
 
+    def is_arriving(self, key: bytes) -> bool:
+        """Whether the key's KV is arriving."""
+        return key in self._arriving_keys
+
     def add(self, key: bytes, page: int, blocks: Sequence[int] = ()) -> None:
         """Note that the key's KV, with the blocks of those hashes, is being copied to a page. There must be none
         yet.
@@ -68,12 +81,16 @@ class PageTier:
         self._arriving_keys.add(key)
         self._log.keep(blocks)
 
-    def settle(self, pages: Iterable[int]) -> list[int]:
-        """Note that KV has arrived, which is found from now on; return the pages whose KV is not wanted any more.
+    def describe(self, key: bytes, blocks: Sequence[int]) -> None:
+        """Note which blocks are in a page whose KV is here or arriving, if that was not known."""
+        page = self._found.get(key)
+        if page is not None and not page.blocks:
+            page.blocks = blocks
+            self._log.keep(blocks)
 
-        Ignores pages in which none was arriving.
-        """
-        unwanted = []
+    def settle(self, pages: Iterable[int]) -> Settled:
+        """Note that KV has arrived, which is found from now on. Ignores pages in which none was arriving."""
+        settled = Settled([], [])
         for page in pages:
             arrived = self._arriving.pop(page, None)
             if arrived is None:
@@ -81,9 +98,10 @@ class PageTier:
             if arrived.is_wanted:
                 self._arriving_keys.remove(arrived.key)
                 self._found[arrived.key] = self._idle[arrived.key] = arrived
+                settled.found.append(arrived)
             else:
-                unwanted.append(page)
-        return unwanted
+                settled.unwanted.append(page)
+        return settled
 
     def drop(self, pages: Iterable[int]) -> list[int]:
         """Note that KV has not arrived; return those of the pages that are free now."""
@@ -102,9 +120,13 @@ class PageTier:
         """Keep the pages `first` to `stop`, all of which are found, where they are until `unpin`."""
         pinned = [self._found[keys[page]] for page in range(first, stop)]
         for page in pinned:
-            page.pins += 1
-            self._idle.pop(page.key, None)
+            self.pin_page(page)
         return pinned
+
+    def pin_page(self, page: TierPage) -> None:
+        """Keep a page that is found where it is until `unpin`."""
+        page.pins += 1
+        self._idle.pop(page.key, None)
 
     def unpin(self, pages: Iterable[TierPage]) -> None:
         """Undo one `pin`, which counts as a use: a prefix's first page as the last, so that its end goes first."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig as EngineConfig
     from engine.drafting.settings import Speculation as Speculation
     from engine.engine import Engine as Engine
+    from engine.kv_tier.settings import KVTier as KVTier
     from engine.llm import LLM as LLM
     from engine.llm import RequestOutput as RequestOutput
     from engine.sampling_params import SamplingParams as SamplingParams
@@ -24,10 +25,20 @@ _HOMES = {
     "Engine": "engine.engine",
     "EngineConfig": "engine.config",
     "SamplingParams": "engine.sampling_params",
+    "KVTier": "engine.kv_tier.settings",
     "Speculation": "engine.drafting.settings",
 }
 
-__all__ = ["LLM", "BeamParams", "Engine", "EngineConfig", "RequestOutput", "SamplingParams", "Speculation"]
+__all__ = [
+    "LLM",
+    "BeamParams",
+    "Engine",
+    "EngineConfig",
+    "KVTier",
+    "RequestOutput",
+    "SamplingParams",
+    "Speculation",
+]
 
 
 def __getattr__(name: str) -> Any:

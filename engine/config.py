@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from engine.drafting.settings import Speculation
 from engine.generation_defaults import checked_defaults
+from engine.kv_tier.settings import KVTier
 from engine.machine import cpu_list
 from engine.scheduling.queue_policy import POLICIES
 from engine.scheduling.settings import SchedulerSettings
@@ -61,6 +62,8 @@ class EngineConfig(SchedulerSettings):
     host_kv_min_uses: int = 2
     """Requests that must have used an evicted prefix, the one that computed it included, for its KV to be copied
     to host memory; 1 copies all."""
+    kv_tier: KVTier | None = None
+    """Files for what host memory holds of evicted prefixes, which outlive the engine; None: there are none."""
     generation_config: Literal["model", "none"] | dict[str, int | float] = "model"
     """Sampling of requests that do not give it: "model" takes the values of the model's generation_config.json,
     "none" the API's own. Or values: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
@@ -150,6 +153,18 @@ class EngineConfig(SchedulerSettings):
         if not 0 <= self.host_kv_gib < 2**20:
             raise ValueError(f"host_kv_gib must be in [0, {2**20}), got {self.host_kv_gib}")
         _check_range("host_kv_min_uses", self.host_kv_min_uses, 1, 2**20)
+        if not isinstance(self.kv_tier, KVTier | None):
+            raise ValueError(f"kv_tier must be a KVTier or None, got {self.kv_tier!r}")
+        if self.kv_tier is not None and not self.host_kv_gib:
+            raise ValueError(
+                "kv_tier is set, but host_kv_gib is 0: files are written from host memory and read into it, so "
+                "set host_kv_gib, or leave kv_tier out"
+            )
+        if self.kv_tier is not None and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"kv_tier is set, but tensor_parallel_size is {self.tensor_parallel_size}: files hold the KV of "
+                "models on one GPU or processor only, so leave kv_tier out"
+            )
         if self.preemption == "swap" and not self.host_kv_gib:
             raise ValueError('preemption is "swap", but host_kv_gib is 0: set it, or use "auto" or "recompute"')
         if self.max_step_tokens < self.max_running:

@@ -26,6 +26,7 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.host_kv import HostKV
 from engine.scheduling.host_pool import HostMemory
+from engine.scheduling.lower_tier import LowerTier
 from engine.scheduling.plan import Runner
 from engine.scheduling.scheduler import Scheduler
 from engine.tasks import TASKS, Task, tasks_of
@@ -72,6 +73,11 @@ class LoadedRunner(Runner, Protocol):
         """Host pages to which it can copy KV pages."""
         ...
 
+    @property
+    def lower_tier(self) -> LowerTier:
+        """What holds prefixes for which the host pages have no room."""
+        ...
+
 
 class Engine:
     """One replica's engine. Start its `loop`, submit what `new_request` makes, and listen to the deltas."""
@@ -105,12 +111,14 @@ class Engine:
             config.host_kv_min_uses,
             self.cache.prefix_log,
             config.block_tokens,
+            runner.lower_tier,
         )
         speculator = _speculator(config.speculation, drafter)
         longest = config.max_model_len or self.model.max_position_embeddings
         self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, host, speculator)
         self.grammars = Compiler(self._vocabulary, config.grammar_cache_bytes)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
+        runner.lower_tier.on_arrival(self.loop.wake)
         self._rank_group = rank_group
         if rank_group is not None:
             rank_group.watch(self.loop.fail)
@@ -144,6 +152,7 @@ class Engine:
     def close(self) -> None:
         """Stop the loop and end the model's other ranks. Idempotent."""
         self.loop.stop()
+        self.runner.lower_tier.close()
         if self._rank_group is not None:
             self._rank_group.close()
 

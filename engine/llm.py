@@ -155,7 +155,7 @@ class LLM:
             while open_jobs:
                 with suppress(QueueFull):  # the queue is bounded: the rest is submitted as it empties
                     while waiting:
-                        self.engine.scheduler.add(waiting[0])
+                        self.engine.scheduler.add(waiting[0], loop.clock())
                         waiting.popleft()
                 for event in loop.step():
                     job = open_jobs[event.request_id]

@@ -25,6 +25,8 @@ Clock = Callable[[], float]
 _NOTHING = StepResult((), ())
 # Most seconds that `load` lags behind while steps are shorter than that.
 _LOAD_SECONDS = 0.005
+# Most seconds between two looks at what requests wait for that cannot be computed yet.
+_POLL_SECONDS = 0.005
 # The next step is planned when this share of the expected time of the one in flight is over, minus a lead: this
 # multiple of what planning took last, plus this many seconds.
 _CERTAIN_SHARE = 0.9
@@ -95,6 +97,10 @@ class EngineLoop:
             self._inbox.append(emptied)
         self._wake.set()
         return emptied
+
+    def wake(self) -> None:
+        """Have the next step planned at once, as something has come that requests may wait for."""
+        self._wake.set()
 
     def fail(self, reason: str) -> None:
         """End the loop because no step can be computed any more. Only the first reason is kept."""
@@ -189,7 +195,14 @@ class EngineLoop:
             events += self._take_in(before)
         elif self._in_flight is None:  # there was nothing to compute
             self._update_load()
+            self._wait_for_arrivals()
         return events
+
+    def _wait_for_arrivals(self) -> None:
+        """Wait a little for what the requests wait for, if there are any: KV on its way to host memory."""
+        self._wake.clear()
+        if self.scheduler.has_work and not self._inbox and not self._stopping:
+            self._wake.wait(_POLL_SECONDS)
 
     def _wait_to_plan(self, running: _InFlight | None) -> None:
         """Wait as long as the step in flight allows, so that requests that arrive meanwhile join the next step."""
@@ -249,7 +262,7 @@ class EngineLoop:
                     item.set_result(self.scheduler.reset_cache())
                 continue
             try:
-                self.scheduler.add(item)
+                self.scheduler.add(item, self.clock())
             except (ValueError, QueueFull) as error:
                 refused.append(StreamDelta(item.request_id, finish_reason="error", error=str(error)))
         return refused

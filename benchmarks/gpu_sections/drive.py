@@ -49,7 +49,7 @@ def drive(engine: Engine, prompts: Sequence[list[int]], outputs: Sequence[int], 
     while num_open:
         with suppress(QueueFull):
             while waiting:
-                engine.scheduler.add(waiting[0])
+                engine.scheduler.add(waiting[0], time.perf_counter())
                 waiting.popleft()
         events = engine.loop.step()
         now = time.perf_counter() - started

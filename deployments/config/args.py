@@ -33,6 +33,7 @@ from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import KeyHash, TenantSettings, distinct_tenants
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
+from engine.kv_tier.settings import KVTier
 from router.placer import PlacerSettings
 
 ENGINE_DEPLOYMENT = "EngineReplica"
@@ -44,6 +45,7 @@ def _known_engine_keys(value: Any) -> Any:
     if isinstance(value, dict):
         _refuse_unknown("engine", value, EngineConfig)
         _refuse_unknown("engine.speculation", value.get("speculation"), Speculation)
+        _refuse_unknown("engine.kv_tier", value.get("kv_tier"), KVTier)
     return value
 
 

@@ -1,4 +1,4 @@
-"""The memory behind host page ids, which holds the KV of preempted requests."""
+"""The memory behind host page ids, which holds the KV of preempted requests and of evicted prefixes."""
 
 from __future__ import annotations
 
@@ -54,6 +54,15 @@ class HostKVPages:
             for start, stop, first in _runs([page for _, page in pairs]):
                 gathered[start:stop].copy_(host[first : first + stop - start], non_blocking=True)
             layer.index_copy_(1, targets, gathered.transpose(0, 1))
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page in all layers."""
+        return self.data[:, 0].nbytes
+
+    def pieces(self, page: int) -> list[memoryview]:
+        """Return the memory of a page, layer by layer."""
+        return [memoryview(layer[page].view(torch.uint8).flatten().numpy()) for layer in self.data]
 
     def measure(self) -> float:
         """Measure the seconds to copy one page one way, as one of many. The device's pages are unchanged."""

@@ -48,6 +48,8 @@ def load_model(
     if is_graphed:
         loading.add_graphs(runner)
     runner.add_host_pages(host_pages_for(config, runner.kv_bytes_per_token * ranks.shard.size))
+    if config.kv_tier is not None:
+        runner.add_lower_tier(config.kv_tier)
     loading.report(runner)
     return runner
 

@@ -13,6 +13,8 @@ from engine.attention.kv_pages import KVPages
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.row_assignment import RowLayout
 from engine.graphs.step_graphs import Capture, StepGraphs, sizes_up_to
+from engine.kv_tier.open_tier import open_tier
+from engine.kv_tier.settings import KVTier
 from engine.machine import usable_cores
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -27,6 +29,7 @@ from engine.sampling.pooled import pool
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
 from engine.scheduling.host_pool import HostMemory
+from engine.scheduling.lower_tier import LowerTier, NoLowerTier
 from engine.scheduling.plan import Step, StepPlan, StepResult
 
 
@@ -62,6 +65,8 @@ class ModelRunner:
         self._host: HostKVPages | None = None
         self.host_memory = HostMemory()
         """The host pages; none until `add_host_pages`."""
+        self.lower_tier: LowerTier = NoLowerTier()
+        """What holds prefixes for which the host pages have no room; nothing until `add_lower_tier`."""
         self._places = Places(pages.page_size, pages.null_page)
         self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one may begin with these tokens
@@ -73,6 +78,11 @@ class ModelRunner:
         if num_pages:
             self._host = HostKVPages(self._pages, num_pages)
             self.host_memory = HostMemory(num_pages, self._host.measure())
+
+    def add_lower_tier(self, settings: KVTier) -> None:
+        """Keep prefixes in files too. Needs host pages. Raises ValueError when the directory cannot be used."""
+        assert self._host is not None
+        self.lower_tier = open_tier(settings, self._host, self.fingerprint)
 
     def add_graphs(self, max_running: int, capture: Capture) -> StepGraphs:
         """Make graphs that replay steps of plain decodes. Reserves the last page, to which unused rows write, so

@@ -13,6 +13,7 @@ from cache.prefix_log import PrefixLog
 from engine.request import Request
 from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, PagePair
 from engine.scheduling.host_prefixes import HostPrefixes
+from engine.scheduling.lower_tier import NO_LOWER_TIER, LowerTier, TierTotals
 from engine.scheduling.swap import SwapSpace
 
 
@@ -27,14 +28,16 @@ class HostKV:
         min_uses: int = 2,
         log: PrefixLog | None = None,
         block_tokens: int = 0,
+        lower: LowerTier = NO_LOWER_TIER,
     ) -> None:
         """`page_size` in tokens; `preemption` is one of `swap.MODES`. Raises ValueError when it is not.
 
-        `log` is told of the blocks, each of `block_tokens` tokens, that are here.
+        `log` is told of the blocks, each of `block_tokens` tokens, that are here. `lower` holds more prefixes.
         """
+        self._lower = lower
         self._pool = HostPool(memory or HostMemory(), log)
         self._swap = SwapSpace(self._pool, page_size, preemption)
-        self._prefixes = HostPrefixes(self._pool, page_size, min_uses, block_tokens)
+        self._prefixes = HostPrefixes(self._pool, page_size, min_uses, block_tokens, self._lower)
         self.on_evict = self._prefixes.on_evict
         """To be called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
 
@@ -47,6 +50,10 @@ class HostKV:
     def num_evicted(self) -> int:
         """Pages of prefixes that were given up for others, since the start."""
         return self._pool.num_evicted
+
+    def lower_totals(self) -> TierTotals:
+        """Return what was moved to and from the lower tier."""
+        return self._lower.totals()
 
     def reset(self) -> int:
         """Forget all prefixes that no request is about to read; return the number of pages that are free now."""
@@ -88,6 +95,14 @@ class HostKV:
             self._swap.forget(request.request_id)
 
     # --- to the device -------------------------------------------------------------------------------------
+
+    def fetch(self, request: Request, num_found: int, tokens_per_second: float, now: float) -> None:
+        """Begin to load what a lower tier has of a new request (`HostPrefixes.fetch`)."""
+        self._prefixes.fetch(request, num_found, tokens_per_second, now)
+
+    def is_awaited(self, request_id: str, now: float) -> bool:
+        """Whether a waiting request had better wait a little longer, as what it begins with is on its way."""
+        return self._prefixes.is_awaited(request_id, now)
 
     def reach(self, request: Request, num_found: int, tokens_per_second: float) -> int:
         """Return how many leading tokens of a waiting request have KV, given that the device's tree has

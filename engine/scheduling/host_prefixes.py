@@ -18,7 +18,9 @@ from cache.page_keys import PageKeys
 from cache.page_tier import TierPage
 from cache.radix_tree import sequence
 from engine.request import Request
+from engine.scheduling.arriving_prefixes import ArrivingPrefixes
 from engine.scheduling.host_pool import HostPool, PagePair
+from engine.scheduling.lower_tier import NO_LOWER_TIER, LowerTier
 
 
 class _Held(NamedTuple):
@@ -32,8 +34,16 @@ class _Held(NamedTuple):
 class HostPrefixes:
     """Decides which evicted pages are copied to the host, and which a prompt copies back."""
 
-    def __init__(self, pool: HostPool, page_size: int, min_uses: int = 2, block_tokens: int = 0) -> None:
-        """A page is kept if at least `min_uses` requests have used it, the one that computed it included.
+    def __init__(
+        self,
+        pool: HostPool,
+        page_size: int,
+        min_uses: int = 2,
+        block_tokens: int = 0,
+        lower: LowerTier = NO_LOWER_TIER,
+    ) -> None:
+        """A page is kept if at least `min_uses` requests have used it, the one that computed it included. What is
+        kept goes on to `lower`, and comes back from there.
 
         Routers are told of what is here if a page is one or more blocks of `block_tokens` tokens; 0: they are
         told nothing.
@@ -44,6 +54,7 @@ class HostPrefixes:
         self._page_size = page_size
         self._min_uses = min_uses
         self._block_tokens = block_tokens if block_tokens and page_size % block_tokens == 0 else 0
+        self._arriving = ArrivingPrefixes(lower, pool, page_size)
         self._outgoing: list[PagePair] = []
         self._keys: dict[str, PageKeys] = {}
         self._held: dict[str, _Held] = {}
@@ -61,7 +72,9 @@ class HostPrefixes:
             return
         keys = PageKeys(node.namespace, sequence(node), self._page_size, node.first_slot)
         for slot in range(num_whole - 1, node.first_slot - 1, -1):  # so that a prefix's end is the older
-            if not self._tier.has(keys[slot]) and self._pool.available:
+            if self._tier.has(keys[slot]):
+                self._tier.describe(keys[slot], self._blocks_in(node, slot))
+            elif self._pool.available:
                 (host,) = self._pool.take(1)
                 self._tier.add(keys[slot], host, self._blocks_in(node, slot))
                 self._outgoing.append((node.pages[slot - node.first_slot], host))
@@ -80,7 +93,9 @@ class HostPrefixes:
 
     def settle(self, copies: Iterable[PagePair]) -> None:
         """Note that a step has made its copies to the host."""
-        self._pool.free(self._tier.settle(host for _, host in copies))
+        found, unwanted = self._tier.settle(host for _, host in copies)
+        self._pool.free(unwanted)
+        self._arriving.save(found)
 
     def drop(self, copies: Iterable[PagePair]) -> None:
         """Note that a step failed and perhaps has not made its copies."""
@@ -88,11 +103,26 @@ class HostPrefixes:
 
     def reset(self) -> int:
         """Forget all that no request is about to read; return the number of pages that are free now."""
+        self._arriving.reset()
         pages = self._tier.clear()
         self._pool.free(pages)
         return len(pages)
 
     # --- to the device -------------------------------------------------------------------------------------
+
+    def fetch(self, request: Request, num_found: int, tokens_per_second: float, now: float) -> None:
+        """Begin to load what lies below host memory of a new request, of which the device has `num_found` tokens.
+
+        Not to be called while a step is planned.
+        """
+        first, last = num_found // self._page_size, (len(request.reusable) - 1) // self._page_size
+        if first < last and self._pool.num_pages:
+            keys = self._keys_of(request, first)
+            self._arriving.fetch(request.request_id, keys, first, last, tokens_per_second, now)
+
+    def is_awaited(self, request_id: str, now: float) -> bool:
+        """Whether a request waits for what `fetch` began to load."""
+        return self._arriving.is_awaited(request_id, now)
 
     def reach(self, request: Request, num_found: int, tokens_per_second: float) -> int:
         """Return how many leading tokens of a waiting request have KV, given that the device has `num_found`.
@@ -124,6 +154,7 @@ class HostPrefixes:
 
     def forget(self, request_id: str) -> None:
         """Let go of what was held for a request that has ended or was preempted. Idempotent."""
+        self._arriving.forget(request_id)
         held = self._held.pop(request_id, None)
         self._keys.pop(request_id, None)
         if held is not None:
@@ -131,6 +162,7 @@ class HostPrefixes:
 
     def begin_step(self) -> None:
         """Begin to plan a step: what steps before it read may be replaced, which its copies do after theirs."""
+        self._arriving.take_in()
         self._tier.unpin(self._being_read)
         self._being_read = []
 

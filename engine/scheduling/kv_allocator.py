@@ -32,7 +32,8 @@ class AdmissionOutcome(enum.Enum):
 
     STARTED = "started"
     DEFERRED = "deferred"
-    """It waits a step because a running prompt computes the page that it would begin with."""
+    """It waits a step because a running prompt computes the page that it would begin with, or because its pages
+    are on their way to host memory."""
     NO_MEMORY = "no memory"
     """Its prompt does not fit beside the running requests."""
 
@@ -77,6 +78,12 @@ class KVAllocator:
         self.num_deferred = 0
         self.forget_promises()
         self.host.begin_step()
+
+    def welcome(self, request: Request, now: float) -> None:
+        """Put a new request in the queue, between two steps, and begin to load what a lower tier has of it."""
+        num_found = self.cache.peek(request.namespace, request.reusable)
+        self.host.fetch(request, num_found, self._budget.prefill_rate, now)
+        self.enqueue(request)
 
     def enqueue(self, request: Request) -> None:
         """Put a request at its position in the queue."""
@@ -139,7 +146,7 @@ class KVAllocator:
             return AdmissionOutcome.NO_MEMORY
         match = self.cache.match(request.namespace, request.reusable, now)
         num_reached = self.host.reach(request, match.length, self._budget.prefill_rate)
-        if self._is_being_computed(request, num_reached):
+        if self.host.is_awaited(request.request_id, now) or self._is_being_computed(request, num_reached):
             self.num_deferred += 1
             return AdmissionOutcome.DEFERRED
         lease = self.cache.lock(match, priority=request.priority)

@@ -88,8 +88,11 @@ class Scheduler:
         """Raise NeverFits if the request can never be served, however long it waits. Has no side effects."""
         check_fits(request, self.max_model_len, self.cache, self._max_running)
 
-    def add(self, request: Request) -> None:
-        """Put a request in the queue. Raises NeverFits, QueueFull, or ValueError when the id is in use."""
+    def add(self, request: Request, now: float) -> None:
+        """Put a request in the queue, between two steps.
+
+        Raises NeverFits, QueueFull, or ValueError when the id is in use.
+        """
         self.check(request)
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use")
@@ -103,7 +106,7 @@ class Scheduler:
             beam_group.begin(request)
         request.queue_position = self._policy.position(request)
         self._requests[request.request_id] = request
-        self.allocator.enqueue(request)
+        self.allocator.welcome(request, now)
         last = request.tokens[-1]
         if request.num_resumed and (reason := self._finish_reason(request, last, request.num_tokens)):
             # Its previous engine was lost after the last token and before it reported the end.
@@ -402,6 +405,7 @@ class Scheduler:
             num_swapped=self.allocator.num_swapped,
             host_pages=self.allocator.host.account(),
             num_host_evicted=self.allocator.host.num_evicted,
+            lower_tier=self.allocator.host.lower_totals(),
             num_finished=self._num_finished,
             prefill_rate=self._budget.prefill_rate,
             decode_seconds=self._budget.decode_seconds,

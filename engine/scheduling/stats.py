@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from cache import CacheStats, PageAccount
 from engine.scheduling.host_pool import HostAccount
+from engine.scheduling.lower_tier import TierTotals
 from engine.structs import Struct, field
 
 PHASES = ("prefill", "decode", "mixed")
@@ -75,6 +76,8 @@ class EngineLoad(Struct, frozen=True):
     host_pages: HostAccount = field(default_factory=HostAccount)
     num_host_evicted: int = 0
     """Pages of prefixes that host memory gave up for others."""
+    lower_tier: TierTotals = TierTotals()
+    """What files below host memory hold, and what was moved there and back."""
     num_finished: int = 0
     prefill_rate: float = 0.0
     """Uncached prompt tokens per second of engine time while prefilling, a moving average; 0 until measured."""

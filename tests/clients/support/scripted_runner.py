@@ -11,6 +11,7 @@ from engine.logprobs import TokenLogprobs
 from engine.models.config import ModelConfig
 from engine.request import Request
 from engine.scheduling.host_pool import HostMemory
+from engine.scheduling.lower_tier import NoLowerTier
 from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
 from engine.tokenizer import load_tokenizer
 from tests.clients.support.scripts import answer
@@ -26,6 +27,7 @@ class ScriptedRunner:
 
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
+    lower_tier = NoLowerTier()
 
     def __init__(self, config: EngineConfig) -> None:
         directory = model_directory(config)

@@ -23,6 +23,7 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.host_pool import HostMemory
+from engine.scheduling.lower_tier import NoLowerTier
 from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
 from monitoring.metrics import Metrics
 from router.fleet import Fleet, ReplicaAddress
@@ -47,6 +48,7 @@ class CountingRunner:
 
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
+    lower_tier = NoLowerTier()
 
     def __init__(self, num_pages: int) -> None:
         self.model_config = Model()

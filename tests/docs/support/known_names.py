@@ -25,6 +25,7 @@ from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import TenantSettings
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
+from engine.kv_tier.settings import KVTier
 from monitoring.metrics import METRICS, PREFIX
 
 REQUIRED = object()
@@ -37,6 +38,9 @@ _LISTS: Mapping[str, type[BaseModel] | None] = {
     "models": None,
 }
 """Lists of objects; a model's own settings are those of `engine` and `engines` at the top."""
+
+_OF_ENGINES = {"speculation": Speculation, "kv_tier": KVTier}
+"""Parts of an engine's settings that are None by default, and what each is when it is given."""
 
 
 def settings() -> dict[str, Any]:
@@ -65,12 +69,12 @@ def _settings(
 
 
 def _fields(kind: type[Any], path: str) -> Iterator[tuple[str, Any]]:
-    """The settings of a dataclass, and those of its optional part."""
+    """The settings of a dataclass, and those of its optional parts."""
     for field in dataclasses.fields(kind):
-        if field.name == "speculation":
-            yield from _fields(Speculation, f"{path}.{field.name}")
+        if field.name in _OF_ENGINES:
+            yield from _fields(_OF_ENGINES[field.name], f"{path}.{field.name}")
         else:
-            yield f"{path}.{field.name}", field.default
+            yield f"{path}.{field.name}", REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
 def metric_names() -> set[str]:

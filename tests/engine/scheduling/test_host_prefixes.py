@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,26 +14,8 @@ from engine.scheduling.host_kv import HostKV
 from engine.scheduling.host_pool import HostAccount, HostMemory
 from tests.engine.scenarios.conftest import Make
 from tests.engine.scenarios.conftest import engine as engine
+from tests.engine.support.evicted_prompts import A, B, C, D, ask, evict, made
 from tests.engine.support.script import Script
-
-A, B, C, D = (range(start, start + 41) for start in (1, 100, 200, 300))
-"""Prompts that take 11 pages of 4 tokens each; the engines have 24 pages."""
-
-
-def made(engine: Make, **options: Any) -> Script:
-    return engine(**{"num_pages": 24, "host_pages": 40, "limits": {"max_running": 2}, **options})
-
-
-def ask(script: Script, prompt: range | list[int], **options: Any) -> str:
-    name = script.arrive(prompt, **{"max_tokens": 2, **options})
-    script.run()
-    return name
-
-
-def evict(script: Script, *prompts: range) -> None:
-    """Have the device give its pages to others."""
-    for prompt in prompts or (B, C, D):
-        ask(script, prompt)
 
 
 def test_a_prompt_used_twice_comes_back_from_the_host(engine: Make) -> None:
@@ -199,7 +179,7 @@ def test_routers_know_what_is_in_host_memory_until_it_is_given_up(engine: Make, 
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ask", "step", "step", "abort", "fail"]),
+        st.sampled_from(["ask", "ask", "ask", "step", "step", "abort", "fail", "hold", "break"]),
         st.integers(0, 4),
         st.integers(1, 45),
         st.integers(1, 12),
@@ -209,13 +189,21 @@ ACTIONS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(ACTIONS, st.sampled_from([(16, 4), (60, 1), (10, 16)]), st.integers(0, 30), st.booleans(), st.booleans())
+@given(
+    ACTIONS,
+    st.sampled_from([(16, 4), (60, 1), (10, 16)]),
+    st.integers(0, 30),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_every_request_gets_the_tokens_it_would_get_alone(
     actions: list[tuple[str, int, int, int]],
     shape: tuple[int, int],
     host_pages: int,
     overlap: bool,
     is_pressed: bool,
+    has_lower_tier: bool,
 ) -> None:
     """The runner compares each page that a request reads with the request's own tokens."""
     num_pages, page_size = shape
@@ -228,6 +216,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         overlap=overlap,
         limits=limits,
         block_tokens=page_size,
+        has_lower_tier=has_lower_tier,
     )
     for action, family, length, number in actions:
         if action == "ask":
@@ -236,9 +225,13 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
             script.abort(list(script.requests)[number % len(script.requests)])
         elif action == "fail":
             script.runner.fail_next = True
+        elif action == "hold":
+            script.tier.is_held = not script.tier.is_held
+        elif action == "break":
+            script.tier.broken.update(list(script.tier.pages)[number::3])
         elif script.loop.has_work:
             script.step()
-    script.runner.fail_next = False
+    script.runner.fail_next = script.tier.is_held = False
     script.run()
     for name in script.requests:
         tokens, _ = script.alone(name)

@@ -17,6 +17,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.host_kv import HostKV
 from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.kv_allocator import KVAllocator
+from engine.scheduling.lower_tier import NO_LOWER_TIER
 from engine.scheduling.plan import Chunk
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.settings import SchedulerSettings
@@ -26,6 +27,7 @@ from tests.engine.support.hash_model import EOS as EOS
 from tests.engine.support.hash_model import VOCABULARY as VOCABULARY
 from tests.engine.support.hash_model import next_token as next_token
 from tests.engine.support.memory_runner import MemoryRunner
+from tests.engine.support.scripted_tier import ScriptedTier
 
 _OF_REQUEST = ("output_ids", "priority", "tenant", "num_prompt_reported")
 
@@ -42,6 +44,8 @@ class Script:
     host_pages: int = 0
     preemption: str = "swap"
     host_min_uses: int = 2
+    has_lower_tier: bool = False
+    """Whether prefixes go on from the host to `tier`."""
     block_tokens: int | None = None
     drafter: Drafter | None = None
     """ScriptedDrafts tokens, whether it pays or not unless `is_adaptive`."""
@@ -60,6 +64,8 @@ class Script:
         )
         limits = {"max_step_ms": None, "max_step_stretch": None, **self.limits}
         max_model_len = limits.pop("max_model_len", 10**6)
+        self.runner = MemoryRunner(self.page_size)
+        self.tier = ScriptedTier(self.runner.host, self.page_size)
         self.host = HostKV(
             HostMemory(self.host_pages),
             self.page_size,
@@ -67,6 +73,7 @@ class Script:
             self.host_min_uses,
             self.cache.prefix_log,
             self.block_tokens or 0,
+            self.tier if self.has_lower_tier else NO_LOWER_TIER,
         )
         speculator = None
         if self.drafter is not None:
@@ -74,7 +81,6 @@ class Script:
         settings = SchedulerSettings(**limits)
         self.scheduler = Scheduler(self.cache, settings, max_model_len, [EOS], self.host, speculator)
         _check_promises(self.scheduler.allocator)
-        self.runner = MemoryRunner(self.page_size)
         self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
         self.requests: dict[str, Request] = {}
         self.events: dict[str, list[StreamDelta]] = {}
@@ -192,7 +198,8 @@ class Script:
         account = self.scheduler.account()
         self.host.begin_step()
         prefixes = self.host._prefixes
-        assert not prefixes._held and not prefixes._keys, "of requests that have ended"
+        arriving = prefixes._arriving
+        assert not prefixes._held and not prefixes._keys and not arriving._awaited, "of requests that have ended"
         return account.locked == account.private == self.host.account().held == 0
 
 

@@ -1,0 +1,47 @@
+"""Opens the file tier that an engine's settings name, for the memory of its host pages."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from engine.attention.host_pages import HostKVPages
+from engine.kv_tier.page_files import PageFiles
+from engine.kv_tier.page_mover import PageMover
+from engine.kv_tier.settings import KVTier
+
+
+def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str) -> PageMover:
+    """Open the directory and start the threads that move pages. Raises ValueError that says what to do when the
+    directory cannot be used, or holds the pages of another model.
+    """
+    num_layers, num_pages, *page = host.data.shape
+    identity: dict[str, str | int] = {
+        "model": fingerprint,
+        "layers": num_layers,
+        "page": " x ".join(map(str, page)),
+        "dtype": str(host.data.dtype).removeprefix("torch."),
+    }
+    max_bytes = int(settings.disk_gib * 2**30)
+    if max_bytes < host.page_bytes:
+        raise ValueError(
+            f"kv_tier.disk_gib is {settings.disk_gib:g}, but one page takes {host.page_bytes / 2**30:.6f} GiB: "
+            "set it to more"
+        )
+    return PageMover(
+        PageFiles(_directory(settings.directory, fingerprint), identity, max_bytes),
+        host.pieces,
+        host.page_bytes,
+        max_queued=max(1, int(settings.max_queued_share * num_pages)),
+        rescan_s=settings.rescan_s,
+        retry_s=settings.retry_s,
+    )
+
+
+def _directory(name: str, fingerprint: str) -> Path:
+    """Return the directory of a model's pages; it is made if it is named after the model."""
+    directory = Path(name.replace("{fingerprint}", fingerprint))
+    if "{fingerprint}" in name and directory.parent.is_dir():
+        with contextlib.suppress(OSError):  # which is explained when the directory is opened
+            directory.mkdir(exist_ok=True)
+    return directory

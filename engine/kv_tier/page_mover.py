@@ -1,0 +1,178 @@
+"""Threads that write pages of host memory to files and read them back, while the engine takes its steps.
+
+    engine's thread ── save ──▶ writer ──▶ PageFiles
+                    ── load ──▶ reader ◀──
+                    ◀─ finished: what was saved, loaded, or could not be loaded
+
+The caller keeps a page's memory as it is until it is reported here: nobody else reads or writes it meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from engine.kv_tier.page_files import PageFiles
+from engine.scheduling.lower_tier import Finished, TierTotals
+
+logger = logging.getLogger(__name__)
+
+_SMOOTHING = 0.1
+_SCAN_SHARE = 1 / 20
+"""Largest share of the writer's time for which it looks at the directory."""
+_STOP_S = 5.0
+
+
+class PageMover:
+    """Moves pages between files and the memory of host pages, one thread for each direction."""
+
+    def __init__(
+        self,
+        files: PageFiles,
+        memory: Callable[[int], Sequence[memoryview]],
+        page_bytes: int,
+        *,
+        max_queued: int,
+        rescan_s: float,
+        retry_s: float,
+    ) -> None:
+        """`memory` returns the pieces of a host page. At most `max_queued` pages wait to be written."""
+        self._files, self._memory, self._page_bytes = files, memory, page_bytes
+        self._max_queued, self._rescan_s, self._retry_s = max_queued, rescan_s, retry_s
+        self._to_save: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
+        self._to_load: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
+        self._saved: deque[int] = deque()
+        self._loaded: deque[tuple[int, bool]] = deque()
+        self._num_saving = self._num_loading = 0  # on the engine's thread
+        self._num_saved = self._num_loaded = self._num_failed = self._num_skipped = 0
+        self._page_seconds = 0.0
+        self._broken_until = 0.0
+        self._is_closed = False
+        self._on_arrival: Callable[[], None] = lambda: None
+        self._threads = [
+            threading.Thread(target=target, name=f"kv-{name}", daemon=True)
+            for name, target in (("writer", self._write), ("reader", self._read))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- from the engine's thread --------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no file at all."""
+        return not len(self._files)
+
+    def has(self, key: bytes) -> bool:
+        """Whether the page is in a file."""
+        return self._files.has(key)
+
+    def save(self, key: bytes, page: int) -> bool:
+        """Have a host page written; False if it will not be, as too many wait, the disk failed or has it."""
+        if self._files.has(key):
+            return False
+        if self._num_saving >= self._max_queued or time.monotonic() < self._broken_until:
+            self._num_skipped += 1
+            return False
+        self._num_saving += 1
+        self._to_save.put((key, page))
+        return True
+
+    def load(self, pages: Sequence[tuple[bytes, int]]) -> None:
+        """Have pages read into host pages, in this order."""
+        self._num_loading += len(pages)
+        for one in pages:
+            self._to_load.put(one)
+
+    def seconds(self, num_pages: int) -> float:
+        """Predict how long it takes until `num_pages` more are loaded; 0 until one was."""
+        return (self._num_loading + num_pages) * self._page_seconds
+
+    def finished(self) -> Finished:
+        """Return what is over since the last call."""
+        saved = [self._saved.popleft() for _ in range(len(self._saved))]
+        over = [self._loaded.popleft() for _ in range(len(self._loaded))]
+        self._num_saving -= len(saved)
+        self._num_loading -= len(over)
+        return Finished(saved, [page for page, ok in over if ok], [page for page, ok in over if not ok])
+
+    def on_arrival(self, call: Callable[[], None]) -> None:
+        """Have `call` called, in a thread, when something was loaded."""
+        self._on_arrival = call
+
+    def totals(self) -> TierTotals:
+        """Return what was moved since the start."""
+        return TierTotals(
+            self._num_saved,
+            self._num_loaded,
+            self._num_failed,
+            self._num_skipped,
+            self._page_bytes,
+            len(self._files),
+            self._files.num_bytes,
+        )
+
+    def clear(self) -> None:
+        """Delete all files, except those that are being written."""
+        self._files.clear()
+
+    def close(self) -> None:
+        """End the threads; what waits is not written. Idempotent."""
+        self._is_closed = True
+        self._to_save.put(None)
+        self._to_load.put(None)
+        for thread in self._threads:
+            thread.join(_STOP_S)
+
+    # --- the threads ---------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        scan_at = time.monotonic() + self._rescan_s
+        while not self._is_closed:
+            try:
+                job = self._to_save.get(timeout=max(0.0, scan_at - time.monotonic()))
+            except queue.Empty:
+                job = None
+            if job is not None:
+                self._write_page(*job)
+                self._saved.append(job[1])
+            if (began := time.monotonic()) >= scan_at:
+                self._files.scan()
+                now = time.monotonic()
+                scan_at = now + max(self._rescan_s, (now - began) / _SCAN_SHARE)
+
+    def _write_page(self, key: bytes, page: int) -> None:
+        if time.monotonic() < self._broken_until:
+            self._num_skipped += 1
+            return
+        try:
+            self._files.write(key, self._memory(page))
+            self._num_saved += 1
+        except OSError as error:
+            self._broken_until = time.monotonic() + self._retry_s
+            self._num_skipped += 1
+            logger.warning(
+                "cannot write KV to %s, so nothing is written for %g s: %s",
+                self._files.directory,
+                self._retry_s,
+                error,
+            )
+
+    def _read(self) -> None:
+        while (job := self._to_load.get()) is not None and not self._is_closed:
+            key, page = job
+            began = time.monotonic()
+            is_read = self._files.read(key, self._memory(page))
+            if is_read:
+                self._num_loaded += 1
+                seconds = time.monotonic() - began
+                self._page_seconds += (seconds - self._page_seconds) * (_SMOOTHING if self._page_seconds else 1.0)
+            else:
+                self._num_failed += 1
+            self._loaded.append((page, is_read))
+            if self._to_load.empty() or not is_read:
+                self._on_arrival()

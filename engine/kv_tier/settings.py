@@ -1,0 +1,35 @@
+"""Settings of the file tier: `engine.kv_tier` in `deployments.yaml`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVTier:
+    """Where prefixes lie that host memory has no room for, and how much of them. Raises ValueError when a value is
+    out of range.
+    """
+
+    directory: str
+    """An existing directory, on this machine or shared by several: all engines of one model may use it at once.
+    If "{fingerprint}" is part of its name, that of the model is put there, and the directory is made: each version
+    of a model then has its own."""
+    disk_gib: float = 16.0
+    """Largest size of the files in it, in GiB; the least recently used go first."""
+    rescan_s: float = 5.0
+    """Seconds after which an engine looks for the files of others."""
+    max_queued_share: float = 0.25
+    """Largest share of the host pages that wait to be written; what comes on top is not written."""
+    retry_s: float = 30.0
+    """Seconds for which nothing is written after the disk was full or failed."""
+
+    def __post_init__(self) -> None:
+        if not self.directory:
+            raise ValueError("kv_tier.directory must name a directory, got an empty text")
+        for name in ("disk_gib", "rescan_s", "retry_s"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"kv_tier.{name} must be a number above 0, got {value}")
+        if not 0 < self.max_queued_share <= 1:
+            raise ValueError(f"kv_tier.max_queued_share must be in (0, 1], got {self.max_queued_share}")

@@ -1,0 +1,123 @@
+"""What the scheduling core wants of a memory below host memory; `engine/kv_tier` has it in files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Finished(NamedTuple):
+    """Host pages whose transfer is over."""
+
+    saved: Sequence[int] = ()
+    """Written, or given up: nobody reads the host page any more."""
+    loaded: Sequence[int] = ()
+    failed: Sequence[int] = ()
+    """Could not be read: what is in the host page is not known."""
+
+
+class TierTotals(NamedTuple):
+    """What was moved to and from the tier since the start, and what is in it."""
+
+    saved: int = 0
+    """Pages."""
+    loaded: int = 0
+    """Pages."""
+    failed: int = 0
+    """Pages that could not be read, or were not what was written."""
+    skipped: int = 0
+    """Pages that were not written, as too many waited or the disk had failed."""
+    page_bytes: int = 0
+    """Bytes of each page."""
+    held: int = 0
+    """Pages that are there."""
+    held_bytes: int = 0
+
+
+class LowerTier(Protocol):
+    """Moves pages between host memory and the tier while steps run. It is used by the engine's thread alone."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no page at all."""
+        ...
+
+    def has(self, key: bytes) -> bool:
+        """Whether the page is there. O(1)."""
+        ...
+
+    def save(self, key: bytes, page: int) -> bool:
+        """Begin to write a host page, which must stay as it is until it is among `Finished.saved`; False if it
+        will not be written.
+        """
+        ...
+
+    def load(self, pages: Sequence[tuple[bytes, int]]) -> None:
+        """Begin to read pages, in this order, into host pages that nobody else uses until they are finished."""
+        ...
+
+    def seconds(self, num_pages: int) -> float:
+        """Predict how long it takes until `num_pages` more are loaded; 0 until that was measured."""
+        ...
+
+    def finished(self) -> Finished:
+        """Return what is over since the last call."""
+        ...
+
+    def on_arrival(self, call: Callable[[], None]) -> None:
+        """Have `call` called, in any thread, when something was loaded."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all pages."""
+        ...
+
+    def totals(self) -> TierTotals:
+        """Return what was moved since the start."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is under way. Idempotent."""
+        ...
+
+
+class NoLowerTier:
+    """There is nothing below host memory."""
+
+    is_empty = True
+
+    def has(self, key: bytes) -> bool:
+        """It has no page."""
+        return False
+
+    def save(self, key: bytes, page: int) -> bool:
+        """Pages are given up."""
+        return False
+
+    def load(self, pages: Sequence[tuple[bytes, int]]) -> None:
+        """There is nothing to load."""
+        assert not pages
+
+    def seconds(self, num_pages: int) -> float:
+        """Nothing is ever loaded."""
+        return 0.0
+
+    def finished(self) -> Finished:
+        """Nothing was begun."""
+        return Finished()
+
+    def on_arrival(self, call: Callable[[], None]) -> None:
+        """Nothing will arrive."""
+
+    def clear(self) -> None:
+        """There is nothing to forget."""
+
+    def totals(self) -> TierTotals:
+        """Nothing was moved."""
+        return TierTotals()
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+NO_LOWER_TIER = NoLowerTier()

@@ -1,0 +1,218 @@
+"""Pages in files: whole, of the right model, within their bound, whatever others do to the directory."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.kv_tier.page_files import MANIFEST, PageFiles
+
+IDENTITY: dict[str, str | int] = {"model": "a" * 32, "layers": 2}
+PIECE = 1000
+PAGE = 2 * PIECE
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(2, "big") * 16
+
+
+def pieces(number: int = 0) -> list[memoryview]:
+    return [memoryview(bytearray([number + layer]) * PIECE) for layer in range(2)]
+
+
+def opened(directory: Path, num_pages: int = 100, **identity: str | int) -> PageFiles:
+    return PageFiles(directory, {**IDENTITY, **identity}, num_pages * (PAGE + 100))
+
+
+def read(files: PageFiles, number: int) -> int | None:
+    """Return with which number a page was written; None if it cannot be read."""
+    memory = pieces(99)
+    if not files.read(key(number), memory):
+        return None
+    assert bytes(memory[1]) == bytes([memory[0][0] + 1]) * PIECE
+    return memory[0][0]
+
+
+def test_pages_survive_a_restart(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    for number in range(5):
+        files.write(key(number), pieces(number))
+    assert [read(opened(tmp_path), number) for number in range(6)] == [0, 1, 2, 3, 4, None]
+    assert len(opened(tmp_path)) == 5 and opened(tmp_path).num_bytes == files.num_bytes
+
+
+def test_a_page_of_more_pieces_than_a_system_call_takes(tmp_path: Path) -> None:
+    many = [memoryview(bytes([number % 251]) * 3) for number in range(2000)]
+    files = opened(tmp_path)
+    files.write(key(0), many)
+    memory = [memoryview(bytearray(3)) for _ in many]
+    assert files.read(key(0), memory) and memory == many
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def of_another_page(path: Path) -> None:
+    other = path.parent.parent / "00" / f"{key(1).hex()}.kv"
+    path.write_bytes(other.read_bytes())
+
+
+def foreign(path: Path) -> None:
+    path.write_bytes(b"\x00" * path.stat().st_size)
+
+
+@pytest.mark.parametrize("spoil", [cut, emptied, flipped, longer, of_another_page, foreign])
+def test_what_is_not_what_was_written_is_not_read(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    files = opened(tmp_path)
+    for number in (1, 2):
+        files.write(key(number), pieces(number))
+    path = tmp_path / "00" / f"{key(2).hex()}.kv"
+    spoil(path)
+    assert read(opened(tmp_path), 2) is None
+    assert read(files, 2) is None and not files.has(key(2)) and not path.exists()
+    files.write(key(2), pieces(2))
+    assert (read(files, 1), read(files, 2)) == (1, 2)
+
+
+def test_a_file_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.write(key(1), pieces(1))
+    (tmp_path / "00" / f"{key(1).hex()}.kv").unlink()
+    assert files.has(key(1))
+    assert read(files, 1) is None and not files.has(key(1)) and files.num_bytes == 0
+
+
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+    files = opened(tmp_path, num_pages=4)
+    for number in range(4):
+        files.write(key(number), pieces(number))
+    read(files, 0)
+    files.write(key(4), pieces(4))
+    assert [files.has(key(number)) for number in range(5)] == [True, False, True, True, True]
+    assert len(list(tmp_path.glob("*/*.kv"))) == 4
+    for number, used_at in ((0, 30), (2, 10), (3, 40), (4, 20)):
+        os.utime(tmp_path / "00" / f"{key(number).hex()}.kv", (used_at, used_at))
+    smaller = opened(tmp_path, num_pages=2)
+    assert [smaller.has(key(number)) for number in (0, 2, 3, 4)] == [True, False, True, False]
+
+
+def test_engines_that_share_a_directory_find_each_others_pages(tmp_path: Path) -> None:
+    one, other = opened(tmp_path), opened(tmp_path)
+    one.write(key(1), pieces(1))
+    assert not other.has(key(1))
+    other.scan()
+    assert other.has(key(1)) and read(other, 1) == 1
+    one.clear()
+    time.sleep(0.01)  # for a time stamp that differs
+    other.scan()
+    assert len(other) == 0 and other.num_bytes == 0
+
+
+def test_writers_at_once(tmp_path: Path) -> None:
+    """Several engines write, read and delete the same pages: nobody reads anything but what was written."""
+    engines, wrong = [opened(tmp_path, num_pages=6) for _ in range(3)], []
+
+    def work(files: PageFiles, seed: int) -> None:
+        for turn in range(200):
+            number = (turn * 7 + seed) % 10
+            if turn % 3:
+                if read(files, number) not in (None, number):
+                    wrong.append(number)
+            else:
+                files.write(key(number), pieces(number))
+            if turn % 50 == 0:
+                files.scan()
+
+    threads = [threading.Thread(target=work, args=(files, seed)) for seed, files in enumerate(engines)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert not list(tmp_path.glob("**/*.part"))
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = opened(tmp_path)
+    real = os.writev
+
+    def full(fd: int, buffers: list[memoryview]) -> int:
+        real(fd, buffers[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write(key(1), pieces(1))
+    assert not list(tmp_path.glob("*/*")) and not files.has(key(1)) and files.num_bytes == 0
+
+
+def test_what_a_killed_engine_was_writing_is_deleted_once_it_is_old(tmp_path: Path) -> None:
+    opened(tmp_path).write(key(1), pieces(1))
+    old, new = tmp_path / "00" / "1-2-3.part", tmp_path / "00" / "4-5-6.part"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    assert len(opened(tmp_path)) == 1
+    assert not old.exists() and new.exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.rmdir(), "is not a directory: create it"),
+        (lambda path: (path.rmdir(), path.write_text("x")), "is not a directory: create it"),
+        (lambda path: (path / MANIFEST).write_text("{"), "no JSON"),
+        (lambda path: (path / MANIFEST).write_text("[]"), "no JSON object"),
+        (lambda path: opened(path, model="b" * 32), "model 'bbbb.* instead of 'aaaa.*give each a directory"),
+        (lambda path: opened(path, layers=3), "layers 3 instead of 2"),
+        (
+            lambda path: (path / MANIFEST).write_text(json.dumps({**IDENTITY, "format": 0})),
+            "format 0 instead of 1",
+        ),
+    ],
+)
+def test_directories_that_cannot_be_used(tmp_path: Path, spoil: Callable[[Path], object], words: str) -> None:
+    directory = tmp_path / "kv"
+    directory.mkdir()
+    spoil(directory)
+    with pytest.raises(ValueError, match=r"kv_tier\.directory is .*" + words):
+        opened(directory)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.EROFS, "must be able to read and write there"), (errno.ENOSPC, "its disk is full: make room")],
+)
+def test_a_directory_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    """A superuser may write anywhere, so the system's answer is scripted."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(ValueError, match=words):
+        opened(tmp_path)
