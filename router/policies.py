@@ -133,8 +133,12 @@ class CostPolicy:
         relative_tolerance: float = 0.05,
         settings: CostSettings = DEFAULT_COST,
         guard: LoadGuard | None = None,
+        price: Callable[[RouteQuery, Candidate, CostSettings], Terms] = cost,
     ) -> None:
-        """`tolerance` is in seconds, about the age of load reports; `relative_tolerance` is the error of rates."""
+        """`tolerance` is in seconds, about the age of load reports; `relative_tolerance` is the error of rates.
+
+        `price` is `cost`, or `router.fetching.fetch_or_compute` where replicas take KV from each other.
+        """
         if num_random < 1 or num_holders < 1:
             raise ValueError(f"at least 1 random replica and 1 holder, got {num_random} and {num_holders}")
         if tolerance < 0.0 or relative_tolerance < 0.0:
@@ -145,6 +149,7 @@ class CostPolicy:
         self._relative_tolerance = relative_tolerance
         self._settings = settings
         self._guard = guard or LoadGuard()
+        self._price = price
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Order by cost; replicas that were not compared follow in the order of their queues."""
@@ -153,13 +158,13 @@ class CostPolicy:
         if not serving:
             return split.decision([], "only_one", "cost", query)
         if len(serving) == 1:  # there is nothing to weigh, and the cost explains itself
-            terms = {name: cost(query, one, self._settings) for name, one in serving.items()}
+            terms = {name: self._price(query, one, self._settings) for name, one in serving.items()}
             return split.decision(list(terms), "only_one", "cost", query, terms)
         held = Overlap.of(query.overlap)
         most = held.most_among(serving)
         preferred = known.rendezvous(_place_key(query, most))
         compared = self._compared(held, known, preferred, rng)
-        terms = {name: cost(query, serving[name], self._settings) for name in compared}
+        terms = {name: self._price(query, serving[name], self._settings) for name in compared}
         score = {name: preferred.score(name) for name in terms}
         ordered = sorted(terms, key=lambda name: (terms[name].total, -score[name]))
         bound = terms[ordered[0]].total * (1.0 + self._relative_tolerance) + self._tolerance

@@ -53,6 +53,32 @@ def simulate(
     host_bandwidth: Annotated[
         float, typer.Option(help="GB/s between device and host, each way.", rich_help_panel=_TIERS)
     ] = 25.0,
+    file_tokens: Annotated[
+        int,
+        typer.Option(
+            help="Files for what the host takes, in tokens: of each replica, or of all with --shared-files.",
+            min=0,
+            rich_help_panel=_TIERS,
+        ),
+    ] = 0,
+    shared_files: Annotated[
+        bool,
+        typer.Option("--shared-files", help="All replicas read the same files.", rich_help_panel=_TIERS),
+    ] = False,
+    file_bandwidth: Annotated[
+        float, typer.Option(help="GB/s at which a replica reads and writes files.", rich_help_panel=_TIERS)
+    ] = 3.0,
+    peer_bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            help="GB/s between replicas, each way; they then fetch KV from each other.",
+            show_default="no fetches",
+            rich_help_panel=_TIERS,
+        ),
+    ] = None,
+    peer_latency: Annotated[
+        float, typer.Option(help="Seconds until a peer's first byte.", rich_help_panel=_TIERS)
+    ] = 0.002,
     kv_bytes: Annotated[
         float, typer.Option(help="Bytes of KV of a token, in all layers.", rich_help_panel=_TIERS)
     ] = 131_072.0,
@@ -151,6 +177,11 @@ def simulate(
                 host_min_uses=host_min_uses,
                 host_bandwidth=host_bandwidth * 1e9,
                 kv_bytes_per_token=kv_bytes,
+                file_tokens=file_tokens,
+                is_file_store_shared=shared_files,
+                file_bandwidth=file_bandwidth * 1e9,
+                peer_bandwidth=None if peer_bandwidth is None else peer_bandwidth * 1e9,
+                peer_latency_s=peer_latency,
             ),
             restart_s=restart,
             seed=seed,

@@ -13,7 +13,9 @@ from cache.prefix_hash import block_hashes, prefix_root
 from router.cost import REUSE_S
 from router.policies import Policy
 from router.simulator.arrivals import Arrivals, arrivals
-from router.simulator.ingress import CacheNews, KnownReplica, SimulatedIngress
+from router.simulator.fetches import Fetches
+from router.simulator.files import FileTier
+from router.simulator.ingress import CacheNews, FileNews, KnownReplica, SimulatedIngress
 from router.simulator.replica import NAMESPACE, Job, SimulatedReplica
 from router.simulator.result import Result, summarise
 from router.simulator.scenario import Scenario
@@ -69,7 +71,9 @@ class SimulatedFleet:
         self._index: dict[str, int] = {}
         self._members: dict[str, KnownReplica] = {}
         self._ingresses = self._new_ingresses(policy)
-        self._news: list[CacheNews] = []
+        self._news: list[CacheNews | FileNews] = []
+        self._fetches = Fetches(scenario.tiers, block_tokens, self._fetched, self._written)
+        self._next_transfer = math.inf
         self._parked: list[Job] = []
         self._heap: list[tuple[float, int, Action]] = []
         self._num_pushed = 0
@@ -129,6 +133,29 @@ class SimulatedFleet:
         stored, evicted = place.replica.drain_news()
         if stored or evicted:
             self._news.append(CacheNews(now, place.replica.name, place.member.epoch, stored, evicted))
+        self._fetches.write(place.replica, now)
+        self._plan_transfers()
+
+    # Transfers
+
+    def _fetched(self, replica: SimulatedReplica, now: float) -> None:
+        self._changed(self._index[replica.name], now)
+
+    def _written(self, store: str, files: FileTier, now: float) -> None:
+        self._news.append(FileNews(now, store, *files.drain_news()))
+
+    def _plan_transfers(self) -> None:
+        due = self._fetches.links.next_event()
+        if due != self._next_transfer:
+            self._next_transfer = due
+            if due != math.inf:
+                self.at(due, self._move_transfers)
+
+    def _move_transfers(self, now: float) -> None:
+        if self._next_transfer == now:  # else the transfers have changed since
+            self._next_transfer = math.inf
+            self._fetches.links.advance(now)
+            self._plan_transfers()
 
     # Requests
 
@@ -146,10 +173,13 @@ class SimulatedFleet:
             self._parked.append(job)
             return
         ingress = self._informed(job.ingress, now)
-        decision = ingress.place(job, [place.member for place in self._known], now)
+        decision, source = ingress.place(job, [place.member for place in self._known], now)
         job.regret_tokens = decision.regret_tokens
         index = self._index[decision.order[0]]
-        self._places[index].replica.submit(job, now)
+        replica = self._places[index].replica
+        if source is not None:
+            self._fetches.begin(job, replica, source, now)
+        replica.submit(job, now)
         self._changed(index, now)
 
     def shortest_queue(self, ingress: int, now: float) -> float:
@@ -215,6 +245,7 @@ class SimulatedFleet:
         place.next_work = math.inf
         for ingress in self._ingresses:
             ingress.lose(replica.name)
+        self._fetches.lose(replica.name, now)
         lost = replica.lose(now)
         place.replica = self._new_replica(replica.name, now)
         self.at(now + self._scenario.restart_s, partial(self._restart, index))
@@ -236,7 +267,11 @@ class SimulatedFleet:
 
     def _new_replica(self, name: str, now: float) -> SimulatedReplica:
         scenario = self._scenario
-        return SimulatedReplica(name, scenario.service, self._num_pages, self._block_tokens, now, scenario.tiers)
+        replica = SimulatedReplica(
+            name, scenario.service, self._num_pages, self._block_tokens, now, tiers=scenario.tiers
+        )
+        self._fetches.join(replica)
+        return replica
 
     def _new_ingresses(self, policy: Callable[[], Policy]) -> list[SimulatedIngress]:
         first = policy()

@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from router.cost import Candidate, RouteQuery, evict_price, queue_seconds, uncached_tokens
+from router.fetching import FetchQuery, Source, best_fetch
 from router.policies import Decision, Policy
 from router.prefix_index import PrefixIndex
+from router.simulator.fetches import STORE, own_files
 from router.simulator.replica import Job, LoadReport
 from router.simulator.scenario import Scenario
 from router.simulator.utilisation import Utilisation
 
+NUM_PEERS = 2
+"""Holders of a prompt's beginning that a replica may fetch it from."""
 KEY_BLOCKS = 2
 """Blocks of a prompt that its place is found by: one more than the system prompt that all may share."""
 
@@ -25,6 +29,16 @@ class CacheNews:
     time: float
     replica: str
     epoch: int
+    stored: Sequence[int]
+    evicted: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class FileNews:
+    """What was written to a store of files, or given up there, since its last news."""
+
+    time: float
+    store: str
     stored: Sequence[int]
     evicted: Sequence[int]
 
@@ -55,19 +69,24 @@ class SimulatedIngress:
         self._scenario = scenario
         self._block_tokens = block_tokens
         self._index = PrefixIndex(block_tokens)
+        self._files: dict[str, set[int]] = {}
         self._utilisation = Utilisation()
         self._rng = random.Random(seed)
         self._sent: dict[str, deque[tuple[float, int]]] = {}  # dispatches no report tells of: (time, tokens)
         self._read = 0
         self._reuse_s = reuse_s
 
-    def hear(self, news: Sequence[CacheNews], members: Mapping[str, KnownReplica], now: float) -> None:
+    def hear(self, news: Sequence[CacheNews | FileNews], members: Mapping[str, KnownReplica], now: float) -> None:
         """Apply the cache changes that are older than the delay."""
         until = now - self._scenario.cache_delay
         while self._read < len(news) and news[self._read].time <= until:
             item = news[self._read]
             self._read += 1
-            if members[item.replica].epoch == item.epoch:
+            if isinstance(item, FileNews):
+                known = self._files.setdefault(item.store, set())
+                known.update(item.stored)
+                known.difference_update(item.evicted)
+            elif members[item.replica].epoch == item.epoch:
                 self._index.apply(item.replica, item.stored, item.evicted)
 
     def lose(self, replica: str) -> None:
@@ -75,17 +94,18 @@ class SimulatedIngress:
         self._index.forget(replica)
         self._sent.pop(replica, None)
 
-    def place(self, job: Job, members: Sequence[KnownReplica], now: float) -> Decision:
-        """Choose a replica and count the dispatch at once."""
+    def place(self, job: Job, members: Sequence[KnownReplica], now: float) -> tuple[Decision, Source | None]:
+        """Choose a replica, and what it had best fetch, and count the dispatch at once."""
         candidates = [self._candidate(member, now) for member in members]
-        query = self._query(job, self._utilisation.observe(candidates, now), now)
+        query = self._query(job, members, self._utilisation.observe(candidates, now), now)
         decision = self._policy.decide(query, candidates, self._rng)
         chosen = decision.order[0]
-        uncached = max(query.num_tokens - query.overlap.get(chosen, 0), 1)
-        self._sent.setdefault(chosen, deque()).append((now, uncached))
+        fetch = best_fetch(query, next(each for each in candidates if each.replica == chosen))
+        held = query.overlap.get(chosen, 0) if fetch is None else fetch.source.tokens
+        self._sent.setdefault(chosen, deque()).append((now, uncached_tokens(query.num_tokens, held)))
         self._index.use(job.chain)
         self._index.expect(chosen, job.chain, now)
-        return decision
+        return decision, None if fetch is None else fetch.source
 
     def shortest_queue(self, members: Sequence[KnownReplica], now: float) -> float:
         """Return the seconds until the least busy replica would start a new prompt; 0 when none serves."""
@@ -97,17 +117,44 @@ class SimulatedIngress:
         held = max(self._index.match(job.chain, now).values(), default=0)
         return uncached_tokens(job.num_tokens, held * self._block_tokens)
 
-    def _query(self, job: Job, utilisation: float, now: float) -> RouteQuery:
+    def _query(self, job: Job, members: Sequence[KnownReplica], utilisation: float, now: float) -> RouteQuery:
         held = self._index.match(job.chain, now)
-        size, prompt = self._block_tokens, job.request.num_tokens
-        return RouteQuery(
-            num_tokens=job.num_tokens,
-            overlap={replica: min(blocks * size, prompt) for replica, blocks in held.items()},
-            key=job.chain[min(KEY_BLOCKS, len(job.chain)) - 1],
-            session=None,
-            utilisation=utilisation,
-            chain=job.chain,
-        )
+        size, prompt, tiers = self._block_tokens, job.request.num_tokens, self._scenario.tiers
+        overlap = {replica: min(blocks * size, prompt) for replica, blocks in held.items()}
+        key = job.chain[min(KEY_BLOCKS, len(job.chain)) - 1]
+        if not tiers.has_fetches:
+            return RouteQuery(job.num_tokens, overlap, key, None, utilisation, job.chain)
+        alive = {member.name: member for member in members if member.is_alive}
+        return FetchQuery(
+            job.num_tokens, overlap, key, None, utilisation, job.chain,
+            peers=self._peers(overlap, alive),
+            files=self._readable(job, held, alive) if tiers.file_tokens else None,
+            transfers={name: member.report.num_transfers for name, member in alive.items()},
+            kv_bytes_per_token=tiers.kv_bytes_per_token,
+        )  # fmt: skip
+
+    def _peers(self, overlap: Mapping[str, int], alive: Mapping[str, KnownReplica]) -> list[Source]:
+        """Return the best holders, those with fewer transfers first among equals."""
+        tiers = self._scenario.tiers
+        if tiers.peer_bandwidth is None:
+            return []
+        holders = [name for name in overlap if name in alive]
+        holders.sort(key=lambda name: (-overlap[name], alive[name].report.num_transfers))
+        bandwidth, latency = tiers.peer_bandwidth, tiers.peer_latency_s
+        return [Source(name, overlap[name], bandwidth, latency) for name in holders[:NUM_PEERS]]
+
+    def _readable(self, job: Job, held: Mapping[str, int], alive: Mapping[str, KnownReplica]) -> dict[str, Source]:
+        """Return how far each replica would get with the files that it can read, after what it has itself."""
+        tiers, chain = self._scenario.tiers, job.chain
+        found = {}
+        for name in alive:
+            store = STORE if tiers.is_file_store_shared else own_files(name)
+            known, first = self._files.get(store, set()), held.get(name, 0)
+            reached = next((at for at in range(first, len(chain)) if chain[at] not in known), len(chain))
+            if reached > first:
+                tokens = min(reached * self._block_tokens, job.request.num_tokens)
+                found[name] = Source(store, tokens, tiers.file_bandwidth, tiers.file_latency_s)
+        return found
 
     def _candidate(self, member: KnownReplica, now: float) -> Candidate:
         report, service = member.report, self._scenario.service

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cache import KVCacheManager, Lease, Namespace
 from engine.scheduling.stats import EngineLoad
@@ -43,7 +45,15 @@ class Job:
     hit_tokens: int | None = None
     """Tokens found in the cache when the request was first admitted; None before that."""
     host_tokens: int = 0
-    """Those of them that lay in host memory alone."""
+    """Those of them that lay in this replica's host memory alone."""
+    file_tokens: int = 0
+    """Tokens fetched from files."""
+    peer_tokens: int = 0
+    """Tokens fetched from other replicas."""
+    fetching: Lease | None = field(default=None, repr=False)
+    """Pages for what is being fetched, while that is on its way."""
+    num_coming: int = 0
+    """Blocks of the prompt that are there then."""
     regret_tokens: int = 0
     """Tokens that the best replica known to the ingress held beyond the chosen one, at the last placement."""
     first_token_at: float | None = None
@@ -70,6 +80,19 @@ class LoadReport:
     pages_free: int
     eviction_age: float | None
     """Time since the last use of the next page to be evicted; None while pages are free."""
+    num_transfers: int = 0
+    """Transfers to and from it."""
+
+
+class Reserved(NamedTuple):
+    """What a replica has begun to get for a job."""
+
+    copying_s: float
+    """Seconds in which the host copies its part."""
+    num_host: int
+    """Blocks of that part."""
+    num_coming: int
+    """Blocks that come from elsewhere."""
 
 
 class SimulatedReplica:
@@ -95,6 +118,7 @@ class SimulatedReplica:
             self._host = HostTier(self._cache, NAMESPACE, tiers, block_tokens, service.prefill_rate)
         self._service = service
         self._block_tokens = block_tokens
+        self._num_transfers = 0
         self._waiting: deque[Job] = deque()
         self._waiting_tokens = 0.0
         self._prefilling: Job | None = None
@@ -111,7 +135,8 @@ class SimulatedReplica:
 
     def submit(self, job: Job, now: float) -> None:
         """Put the request in the queue."""
-        job.expected_tokens = max(job.num_tokens - self.held_blocks(job) * self._block_tokens, 1)
+        held = max(self.held_blocks(job), job.num_coming if job.fetching is not None else 0)
+        job.expected_tokens = max(job.num_tokens - held * self._block_tokens, 1)
         self._waiting.append(job)
         self._waiting_tokens += job.expected_tokens
         self._begin_prefill(now)
@@ -153,7 +178,7 @@ class SimulatedReplica:
             job.emitted = max(job.emitted, int(job.request.num_output - (ends - self._position)))
             lost.append(job)
         for job in lost:
-            job.lease = None
+            job.lease = job.fetching = None
             job.moves += 1
         return lost
 
@@ -194,7 +219,9 @@ class SimulatedReplica:
     def _begin_prefill(self, now: float) -> None:
         if self._prefilling is not None or not self._waiting:
             return
-        job = self._waiting[0]
+        job = next((each for each in self._waiting if each.fetching is None), None)
+        if job is None:
+            return
         cache, host, tokens = self._cache, self._host, (*job.request.blocks, LAST_TOKEN)
         match = cache.match(NAMESPACE, tokens, now)
         lease = cache.lock(match)
@@ -206,16 +233,69 @@ class SimulatedReplica:
         reached = match.length if host is None or reader is None else host.begin(reader, match.length)
         cache.extend(lease, num_pages)
         copying = 0.0 if host is None or reader is None else host.load(reader, lease.pages)
-        self._waiting.popleft()
+        self._waiting.remove(job)
         self._waiting_tokens -= job.expected_tokens
         job.lease = lease
         found = min(reached * self._block_tokens, job.request.num_tokens - 1)
         if job.hit_tokens is None:
             job.hit_tokens = found
-            job.host_tokens = max(found - match.length * self._block_tokens, 0)
+            job.host_tokens += max(found - match.length * self._block_tokens, 0)
         seconds = copying + self._service.prefill_seconds(job.num_tokens - found)
         self.prefill_seconds += seconds
         self._prefilling, self._prefill_ends = job, now + seconds
+
+    # KV that goes elsewhere, and comes from there
+
+    def lend(self, job: Job, num_blocks: int, now: float) -> tuple[int, Callable[[float], None]]:
+        """Keep the blocks before `num_blocks` that are here for a reader; return how many, and what ends that."""
+        cache, host, tokens = self._cache, self._host, (*job.request.blocks[:num_blocks], LAST_TOKEN)
+        match = cache.match(NAMESPACE, tokens, now)
+        lease = cache.lock(match)
+        reader = None if host is None else host.reader(f"{id(job)} elsewhere", tokens)
+        reached = match.length if host is None or reader is None else host.begin(reader, match.length)
+
+        def release(at: float) -> None:
+            cache.finish(lease, (), at)
+            if host is not None and reader is not None:
+                host.forget(reader)
+
+        return reached, release
+
+    def reserve(self, job: Job, num_blocks: int, now: float) -> Reserved | None:
+        """Take pages for the blocks before `num_blocks` of a job, of which those after `held_blocks` are coming,
+        and have the host copy its part to them. None if there is no room.
+        """
+        cache, host, tokens = self._cache, self._host, (*job.request.blocks[:num_blocks], LAST_TOKEN)
+        match = cache.match(NAMESPACE, tokens, now)
+        lease = cache.lock(match)
+        if cache.pages_needed(lease, num_blocks) > cache.available:
+            cache.finish(lease, (), now)
+            return None
+        reader = None if host is None else host.reader(str(id(job)), tokens)
+        reached = match.length if host is None or reader is None else host.begin(reader, match.length)
+        cache.extend(lease, num_blocks)
+        job.fetching, job.num_coming = lease, num_blocks
+        copying = 0.0 if host is None or reader is None else host.load(reader, lease.pages)
+        self._num_transfers += 1
+        return Reserved(copying, reached - match.length, num_blocks - reached)
+
+    def receive(self, job: Job, num_blocks: int, arrived: bool, now: float) -> None:
+        """Note that what was fetched for a waiting job has come, or never will."""
+        assert job.fetching is not None
+        self._cache.finish(job.fetching, job.request.blocks[:num_blocks] if arrived else (), now)
+        job.fetching = None
+        self.count_transfer(-1, now)
+
+    def count_transfer(self, change: int, now: float) -> None:
+        """Note that a transfer begins (1) or ends (-1) here, whose pages others may wait for."""
+        self._num_transfers += change
+        if change < 0:
+            self._begin_prefill(now)
+        self._report(now)
+
+    def drain_kept(self) -> list[int]:
+        """Return the hashes of the blocks that the host has taken in since the last call."""
+        return [] if self._host is None else self._host.drain_kept()
 
     # Decode
 
@@ -269,5 +349,6 @@ class SimulatedReplica:
                 num_decoding=len(self._decoding),
                 pages_free=self._cache.available,
                 eviction_age=self._cache.eviction_age(now),
+                num_transfers=self._num_transfers,
             )
         )

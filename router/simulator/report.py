@@ -12,7 +12,7 @@ from router.simulator.result import Result
 
 LEGEND = """\
 hits    prompt tokens found in the cache; pooled: hits over those of one LRU cache of the fleet's size
-host    prompt tokens that host memory alone held (with --host-tokens)
+host    prompt tokens that host memory alone held; files, peers: those that came from there
 p50..   percentiles of the time to first token, seconds
 skew    prefill work of the busiest replica over the mean
 regret  prompt tokens that the best known replica held and the chosen one did not; spills: requests with any"""
@@ -29,7 +29,11 @@ _COLUMNS: tuple[_Column, ...] = (
     ("regret", lambda r: r.regret_share, ".1%", 0),
     ("spills", lambda r: r.num_spills, ",", 0),
 )
-_LOWER: tuple[_Column, ...] = (("host", lambda r: r.host_share, ".1%", 0),)
+_LOWER: tuple[_Column, ...] = (
+    ("host", lambda r: r.host_share, ".1%", 0),
+    ("files", lambda r: r.file_share, ".1%", 0),
+    ("peers", lambda r: r.peer_share, ".1%", 0),
+)
 _AFTER_A_FAILURE: tuple[_Column, ...] = (
     ("moved", lambda r: r.num_moved, ",", 0),
     ("failed", lambda r: r.num_failed, ",", 0),

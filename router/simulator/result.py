@@ -22,7 +22,11 @@ class Result:
     hit_rate: float
     """Cached tokens of all prompt tokens, as of each request's first admission."""
     host_share: float
-    """Those of them that lay in host memory alone, of all prompt tokens."""
+    """Those of them that the replica's host memory alone held, of all prompt tokens."""
+    file_share: float
+    """Those that were read from files."""
+    peer_share: float
+    """Those that were fetched from another replica."""
     ttft_mean: float
     ttft_p50: float
     ttft_p95: float
@@ -55,6 +59,8 @@ def summarise(policy: str, scenario: Scenario, jobs: Sequence[Job], prefill_seco
         num_requests=len(jobs),
         hit_rate=sum(job.hit_tokens or 0 for job in jobs) / num_tokens,
         host_share=sum(job.host_tokens for job in jobs) / num_tokens,
+        file_share=sum(job.file_tokens for job in jobs) / num_tokens,
+        peer_share=sum(job.peer_tokens for job in jobs) / num_tokens,
         ttft_mean=sum(waits) / len(waits) if waits else math.nan,
         ttft_p50=percentile(waits, 0.50),
         ttft_p95=percentile(waits, 0.95),

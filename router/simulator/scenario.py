@@ -53,7 +53,9 @@ class Scenario:
     @property
     def num_tokens(self) -> int:
         """Tokens whose KV the whole fleet has room for, in all tiers."""
-        return self.num_replicas * (self.cache_tokens + self.tiers.host_tokens)
+        tiers = self.tiers
+        num_stores = 1 if tiers.is_file_store_shared else self.num_replicas
+        return self.num_replicas * (self.cache_tokens + tiers.host_tokens) + num_stores * tiers.file_tokens
 
     def __post_init__(self) -> None:
         for name in ("num_replicas", "cache_tokens", "num_ingresses"):

@@ -33,28 +33,64 @@ class Tiers:
     kv_bytes_per_token: float = 131_072.0
     """Bytes of KV of a token in all layers; the default is that of an 8B model in bfloat16."""
 
+    file_tokens: int = 0
+    """Room in each replica's files, or in the store that all share; 0: none. They take what the host takes."""
+    is_file_store_shared: bool = False
+    """Whether all replicas read the same files."""
+    file_bandwidth: float = 3e9
+    """Bytes/s at which a replica reads and writes files, together."""
+    file_latency_s: float = 0.001
+    """Seconds until the first byte of a file."""
+    peer_bandwidth: float | None = None
+    """Bytes/s of a replica to its peers, in each direction; None: replicas fetch nothing from each other."""
+    peer_latency_s: float = 0.002
+    """Seconds until the first byte of a peer."""
+
     def __post_init__(self) -> None:
         if self.host_tokens < 0:
             raise ValueError(f"host_tokens must be at least 0, which means no host tier, got {self.host_tokens}")
+        if self.file_tokens < 0:
+            raise ValueError(f"file_tokens must be at least 0, which means no files, got {self.file_tokens}")
+        if self.file_tokens and not self.host_tokens:
+            raise ValueError(
+                "file_tokens without host_tokens: what is evicted reaches files through host memory, so give that "
+                "a size too"
+            )
+        if self.is_file_store_shared and not self.file_tokens:
+            raise ValueError("a shared file store needs its size: set file_tokens to more than 0")
         if self.host_min_uses < 1:
             raise ValueError(f"host_min_uses must be at least 1: every prefix has one, got {self.host_min_uses}")
-        for name in ("host_bandwidth", "kv_bytes_per_token"):
-            if not 0.0 < getattr(self, name) < float("inf"):
+        for name in ("host_bandwidth", "file_bandwidth", "peer_bandwidth", "kv_bytes_per_token"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < float("inf"):
                 unit = "bytes" if name == "kv_bytes_per_token" else "bytes/s"
-                raise ValueError(f"{name} must be above 0 {unit}, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be above 0 {unit}, got {value}")
+        for name in ("file_latency_s", "peer_latency_s"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be at least 0 s, got {getattr(self, name)}")
 
     @property
     def title(self) -> str:
         """What there is beside the device, for the title of a table; empty for nothing."""
-        return f" + {self.host_tokens / 1e6:.1f}M on the host" if self.host_tokens else ""
+        host = f" + {self.host_tokens / 1e6:.1f}M on the host" if self.host_tokens else ""
+        whose = "files that all share" if self.is_file_store_shared else "files"
+        files = f" + {self.file_tokens / 1e6:.1f}M in {whose}" if self.file_tokens else ""
+        peers = f", peers at {self.peer_bandwidth / 1e9:g} GB/s" if self.peer_bandwidth else ""
+        return host + files + peers
+
+    @property
+    def has_fetches(self) -> bool:
+        """Whether replicas take KV from anywhere but their own memory."""
+        return bool(self.file_tokens) or self.peer_bandwidth is not None
 
     def check(self, block_tokens: int) -> None:
         """Raise ValueError for a tier without room for a block."""
-        if 0 < self.host_tokens < block_tokens:
-            raise ValueError(
-                f"host_tokens must be at least {block_tokens}, a block of the trace, or 0 for no host tier; "
-                f"got {self.host_tokens}"
-            )
+        for name, what in (("host_tokens", "host tier"), ("file_tokens", "files")):
+            if 0 < getattr(self, name) < block_tokens:
+                raise ValueError(
+                    f"{name} must be at least {block_tokens}, a block of the trace, or 0 for no {what}; "
+                    f"got {getattr(self, name)}"
+                )
 
 
 class HostTier:
@@ -71,7 +107,8 @@ class HostTier:
         """Blocks copied to the host, and back."""
         self._namespace = namespace
         self._blocks_per_second = prefill_rate / block_tokens
-        pool = HostPool(HostMemory(self.num_pages, self.page_seconds), cache.prefix_log or PrefixLog())
+        self._log = _Kept(cache.prefix_log or PrefixLog())
+        pool = HostPool(HostMemory(self.num_pages, self.page_seconds), self._log)
         self._prefixes = HostPrefixes(pool, 1, tiers.host_min_uses, 1)
         cache.on_evict = self._prefixes.on_evict
 
@@ -109,3 +146,26 @@ class HostTier:
         self.blocks_in += len(loads)
         self.blocks_out += len(copies)
         return (len(loads) + len(copies)) * self.page_seconds
+
+    def drain_kept(self) -> list[int]:
+        """Return the hashes of the blocks that it has taken in since the last call."""
+        kept, self._log.kept = self._log.kept, []
+        return kept
+
+
+class _Kept(PrefixLog):
+    """Tells a cache's log of what the host holds, and remembers what it took in."""
+
+    def __init__(self, log: PrefixLog) -> None:
+        super().__init__()
+        self.kept: list[int] = []
+        self._told = log
+
+    def keep(self, hashes: Sequence[int]) -> None:
+        """Record blocks that are kept from now on."""
+        self._told.keep(hashes)
+        self.kept += hashes
+
+    def drop(self, hashes: Sequence[int]) -> None:
+        """Record blocks that are kept no longer."""
+        self._told.drop(hashes)

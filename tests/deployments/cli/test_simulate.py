@@ -66,6 +66,20 @@ def test_host_memory_is_a_tier_of_every_policy(trace: Path, tmp_path: Path) -> N
     assert all(row["host_share"] > 0 for row in written["results"])
 
 
+def test_replicas_fetch_from_each_other_and_from_files(trace: Path, tmp_path: Path) -> None:
+    report = tmp_path / "out.json"
+    output = simulate(trace, "--replicas", 2, "--cache-tokens", 60_000, "--policy", "cost_fetch,random",
+                      "--host-tokens", 60_000, "--host-min-uses", 1, "--file-tokens", 2_000_000, "--shared-files",
+                      "--file-bandwidth", 5, "--peer-bandwidth", 12.5, "--peer-latency", 0.001,
+                      "--json", report)  # fmt: skip
+    assert "+ 2.0M in files that all share, peers at 12.5 GB/s" in " ".join(output.split())
+    written = json.loads(report.read_text())
+    tiers = written["scenario"]["tiers"]
+    assert (tiers["peer_bandwidth"], tiers["file_bandwidth"], tiers["peer_latency_s"]) == (12.5e9, 5e9, 0.001)
+    assert all(row["peer_share"] > 0 for row in written["results"])
+    assert any(row["file_share"] > 0 for row in written["results"])
+
+
 def test_a_policy_of_ones_own_is_found_in_the_current_directory(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +165,15 @@ def test_mistakes_in_autoscaling_are_reported(trace: Path, arguments: list[str],
         (["--calibration", "missing.json"], "missing.json: expected"),
         (["--host-bandwidth", "0"], "host_bandwidth must be above 0 bytes/s, got 0.0"),
         (["--kv-bytes", "-1"], "kv_bytes_per_token must be above 0 bytes, got -1.0"),
+        (["--peer-bandwidth", "0"], "peer_bandwidth must be above 0 bytes/s, got 0.0"),
+        (["--peer-latency", "-1"], "peer_latency_s must be at least 0 s, got -1.0"),
+        (["--file-bandwidth", "0"], "file_bandwidth must be above 0 bytes/s, got 0.0"),
+        (["--file-tokens", "1000"], "file_tokens without host_tokens: what is evicted reaches files through"),
+        (["--shared-files"], "a shared file store needs its size: set file_tokens"),
+        (
+            ["--host-tokens", "1000", "--file-tokens", "10"],
+            "file_tokens must be at least 512, a block of the trace",
+        ),
         (["--host-tokens", "100"], "host_tokens must be at least 512, a block of the trace"),
     ],
 )

@@ -1,0 +1,97 @@
+"""A tier of files: which blocks' KV has been written, the least recently used of which go first.
+
+It takes what the host takes, as soon as that is written. It is one replica's own, or a store of the whole fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cache import Namespace
+from cache.page_keys import PageKeys
+from cache.page_tier import PageTier, TierPage
+from cache.prefix_log import PrefixLog
+
+_NOWHERE = Namespace("files")
+
+
+class FileTier:
+    """The engine's PageTier over blocks that are known by their hashes."""
+
+    def __init__(self, num_pages: int) -> None:
+        """`num_pages`: blocks that it has room for."""
+        self._news = _Changes()
+        self._tier = PageTier(self._news)
+        self._free = list(range(num_pages))
+        self._hash_of: dict[int, int] = {}
+
+    def begin_write(self, hashes: Sequence[int]) -> list[int]:
+        """Return the places of the blocks that are not here yet, as many as there is room for."""
+        places = []
+        for block in hashes:
+            if self._tier.has(_name(block)):
+                continue
+            place = self._free.pop() if self._free else self._tier.reclaim()
+            if place is None:
+                break  # all others are being written or read
+            self._tier.add(_name(block), place, (block,))
+            self._hash_of[place] = block
+            places.append(place)
+        return places
+
+    def end_write(self, places: Sequence[int], arrived: bool) -> None:
+        """Note that blocks can be found from now on; or that they never will be."""
+        if arrived:
+            self._tier.settle(places)
+            self._news.stored += [self._hash_of[place] for place in places]
+        else:
+            self._free += self._tier.drop(places)
+
+    def count(self, chain: Sequence[int], first: int, stop: int) -> int:
+        """Count the blocks of a prompt from `first` on, before `stop`, that are here without a gap."""
+        return self._tier.count(_Chain(chain), first, stop)
+
+    def pin(self, chain: Sequence[int], first: int, stop: int) -> list[TierPage]:
+        """Keep blocks that `count` has found until `unpin`."""
+        return self._tier.pin(_Chain(chain), first, stop)
+
+    def unpin(self, pages: Sequence[TierPage]) -> None:
+        """Undo one `pin`."""
+        self._tier.unpin(pages)
+
+    def drain_news(self) -> tuple[list[int], list[int]]:
+        """Return the blocks written and given up since the last call."""
+        news = self._news.stored, self._news.evicted
+        self._news.stored, self._news.evicted = [], []
+        return news
+
+
+def _name(block: int) -> bytes:
+    return block.to_bytes(8, "little")
+
+
+class _Chain(PageKeys):
+    """A prompt's block hashes as names of pages. They may collide, which in a simulation does no harm."""
+
+    def __init__(self, chain: Sequence[int]) -> None:
+        super().__init__(_NOWHERE, (), 1)
+        self._chain = chain
+
+    def __getitem__(self, page: int) -> bytes:
+        return _name(self._chain[page])
+
+
+class _Changes(PrefixLog):
+    """What was written and given up, while nobody holds it elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: list[int] = []
+        self.evicted: list[int] = []
+
+    def keep(self, hashes: Sequence[int]) -> None:
+        """Ignore blocks that are still being written."""
+
+    def drop(self, hashes: Sequence[int]) -> None:
+        """Record blocks that are given up, or were never written."""
+        self.evicted += hashes
