@@ -45,6 +45,12 @@ def sources() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in ours)
 
 
+@cache
+def words() -> set[str]:
+    """Return all words of `sources`."""
+    return set(re.findall(r"\w+", sources()))
+
+
 def problem(span: str, directory: Path = ROOT) -> str | None:
     """Return what is wrong with a name in a page of `directory`; None when it exists, or is no name of ours."""
     if span.partition("=")[0] in _OF_OTHERS | _OF_SERVE:
@@ -65,7 +71,7 @@ def problem(span: str, directory: Path = ROOT) -> str | None:
         return None if is_answered(match[1], match[2]) else "no such endpoint"
     if "/" in span and Path(span).suffix in (".py", ".yaml", ".md", ".json") and _FILE.fullmatch(span):
         return None if (directory / span).exists() else "no such file"
-    unknown = [name for name in _IDENTIFIER.findall(span) if not re.search(rf"\b{name}\b", sources())]
+    unknown = [name for name in _IDENTIFIER.findall(span) if name not in words()]
     return f"nothing here is called {unknown}" if unknown else None
 
 

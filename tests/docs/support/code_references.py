@@ -17,6 +17,7 @@ _PATH = re.compile(rf"(?:[\w.*-]+/)+(?:[\w.*-]+\.(?:{_SUFFIXES}))?")
 _IN_FILE = re.compile(r"((?:[\w.-]+/)*[\w.-]+\.(?:py|c|h)): (\w+(?:\.\w+)*)(?:\(\))?")
 _MODULE = re.compile(rf"(?:{'|'.join((*PACKAGES, 'benchmarks', 'tests'))})(?:\.\w+)+")
 _MEMBER = re.compile(r"([A-Z]\w*)\.([a-z_]\w*)(?:\(\))?")
+_CLASS_LINE = re.compile(r"^\s*class (\w+)", re.MULTILINE)
 _CLASS = re.compile(r"[A-Z]+[a-z]+[A-Z]\w*")
 
 
@@ -24,7 +25,7 @@ def names_code(span: str) -> bool:
     """Whether a span is a path, `a/file.py: function`, `package.module.name`, `Class.method` or `Class`."""
     is_path = _PATH.fullmatch(span) is not None and span.split("/")[0] in FOLDERS
     is_module = _MODULE.fullmatch(span) is not None and not (ROOT / span).exists()
-    is_member = (match := _MEMBER.fullmatch(span)) is not None and match[1] in members()
+    is_member = (match := _MEMBER.fullmatch(span)) is not None and members(match[1]) is not None
     return is_path or is_module or is_member or any(p.fullmatch(span) for p in (_IN_FILE, _CLASS))
 
 
@@ -38,7 +39,7 @@ def code_problem(span: str, directory: Path = ROOT) -> str | None:
         return None if is_in_module(span) else "no such module, and nothing in it"
     if match := _MEMBER.fullmatch(span):
         return None if match[2] in inherited(match[1]) else f"{match[1]} has no {match[2]}"
-    return None if re.search(rf"\b{span}\b", _code()) else "no such class"
+    return None if span in _words() else "no such class"
 
 
 def _exists(base: Path, path: str) -> bool:
@@ -48,9 +49,14 @@ def _exists(base: Path, path: str) -> bool:
 def _not_defined(path: Path, name: str) -> str | None:
     if not path.is_file():
         return "no such file"
+    return None if name in _defined(path) else f"{path.name} does not define {name}"
+
+
+@cache
+def _defined(path: Path) -> set[str]:
+    """Return the qualified names that a module defines, or the words of another file."""
     text = path.read_text(encoding="utf-8")
-    known = set(_names(ast.parse(text))) if path.suffix == ".py" else set(re.findall(r"\w+", text))
-    return None if name in known else f"{path.name} does not define {name}"
+    return set(_names(ast.parse(text))) if path.suffix == ".py" else set(re.findall(r"\w+", text))
 
 
 def is_in_module(name: str) -> bool:
@@ -61,7 +67,7 @@ def is_in_module(name: str) -> bool:
         file = module.with_suffix(".py") if module.with_suffix(".py").is_file() else module / "__init__.py"
         if file.is_file() or module.is_dir():
             rest = ".".join(parts[count:])
-            return not rest or (file.is_file() and rest in set(_names(ast.parse(file.read_text("utf-8")))))
+            return not rest or (file.is_file() and rest in _defined(file))
     return False
 
 
@@ -79,16 +85,26 @@ def _names(node: ast.AST, prefix: str = "") -> Iterator[str]:
 
 
 @cache
-def members() -> dict[str, tuple[set[str], set[str]]]:
-    """Return the bases and the members of every class of ours; classes of one name are taken together."""
-    found: dict[str, tuple[set[str], set[str]]] = {}
-    for path in files(".py"):
+def members(name: str) -> tuple[set[str], set[str]] | None:
+    """Return the bases and the members of our classes of this name, taken together; None when there is none."""
+    found: tuple[set[str], set[str]] | None = None
+    for path in _files_by_class().get(name, ()):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                bases, names = found.setdefault(node.name, (set(), set()))
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                bases, names = found = found or (set(), set())
                 bases |= {base.id for base in node.bases if isinstance(base, ast.Name)}
                 names |= set(_names(node))
                 names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and _is_self(n.value)}
+    return found
+
+
+@cache
+def _files_by_class() -> dict[str, list[Path]]:
+    """Return the files in which a line begins like the definition of a class, by its name."""
+    found: dict[str, list[Path]] = {}
+    for path in files(".py"):
+        for name in set(_CLASS_LINE.findall(path.read_text("utf-8"))):
+            found.setdefault(name, []).append(path)
     return found
 
 
@@ -98,12 +114,12 @@ def _is_self(node: ast.AST) -> bool:
 
 def inherited(name: str) -> set[str]:
     """Return the members of a class, its own and those of its bases."""
-    bases, names = members().get(name, (set(), set()))
+    bases, names = members(name) or (set(), set())
     return names.union(*(inherited(base) for base in bases if base != name))
 
 
 @cache
-def _code() -> str:
-    """Return all code and configuration except the tests of this module."""
+def _words() -> set[str]:
+    """Return the words of all code and configuration except the tests of this module."""
     ours = [path for path in files(".py", ".yaml") if path.stat().st_size < 2**18 and path.name != "test_names.py"]
-    return "\n".join(path.read_text("utf-8") for path in ours)
+    return {word for path in ours for word in re.findall(r"\w+", path.read_text("utf-8"))}

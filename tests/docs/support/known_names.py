@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, get_args
 
 import typer.main
@@ -43,6 +44,7 @@ _OF_ENGINES = {"speculation": Speculation, "kv_tier": KVTier}
 """Parts of an engine's settings that are None by default, and what each is when it is given."""
 
 
+@cache
 def settings() -> dict[str, Any]:
     """Every setting of an application's `args` by its path, as `engine.page_size`, with its default."""
     found = dict(_settings(AppArgs))
@@ -77,6 +79,7 @@ def _fields(kind: type[Any], path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path}.{field.name}", REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
+@cache
 def metric_names() -> set[str]:
     """Every series' name, with what Prometheus appends to histograms."""
     names = {PREFIX + metric.name for metric in METRICS}
@@ -86,6 +89,7 @@ def metric_names() -> set[str]:
     return names | parts
 
 
+@cache
 def routes() -> dict[str, list[re.Pattern[str]]]:
     """Paths that the API answers, by method, as patterns."""
 
@@ -102,9 +106,14 @@ def routes() -> dict[str, list[re.Pattern[str]]]:
     return found
 
 
+@cache
+def _raydix() -> Any:
+    return typer.main.get_command(raydix)
+
+
 def find_command(words: list[str]) -> tuple[Any, list[str]]:
     """The command that `words` begin with, and its arguments. Raises LookupError when there is none."""
-    command: Any = typer.main.get_command(raydix)
+    command = _raydix()
     while isinstance(command, TyperGroup):
         name, *words = words or [""]
         if name not in command.commands:
@@ -123,9 +132,10 @@ def command_problem(words: list[str]) -> str | None:
     return None
 
 
+@cache
 def options(command: Any = None) -> set[str]:
     """All options of a command and its subcommands; of `raydix` when none is given."""
-    command = command or typer.main.get_command(raydix)
+    command = command or _raydix()
     own = {name for param in command.params for name in param.opts + param.secondary_opts if name.startswith("--")}
     inner = command.commands.values() if isinstance(command, TyperGroup) else ()
     return own.union({"--help"}, *(options(one) for one in inner))

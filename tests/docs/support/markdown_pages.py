@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -19,14 +22,24 @@ NAME_PAGES = (*COMMAND_PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"
 
 _PARSER = MarkdownIt("commonmark").enable("table")
 _MARKER = re.compile(r"<!--\s*(needs|tested by):\s*(.*?)\s*-->", re.DOTALL)
-_FOREIGN = re.compile(r"(^|/)(\.\w|build/|node_modules/)")
-"""Paths in a checkout that are not part of the repository."""
+_FOREIGN = re.compile(r"\.\w|build/|node_modules/")
+"""Files and folders in a checkout that are not part of the repository."""
 
 
 def files(*suffixes: str) -> list[Path]:
     """The repository's files with these suffixes."""
-    found = [path for suffix in suffixes for path in ROOT.rglob(f"*{suffix}") if path.is_file()]
-    return sorted(path for path in found if not _FOREIGN.search(str(path.relative_to(ROOT))))
+    return [path for path in _files() if path.suffix in suffixes]
+
+
+@cache
+def _files() -> list[Path]:
+    return sorted(_walk())
+
+
+def _walk() -> Iterator[Path]:
+    for folder, inner, names in os.walk(ROOT):
+        inner[:] = [name for name in inner if not _FOREIGN.match(f"{name}/")]
+        yield from (Path(folder, name) for name in names if not _FOREIGN.match(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +72,9 @@ class Page:
     """(line, the code spans of each cell) of table rows."""
 
 
+@cache
 def read_page(path: Path) -> Page:
-    """Parse a page."""
+    """Parse a page, which nobody changes."""
     page = Page(path)
     tokens = _PARSER.parse(path.read_text(encoding="utf-8"))
     line = 0
