@@ -59,10 +59,15 @@ def client(whole: ApiService) -> Client:
     return Client(httpx.ASGITransport(create_app(whole)))
 
 
+_DOCUMENTS: list[dict[str, Any]] = []
+
+
 @pytest.fixture
 def document(client: Client) -> dict[str, Any]:
-    found: dict[str, Any] = client.get("/openapi.json").json()
-    return found
+    """Every client's document, got once: all have the same routes."""
+    if not _DOCUMENTS:
+        _DOCUMENTS.append(client.get("/openapi.json").json())
+    return _DOCUMENTS[0]
 
 
 def test_the_document_has_every_entry_with_its_answers_and_errors(document: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import httpx
@@ -198,6 +199,7 @@ def shown(screen: Screen, width: int = 80, height: int = 24, encoding: str = "ut
     return text
 
 
+@cache
 def crowded(replicas: int, decisions: int) -> TopView:
     service = Recorded(
         *(f"EngineReplica#{i:08x}" for i in range(replicas)), model="meta-llama/Llama-3.1-8B-Instruct"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Talk:
     engine: ScriptedEngine
     metrics: Metrics
 
-    @property
+    @cached_property
     def client(self) -> Client:
         """A client of the service."""
         return Client(httpx.ASGITransport(create_app(self.service)))
