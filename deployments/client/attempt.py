@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from deployments.client.futures import retrieve
@@ -107,6 +108,11 @@ class DispatchContext:
             self._reachable = version, frozenset(members - self.fleet.lost())
         return self._reachable[1]
 
+    def explain(self, wire_id: str) -> dict[str, Any] | None:
+        """Return the router's record of an attempt's placement, if it is still kept."""
+        record = self.placer.decision(wire_id)
+        return None if record is None else as_json(record)
+
     def changed(self) -> None:
         """Note that a connection was opened or closed, is lost or answers again."""
         self._reachable = None
@@ -161,6 +167,8 @@ class Attempt:
         # Each attempt has its own id, so that late tokens of an earlier replica are not taken for this one's.
         suffix = f"~{number}" if number else ""
         self._request = stream.journal.resumed(stream.request.request_id + suffix)
+        # Not a method of the attempt, which refers to the stream: what has ended is freed without a collection.
+        self._explain = partial(dispatch.explain, self.wire_id)
 
     @property
     def wire_id(self) -> str:
@@ -338,10 +346,6 @@ class Attempt:
         """End the attempt, and with it the stream, because of a defect."""
         if not self._outcome.done():
             self._outcome.set_exception(error)
-
-    def _explain(self) -> dict[str, Any] | None:
-        record = self._dispatch.placer.decision(self.wire_id)
-        return None if record is None else as_json(record)
 
     def _loss(self, loss: LossReason, reason: str, blame: Blame | None) -> AttemptFailure:
         return AttemptFailure("lost", reason, self.placed, loss=loss, blame=blame)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.client.attempt import Attempt
+from deployments.client.attempt import Attempt, DispatchContext
 from deployments.client.failover import Failover, HedgeBudget
 from deployments.client.journal import Journal
 from deployments.client.protocol import DeliveryFailed, Unavailable
@@ -37,7 +37,8 @@ NUM_TOKENS = 12
 CALLED = [
     (HedgeBudget, "earn"),
     (Failover, "_next _recover"),
-    (Attempt, "_send _explain"),
+    (Attempt, "_send"),
+    (DispatchContext, "explain"),
     (Journal, "resumed is_next record"),
     (Stream, "placed accept begin feed explain"),
     (ReplicaSpan, "feed"),

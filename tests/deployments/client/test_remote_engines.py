@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +47,25 @@ def test_a_request_gets_its_tokens_in_order_and_its_end() -> None:
             assert [event.finish_reason for event in events if event.finish_reason] == ["length"]
             assert stream.replica == "r0"
             assert events[-1].timings is not None
+
+    run_scenario(scenario())
+
+
+def test_a_stream_that_has_ended_and_its_prompt_are_freed_without_a_collection() -> None:
+    """Full collections are rare in an ingress, and what they find is as large as the prompts of its requests."""
+
+    async def scenario() -> None:
+        async with ClientAndEngines(1) as (client, _):
+            stream = await client.generate(request("a"))
+            assert await tokens_of(stream) == [1, 2, 3, 4, 5]
+            await until(lambda: client.num_streams == 0)
+            kept = weakref.ref(stream)
+            gc.disable()
+            try:
+                del stream
+                assert kept() is None
+            finally:
+                gc.enable()
 
     run_scenario(scenario())
 
