@@ -321,18 +321,22 @@ class WireServer:
 
     def _serve(self) -> None:
         poller = select.poll()
-        for socket in (self._socket, self._doorkeeper.socket, self._peers.socket):
-            poller.register(descriptor(socket), select.POLLIN)
-        poller.register(self._wake_up, select.POLLIN)
+        doorkeeper, peers = descriptor(self._doorkeeper.socket), descriptor(self._peers.socket)
+        for watched in (descriptor(self._socket), doorkeeper, peers, self._wake_up):
+            poller.register(watched, select.POLLIN)
         period_s = self._timings.heartbeat_s / 2
         tick_at = 0.0
+        signalled: set[int] = set()
         while not self._closing.is_set():
             now = time.monotonic()
-            is_more = False
+            is_due, is_more = now >= tick_at, False
             try:
-                self._doorkeeper.answer()
-                self._peers.look(now)
-                if now >= tick_at:
+                # To ask a socket that has nothing costs as much as to send a message.
+                if is_due or doorkeeper in signalled:
+                    self._doorkeeper.answer()
+                if is_due or peers in signalled:
+                    self._peers.look(now)
+                if is_due:
                     tick_at = now + period_s
                     with self._lock:
                         self._tick(now)
@@ -343,9 +347,9 @@ class WireServer:
                 self.counts["failed"] += 1
             if is_more:
                 time.sleep(TURN_PAUSE_S)
-                continue
-            poller.poll(max(1.0, (tick_at - time.monotonic()) * 1000))
-            with contextlib.suppress(BlockingIOError):
+            wait_ms = 0.0 if is_more else max(1.0, (tick_at - time.monotonic()) * 1000)
+            signalled = {at for at, _ in poller.poll(wait_ms)}
+            if self._wake_up in signalled:
                 os.read(self._wake_up, 4096)
 
     def _notice_messages(self) -> None:
