@@ -100,6 +100,9 @@ def test_pages_are_copied_as_they_are() -> None:
     assert torch.equal(pages.raw[:, :, 2], before[:, :, 0])
     assert torch.equal(pages.raw[:, :, 3], before[:, :, 2])
     assert torch.equal(pages.raw[:, :, :2], before[:, :, :2])
+    pages.copy([PageCopy(3, 1, 2)])
+    assert torch.equal(pages.raw[:, :, 1], before[:, :, 2])
+    assert torch.equal(pages.raw[:, :, [0, 2, 3]], before[:, :, [0, 0, 2]])
 
 
 def test_streams_do_not_pass_between_rounded_and_other_kv() -> None:
