@@ -53,7 +53,9 @@ def _line(scope: Scope, status: int, seconds: float) -> str:
     asked = f"{scope['method']} {path if len(path) <= MAX_CHARS // 2 else path[: MAX_CHARS // 2] + '…'}"
     why = f": {error}" if error else "" if record is None else _end(record, status)
     line = f"{asked} {status} {_work(record)}{1000 * seconds:.0f} ms{why}"
-    shown = "".join(character if character.isprintable() else "�" for character in line[: MAX_CHARS + 1])
+    shown = line[: MAX_CHARS + 1]
+    if not shown.isprintable():
+        shown = "".join(character if character.isprintable() else "�" for character in shown)
     return shown if len(line) <= MAX_CHARS else shown[:MAX_CHARS] + "…"
 
 
