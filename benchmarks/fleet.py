@@ -240,6 +240,14 @@ class MadeUpCache:
         """Return that nothing has changed."""
         return (), ()
 
+    def drain_moves(self) -> dict[int, int]:
+        """Return that nothing has moved."""
+        return {}
+
+    def tiers(self, hashes: Sequence[int]) -> bytes:
+        """Return that all are on the device."""
+        return b""
+
     def snapshot(self) -> Iterator[int]:
         """Yield hashes that no other number has, spread over all 64 bits."""
         first = self._number << 20

@@ -9,8 +9,8 @@ A snapshot is the sum of all deltas drained before it. It is read a piece at a t
 others. A publisher that sends a new subscriber all pieces of a snapshot, and between them and afterwards every
 delta that it drains, loses nothing, provided that one thread drains and reads snapshots.
 
-What the tree evicts may be kept beside it, in host memory. Routers are not told: a copy costs so much less than
-computing that it counts as held.
+What the tree evicts may be kept beside it, in host memory and slower tiers. It counts as held. In which tier it
+lies, if not on the device, is told apart from what comes and goes: these are moves.
 
 Prompts can be crafted whose hashes collide. At most they mislead a router: the tree itself compares tokens.
 """
@@ -24,6 +24,8 @@ from itertools import chain
 from cache.block_events import BlockEvents
 from cache.recent_runs import RecentRuns, newest_first
 from cache.tiers import Tier
+
+_DEVICE = 1 << Tier.DEVICE
 
 
 class PrefixLog:
@@ -40,9 +42,11 @@ class PrefixLog:
         self._changes = threading.Lock()  # held for a change or a swap: the engine loop never waits for a copy
         self._stored: dict[int, None] = {}  # held now, not at the last drain; ordered: parents before children
         self._evicted: set[int] = set()  # held at the last drain, not now
-        self._beside: dict[int, bool] = {}  # kept beside the tree; whether the tree holds it as well
+        self._beside: dict[int, int] = {}  # kept beside the tree: a bit for each tier that has it, the tree's too
+        self._moved: set[int] = set()  # of those: perhaps not in the tier that was told
         self._published = threading.Lock()
         self._held: dict[int, None] = {}  # at the last drain; ordered as above
+        self._lower: dict[int, int] = {}  # the tier that was told, where it is not the device
 
     def store(self, hashes: Sequence[int]) -> None:
         """Record blocks that the tree holds from now on and did not before. O(len(hashes))."""
@@ -52,9 +56,11 @@ class PrefixLog:
                 return
             for block in hashes:
                 if block in self._beside:
-                    self._beside[block] = True
+                    self._beside[block] |= _DEVICE
+                    self._moved.add(block)
                 elif block in self._evicted:
                     self._evicted.remove(block)
+                    self._moved.add(block)
                 else:
                     self._stored[block] = None
 
@@ -65,27 +71,38 @@ class PrefixLog:
         with self._changes:
             for block in hashes:
                 if block in self._beside:
-                    self._beside[block] = False
+                    self._beside[block] &= ~_DEVICE
+                    self._moved.add(block)
                 else:
                     self._gone(block)
 
-    def keep(self, hashes: Sequence[int]) -> None:
-        """Record blocks of the tree that are kept beside it as well, until `drop`. O(len(hashes))."""
+    def keep(self, hashes: Sequence[int], tier: Tier = Tier.HOST) -> None:
+        """Record blocks, of the tree or of another tier, that are kept in this one as well, until `drop`.
+        O(len(hashes)).
+        """
         if self.events is not None:
-            self.events.keep(hashes, Tier.HOST)
-        with self._changes:
-            self._beside.update(dict.fromkeys(hashes, True))
-
-    def drop(self, hashes: Sequence[int]) -> None:
-        """Record blocks that are no longer kept beside the tree. O(len(hashes))."""
-        if self.events is not None:
-            self.events.drop(hashes, Tier.HOST)
+            self.events.keep(hashes, tier)
         with self._changes:
             for block in hashes:
-                if not self._beside.pop(block, True):
+                self._beside[block] = self._beside.get(block, _DEVICE) | 1 << tier
+                self._moved.add(block)
+
+    def drop(self, hashes: Sequence[int], tier: Tier = Tier.HOST) -> None:
+        """Record blocks that are no longer kept in a tier beside the tree. O(len(hashes))."""
+        if self.events is not None:
+            self.events.drop(hashes, tier)
+        with self._changes:
+            for block in hashes:
+                left = self._beside.pop(block, _DEVICE) & ~(1 << tier)
+                if left & ~_DEVICE:
+                    self._beside[block] = left
+                if not left:
                     self._gone(block)
+                else:
+                    self._moved.add(block)
 
     def _gone(self, block: int) -> None:
+        self._moved.discard(block)
         if block in self._stored:
             del self._stored[block]
         else:
@@ -101,9 +118,35 @@ class PrefixLog:
                 stored, self._stored = self._stored, {}
                 evicted, self._evicted = self._evicted, set()
             for block in evicted:
+                self._lower.pop(block, None)
                 self._held.pop(block, None)  # Two blocks may have one hash; the second finds nothing.
             self._held.update(stored)
             return list(stored), list(evicted)
+
+    def drain_moves(self) -> dict[int, int]:
+        """Return the blocks held at the last drain whose fastest tier is another than was told, with that tier.
+
+        Call it after `drain`, of whose stored blocks nothing else is said if they are on the device.
+        """
+        with self._published:
+            with self._changes:
+                moved, self._moved = self._moved, {block for block in self._moved if block in self._stored}
+                tiers = {block: self._beside.get(block, _DEVICE) for block in moved if block in self._held}
+            moves: dict[int, int] = {}
+            for block, mask in tiers.items():
+                tier = (mask & -mask).bit_length() - 1
+                if tier != self._lower.get(block, Tier.DEVICE):
+                    moves[block] = tier
+                    if tier == Tier.DEVICE:
+                        del self._lower[block]
+                    else:
+                        self._lower[block] = tier
+            return moves
+
+    def tiers(self, hashes: Sequence[int]) -> bytes:
+        """Return the tier that was told of each block, a byte each; empty where all are on the device."""
+        lower = self._lower
+        return bytes(lower.get(block, 0) for block in hashes) if lower else b""
 
     def snapshot(self) -> Iterator[int]:
         """Yield the blocks held at the last drain: those used last come first, and none before those that precede

@@ -1,12 +1,14 @@
-"""The cost of running a prompt on a replica, in seconds: `Q + w*P + D + X`.
+"""The cost of running a prompt on a replica, in seconds: `Q + w*P + L + D + X`.
 
     Q  queue     prefill work that waits there already, and the wait for a place in the batch
     P  prefill   this prompt's tokens that are not cached there, at the replica's measured rate
     w            1 / (1 - utilisation): work added to a busy fleet delays all later requests (M/M/1's sensitivity)
+    L  load      copying what it holds of the prompt in host memory or below to its device
     D  decode    how much slower the requests running there become; steep when their KV fills the memory
     X  evict     what inserting the prompt evicts from the cache, at the replica's price
 
-Q and P delay this request, (w - 1)*P + D + X delay others: the sum is the marginal cost of the placement to all.
+Q, P and L delay this request, (w - 1)*P + D + X delay others: the sum is the marginal cost of the placement to
+all.
 All functions are pure, over what a router knows at one moment.
 """
 
@@ -16,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.structs import Struct
+from router.lower_tiers import Below
+from router.overlap import Overlap
 
 
 class Candidate(Struct, frozen=True, gc=False):
@@ -43,6 +47,8 @@ class Candidate(Struct, frozen=True, gc=False):
     """Most requests that it runs at once; 0 while unknown."""
     finish_rate: float = 0.0
     """Requests per second that it finished lately; 0 while unknown."""
+    load_rates: tuple[float, ...] = ()
+    """Tokens/s whose KV it copies to its device, by the tier below it: host memory first."""
 
 
 class RouteQuery(Struct, frozen=True, gc=False):
@@ -71,6 +77,9 @@ class Terms:
     evict: float
     total: float
     overlap: int
+    load: float
+    below: Below
+    """Those of `overlap` that lie in each tier below the device, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +151,28 @@ def cost(query: RouteQuery, replica: Candidate, settings: CostSettings = DEFAULT
         raise ValueError(f"the prefill rate of {replica.replica} must be above 0 tokens/s, got {rate}")
     overlap = query.overlap.get(replica.replica, 0)
     num_uncached = uncached_tokens(query.num_tokens, overlap)
+    below: Below = ()
+    load = 0.0
+    if overlap and isinstance(query.overlap, Overlap) and query.overlap.has_lower:
+        below = query.overlap.below(replica.replica)
+        load = load_seconds(below, replica)
     queue = queue_seconds(replica)
     prefill = prefill_weight(query.utilisation, settings.max_weight) * num_uncached / rate
     decode = decode_slowdown(query.num_tokens, replica, settings.max_pressure)
     evict = replica.evict_price * num_uncached
-    return Terms(queue, prefill, decode, evict, queue + prefill + decode + evict, overlap)
+    total = queue + prefill + load + decode + evict
+    return Terms(queue, prefill, decode, evict, total, overlap, load, below)
+
+
+def load_seconds(below: Below, replica: Candidate) -> float:
+    """Return L, the seconds until the tokens in each tier below the device are on it. A replica computes what it
+    would load later than that.
+    """
+    seconds = 0.0
+    for tier, tokens in enumerate(below):
+        rate = replica.load_rates[tier] if tier < len(replica.load_rates) else 0.0
+        seconds += tokens / max(rate, replica.prefill_rate)
+    return seconds
 
 
 def decode_slowdown(num_tokens: int, replica: Candidate, max_pressure: float = DEFAULT_COST.max_pressure) -> float:

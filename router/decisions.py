@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cache.tiers import Tier
 from router.cost import RouteQuery, Terms
+from router.overlap import Overlap
 from router.policies import Decision
 
 
@@ -35,6 +38,8 @@ class DecisionRecord:
     runner_up: str | None
     predicted_cached: int
     """Tokens cached there according to the index."""
+    predicted_tiers: dict[str, int]
+    """Those tokens by the tier in which they lie: "device", "host", ..."""
     regret_tokens: int
     """Tokens that the best holder able to serve had and the chosen replica had not."""
     terms: dict[str, Terms] = field(default_factory=dict)
@@ -48,6 +53,16 @@ class DecisionRecord:
 def as_json(record: DecisionRecord) -> dict[str, Any]:
     """Return a record as JSON types: objects, strings and numbers."""
     return dataclasses.asdict(record)
+
+
+def by_tier(overlap: Mapping[str, int], replica: str) -> dict[str, int]:
+    """Return the tokens that a replica holds, by the name of the tier; tiers with none are left out."""
+    held = overlap.get(replica, 0)
+    below = overlap.below(replica) if held and isinstance(overlap, Overlap) else ()
+    if not below:
+        return {"device": held} if held else {}
+    tokens = (held - sum(below), *below)
+    return {tier.name.lower(): tokens[tier] for tier in Tier if tier < len(tokens) and tokens[tier]}
 
 
 class DecisionLog:
@@ -80,18 +95,20 @@ class DecisionLog:
             utilisation=query.utilisation,
             replica=chosen,
             runner_up=decision.order[1] if len(decision.order) > 1 else None,
-            predicted_cached=query.overlap.get(chosen, 0),
+            predicted_cached=sum((tiers := by_tier(query.overlap, chosen)).values()),
+            predicted_tiers=tiers,
             regret_tokens=decision.regret_tokens,
             terms=dict(decision.terms),
         )
         while len(self._records) > self._capacity:
             self._records.popitem(last=False)
 
-    def overrule(self, request_id: str, replica: str, predicted_cached: int) -> None:
+    def overrule(self, request_id: str, replica: str, overlap: Mapping[str, int]) -> None:
         """Record that a request went elsewhere; a request that is no longer remembered is passed over."""
         record = self._records.get(request_id)
         if record is not None:
-            record.replica, record.predicted_cached, record.is_overruled = replica, predicted_cached, True
+            record.replica, record.is_overruled = replica, True
+            record.predicted_cached, record.predicted_tiers = overlap.get(replica, 0), by_tier(overlap, replica)
 
     def settle(self, request_id: str, num_cached: int) -> None:
         """Record how many cached tokens the engine found for a request, known with its first token."""

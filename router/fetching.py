@@ -67,7 +67,7 @@ class FetchTerms(Terms):
     """A replica's cost for a prompt of which it fetches a part, in seconds."""
 
     fetch: float
-    """What the transfer lasts longer than the queue. It is the fifth part of the total."""
+    """What the transfer lasts longer than the queue. It is the sixth part of the total."""
     source: str
     fetched_tokens: int
 
@@ -87,7 +87,7 @@ def fetch_or_compute(
     beyond = max(fetch.seconds - terms.queue, 0.0)
     left = uncached_tokens(query.num_tokens, fetch.source.tokens)
     prefill = prefill_weight(query.utilisation, settings.max_weight) * left / replica.prefill_rate
-    total = terms.queue + beyond + prefill + terms.decode + terms.evict
+    total = terms.queue + beyond + prefill + terms.load + terms.decode + terms.evict
     return FetchTerms(
         terms.queue,
         prefill,
@@ -95,6 +95,8 @@ def fetch_or_compute(
         terms.evict,
         total,
         terms.overlap,
+        terms.load,
+        terms.below,
         beyond,
         fetch.source.name,
         fetch.tokens,

@@ -77,6 +77,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     """Most requests that it runs at once."""
     finish_rate: float = 0.0
     """Requests per second that it finished lately."""
+    load_rates: tuple[float, ...] = ()
+    """Tokens/s whose KV it copies to its device, by the tier below it (cache/tiers.py): host memory first."""
 
 
 @dataclass(slots=True)
@@ -347,4 +349,5 @@ def _candidate(replica: str, member: _Member, is_available: bool) -> Candidate:
         page_size=load.page_size,
         max_running=load.max_running,
         finish_rate=load.finish_rate,
+        load_rates=load.load_rates,
     )

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, overload
 
+from router.lower_tiers import Below
+
 _T = TypeVar("_T")
 Level = tuple[int, int]
 """How much some replicas hold, above 0 and in units of the overlap, and a mask with the bits of their slots."""
@@ -60,13 +62,21 @@ class Overlap(Mapping[str, int]):
     with `dict`. Reading raises `OutdatedOverlap` afterwards.
     """
 
-    __slots__ = ("_names", "_slots", "_unit", "levels")
+    __slots__ = ("_below", "_names", "_slots", "_unit", "levels")
 
-    def __init__(self, levels: Levels, slots: Mapping[str, int], names: Sequence[str], unit: int = 1) -> None:
+    def __init__(
+        self,
+        levels: Levels,
+        slots: Mapping[str, int],
+        names: Sequence[str],
+        unit: int = 1,
+        below: Callable[[str, int], Below] | None = None,
+    ) -> None:
         """`unit` is what the levels' depth is multiplied by. `slots` and `names`, which is by slot, never change,
-        though the index does.
+        though the index does. `below` returns what of a replica's depth lies below its device.
         """
         self.levels = levels
+        self._below = below
         self._slots, self._names, self._unit = slots, names, unit
 
     @classmethod
@@ -83,7 +93,19 @@ class Overlap(Mapping[str, int]):
 
     def times(self, factor: int) -> Overlap:
         """Return the same in another unit, such as tokens for blocks."""
-        return Overlap(self.levels, self._slots, self._names, self._unit * factor)
+        return Overlap(self.levels, self._slots, self._names, self._unit * factor, self._below)
+
+    def below(self, replica: str) -> Below:
+        """Return what of a replica's part lies in each tier below its device; () where all is on the device."""
+        slot = self._slots.get(replica) if self._below is not None else None
+        if slot is None or self._below is None:
+            return ()
+        return tuple(blocks * self._unit for blocks in self._below(replica, self.levels.depth_of(slot)))
+
+    @property
+    def has_lower(self) -> bool:
+        """Whether any replica may hold something below its device."""
+        return self._below is not None
 
     @property
     def most(self) -> int:

@@ -231,9 +231,10 @@ class Placer:
             if request is None or before in (None, replica):
                 return
             now, chain = self._clock(), request.chain
-            held = self._index.match(request.usable, now).get(replica, 0) * self.settings.block_tokens
-            self._index.expect(replica, chain, now)
-            self._log.overrule(request_id, replica, held)
+            overlap = self._index.match(request.usable, now).times(self.settings.block_tokens)
+            held = overlap.get(replica, 0)
+            self._log.overrule(request_id, replica, overlap)
+            self._index.expect(replica, chain, now)  # from here on, the overlap is outdated
         self._fleet.book(request_id, replica, uncached_tokens(len(request.tokens), held))
 
     def release(self, request_id: str, generated: Sequence[int] = ()) -> None:
@@ -259,6 +260,12 @@ class Placer:
             if replica in self._fleet.names():  # A late message would bring back a replica that no longer exists.
                 self._fit_index()
                 self._index.apply(replica, stored, evicted)
+
+    def apply_tiers(self, replica: str, hashes: Sequence[int], tiers: Sequence[int]) -> None:
+        """Apply where blocks lie that a replica holds (`PrefixIndex.place_in_tiers`)."""
+        with self._lock:
+            if replica in self._fleet.names():
+                self._index.place_in_tiers(replica, hashes, tiers)
 
     def replace(self, replica: str, hashes: Sequence[int]) -> None:
         """Replace all that the index knows of a replica's cache, by a snapshot or its first part."""

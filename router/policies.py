@@ -88,6 +88,8 @@ _FEW = 8
 """Of so many replicas, or fewer, it is known which can serve without looking at all that can."""
 MIN_SHARE = 3
 """A cached prefix shorter than 1 / MIN_SHARE of its prompt does not outweigh a preferred place."""
+LOWER_WORTH = 0.5
+"""What a token that must be loaded counts beside one on the device, among replicas that cost the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class CostPolicy:
         close = [name for name in ordered if terms[name].total <= bound]
         busy = self._guard.bound(known.num_running, len(serving))
         # A prefix that all prompts share, such as a chat template's, must not bring them all to one replica.
-        worth = {name: held.get(name, 0) for name in close}
+        worth = {name: _worth(terms[name]) for name in close}
         worth = {name: tokens if tokens * MIN_SHARE >= query.num_tokens else 0 for name, tokens in worth.items()}
         first = min(close, key=lambda name: (serving[name].num_running > busy, -worth[name], -score[name]))
         ordered.remove(first)
@@ -201,6 +203,8 @@ class CostPolicy:
             if mask.bit_count() <= _FEW:
                 few = [name for name in held.names(mask) if name in serving]
                 same: Iterable[str] = sorted(few, key=preferred.score, reverse=True)
+                if held.has_lower:  # those that have it on the device first
+                    same = sorted(same, key=lambda name: sum(held.below(name)))
             else:
                 same = (name for name in preferred if held.is_in(mask, name))
             best.extend(islice(same, self._num_holders - len(best)))
@@ -208,6 +212,11 @@ class CostPolicy:
                 return best
         others = (name for name in preferred if name not in held)
         return [*best, *islice(others, self._num_holders - len(best))]
+
+
+def _worth(terms: Terms) -> float:
+    """Return a replica's cached tokens; those that must be loaded count for less."""
+    return terms.overlap - (1.0 - LOWER_WORTH) * sum(terms.below) if terms.below else terms.overlap
 
 
 def _place_key(query: RouteQuery, most: int) -> int:

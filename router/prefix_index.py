@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from router.expected_blocks import ExpectedBlocks
 from router.held_blocks import HeldBlocks
+from router.lower_tiers import LowerTiers
 from router.overlap import Level, Levels, OutdatedOverlap, Overlap
 
 
@@ -43,6 +44,7 @@ class PrefixIndex:
         self.block_tokens = block_tokens
         self._held = HeldBlocks(max_blocks)
         self._expected = ExpectedBlocks(expect_s, max_expected)
+        self._lower = LowerTiers()
         # Matches refer to these two, so they are replaced and never changed.
         self._slots: dict[str, int] = {}
         self._names: list[str] = [""]  # by slot, which are 1 and more
@@ -88,7 +90,16 @@ class PrefixIndex:
         self._expected.settle(replica, evicted)
         self._held.add(slot, stored)
         self._held.discard(slot, evicted)
+        self._lower.forget(replica, [*stored, *evicted])
         self._held.sweep(2 * (len(stored) + len(evicted)))
+
+    def place_in_tiers(self, replica: str, blocks: Iterable[int], tiers: Iterable[int]) -> None:
+        """Note the fastest tier (cache/tiers.py) of each of some blocks that the replica holds. O(its blocks).
+
+        What is stored counts as on the device until then.
+        """
+        self._version += 1
+        self._lower.put(replica, blocks, tiers, self.max_blocks)
 
     def replace(self, replica: str, hashes: Iterable[int]) -> None:
         """Apply a snapshot: the replica holds exactly `hashes`; unconfirmed dispatches to it still count.
@@ -99,6 +110,7 @@ class PrefixIndex:
         self._version += 1
         if replica in self._slots:
             self._bury(replica)
+        self._lower.drop(replica)
         slot = self._slot(replica)
         hashes = list(hashes)
         self._expected.settle(replica, hashes)
@@ -122,6 +134,7 @@ class PrefixIndex:
         if replica in self._slots:
             self._version += 1
             self._bury(replica)
+            self._lower.drop(replica)
             self._expected.forget(replica)
             self._held.sweep()
 
@@ -168,7 +181,11 @@ class PrefixIndex:
         """
         self._expected.expire(now)
         levels = Levels(()) if not chain else self._levels(chain)
-        return Overlap(levels, self._slots, self._names)
+        if self._lower.is_empty:
+            return Overlap(levels, self._slots, self._names)
+        version = self._version
+        below = self._lower.finder(chain, lambda: self._check(version))
+        return Overlap(levels, self._slots, self._names, below=below)
 
     def _levels(self, chain: Sequence[int]) -> Levels:
         mask, last, version = self._held.masks(self._expected.masks), len(chain) - 1, self._version

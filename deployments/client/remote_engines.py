@@ -255,6 +255,10 @@ class RemoteEngines:
         """Apply a change of a replica's prefix cache to the routing index."""
         self.placer.apply_delta(replica, stored, evicted)
 
+    def on_prefix_tiers(self, replica: str, hashes: Sequence[int], tiers: bytes) -> None:
+        """Note in the routing index where blocks lie that the replica holds."""
+        self.placer.apply_tiers(replica, hashes, tiers)
+
     def on_prefix_snapshot(
         self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
     ) -> None:

@@ -134,6 +134,7 @@ class EngineReplica:
             config.max_waiting,
             lambda: self._drain.finish_rate,
             is_stopping,
+            _load_rates(self._engine),
         )
         self._wire = WireServer(
             host,
@@ -326,6 +327,12 @@ class _Call:
     def _resolve(self, resolve: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so no call waits
             self._loop.call_soon_threadsafe(lambda: None if self.ended.done() else resolve())
+
+
+def _load_rates(engine: Engine) -> tuple[float, ...]:
+    """The tokens/s that come back from host memory, where it was measured."""
+    seconds = engine.runner.host_memory.page_seconds
+    return (engine.config.page_size / seconds,) if seconds else ()
 
 
 def _build_info(engine: Engine) -> dict[str, Any]:

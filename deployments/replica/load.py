@@ -41,8 +41,13 @@ class LoadReporter:
         max_waiting: int,
         finish_rate: Callable[[], float] = lambda: 0.0,
         is_draining: Callable[[], bool] = lambda: False,
+        load_rates: tuple[float, ...] = (),
     ) -> None:
-        """`max_running` requests fill the batch, `max_waiting` the queue; `clock` is the engine's."""
+        """`max_running` requests fill the batch, `max_waiting` the queue; `clock` is the engine's.
+
+        `load_rates` are the tokens/s that each tier below the device gives back, the fastest first.
+        """
+        self._load_rates = load_rates
         self._max_running, self._finish_rate = max_running, finish_rate
         self._is_draining = is_draining
         self._load, self._clock, self._max_waiting = load, clock, max_waiting
@@ -82,6 +87,7 @@ class LoadReporter:
             is_full=load.num_waiting >= self._max_waiting,
             max_running=self._max_running,
             finish_rate=self._finish_rate(),
+            load_rates=self._load_rates,
         )
 
     def _decayed(self) -> float:

@@ -59,6 +59,10 @@ class WireListener(Protocol):
         """Handle a change of the replica's cache, as block hashes."""
         ...
 
+    def on_prefix_tiers(self, replica: str, hashes: Sequence[int], tiers: bytes) -> None:
+        """Handle the fastest tier in which each of some blocks lies that the cache holds, a byte each."""
+        ...
+
     def on_prefix_snapshot(
         self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
     ) -> None:
@@ -328,8 +332,9 @@ class WireConnection:
                         messages.unpack_hashes(message.stored),
                         messages.unpack_hashes(message.evicted),
                     )
-                    self._budget.spend(len(stored) + len(evicted))
+                    self._budget.spend(len(stored) + len(evicted) + len(message.tiers))
                     self._listener.on_prefix_delta(replica, stored, evicted)
+                    self._take_tiers(message.moved, message.tiers)
                 return
             hashes, is_first, is_last = messages.unpack_hashes(message.hashes), message.is_first, message.is_last
             if not is_first and self._snapshot != "begun":
@@ -339,9 +344,15 @@ class WireConnection:
             self._listener.on_prefix_snapshot(
                 replica, hashes, self._block_tokens, is_first=is_first, is_last=is_last
             )
+            self._take_tiers(message.hashes, message.tiers)
         except messages.MalformedMessage:
             self.counts["malformed"] += 1
             self._lose_prefixes()
+
+    def _take_tiers(self, hashes: bytes, tiers: bytes) -> None:
+        if tiers:
+            tiers = messages.unpack_tiers(tiers, hashes)
+            self._listener.on_prefix_tiers(self.address.replica, messages.unpack_hashes(hashes), tiers)
 
     def _send_unanswered(self) -> None:
         """Send again what the replica may not have received, or its answer to it may not have arrived."""

@@ -36,7 +36,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -195,6 +195,8 @@ class PrefixSnapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
     """Block hashes, uint64, little endian."""
     is_first: bool
     is_last: bool
+    tiers: bytes = b""
+    """The fastest tier (cache/tiers.py) of each block, a byte each; empty: all are on the device."""
 
 
 class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
@@ -203,8 +205,12 @@ class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
     epoch: int
     seq: int
     stored: bytes
-    """Block hashes, uint64, little endian."""
+    """Block hashes, uint64, little endian. They are on the device unless `moved` has them too."""
     evicted: bytes
+    moved: bytes = b""
+    """Block hashes of held blocks whose fastest tier is another from now on."""
+    tiers: bytes = b""
+    """That tier, a byte for each block of `moved`."""
 
 
 Sequenced = Welcome | Tokens | Heartbeat | Unknown | NotRun | PrefixSnapshot | PrefixDelta
@@ -252,6 +258,13 @@ def pack_hashes(hashes: Iterable[int]) -> bytes:
 def unpack_hashes(data: bytes) -> array[int]:
     """Unpack block hashes. Raises MalformedMessage when `data` is not a whole number of them."""
     return _unpacked("Q", data)
+
+
+def unpack_tiers(tiers: bytes, hashes: bytes) -> bytes:
+    """Return the tier of each hash. Raises MalformedMessage when there are not as many."""
+    if 8 * len(tiers) != len(hashes):
+        raise MalformedMessage(f"{len(tiers)} tiers are given for {len(hashes)} bytes of hashes, 8 for each")
+    return tiers
 
 
 def _packed(typecode: Literal["i", "Q"], numbers: Iterable[int]) -> bytes:

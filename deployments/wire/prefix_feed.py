@@ -9,7 +9,7 @@ what is stored after the first part is in a delta: so parts and deltas together 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple, Protocol
 
@@ -30,6 +30,14 @@ class PrefixSource(Protocol):
         """Return the hashes stored and evicted since the last call."""
         ...
 
+    def drain_moves(self) -> Mapping[int, int]:
+        """Return the blocks held at the last drain whose fastest tier is another than was told, with that tier."""
+        ...
+
+    def tiers(self, hashes: Sequence[int]) -> bytes:
+        """Return the tier that was told of each block, a byte each; empty where all are on the device."""
+        ...
+
     def snapshot(self) -> Iterator[int]:
         """Yield the hashes held at the last drain, the hottest first. Those evicted meanwhile are left out."""
         ...
@@ -42,6 +50,14 @@ class NoPrefixes:
         """Return that nothing has changed."""
         return (), ()
 
+    def drain_moves(self) -> Mapping[int, int]:
+        """Return that nothing has moved."""
+        return {}
+
+    def tiers(self, hashes: Sequence[int]) -> bytes:
+        """Return that all are on the device."""
+        return b""
+
     def snapshot(self) -> Iterator[int]:
         """Yield nothing."""
         return iter(())
@@ -53,6 +69,7 @@ class SnapshotPart(NamedTuple):
     hashes: bytes
     is_first: bool
     is_last: bool
+    tiers: bytes = b""
 
     def encoded(self, epoch: int, seq: int) -> bytes:
         """Return the message with this part."""
@@ -74,7 +91,7 @@ class PrefixFeed:
         if now < self._next_at:
             return
         self._next_at = now + self._period_s
-        pieces = list(_pieces(*self._source.drain()))
+        pieces = [*_pieces(*self._source.drain()), *_moves(self._source.drain_moves())]
         for ingress_id, session in list(sessions.items()):
             if session.knowledge == "outdated":
                 part = SnapshotPart(b"", is_first=True, is_last=False)
@@ -94,7 +111,8 @@ class PrefixFeed:
             self._begin(session)
         assert session.snapshot is not None
         hashes = list(islice(session.snapshot, PART_BLOCKS))
-        return SnapshotPart(messages.pack_hashes(hashes), is_first, is_last=len(hashes) < PART_BLOCKS)
+        packed, is_last = messages.pack_hashes(hashes), len(hashes) < PART_BLOCKS
+        return SnapshotPart(packed, is_first, is_last, self._source.tiers(hashes))
 
     def sent(
         self, session: Session, part: SnapshotPart, is_sent: bool, otherwise: Literal["none", "outdated"] = "none"
@@ -107,6 +125,13 @@ class PrefixFeed:
 
     def _begin(self, session: Session) -> None:
         session.snapshot, session.knowledge, session.wants_anew = self._source.snapshot(), "current", False
+
+
+def _moves(moves: Mapping[int, int]) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
+    """Divide moves between tiers into messages."""
+    left = iter(moves.items())
+    while piece := dict(islice(left, PART_BLOCKS)):
+        yield b"", b"", messages.pack_hashes(piece), bytes(piece.values())
 
 
 def _pieces(stored: Collection[int], evicted: Collection[int]) -> Iterator[tuple[bytes, bytes]]:

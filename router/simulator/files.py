@@ -11,6 +11,7 @@ from cache import Namespace
 from cache.page_keys import PageKeys
 from cache.page_tier import PageTier, TierPage
 from cache.prefix_log import PrefixLog
+from cache.tiers import Tier
 
 _NOWHERE = Namespace("files")
 
@@ -89,9 +90,9 @@ class _Changes(PrefixLog):
         self.stored: list[int] = []
         self.evicted: list[int] = []
 
-    def keep(self, hashes: Sequence[int]) -> None:
+    def keep(self, hashes: Sequence[int], tier: Tier = Tier.FILE) -> None:
         """Ignore blocks that are still being written."""
 
-    def drop(self, hashes: Sequence[int]) -> None:
+    def drop(self, hashes: Sequence[int], tier: Tier = Tier.FILE) -> None:
         """Record blocks that are given up, or were never written."""
         self.evicted += hashes

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cache import KVCacheManager, Namespace
 from cache.prefix_log import PrefixLog
+from cache.tiers import Tier
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.host_pool import HostMemory, HostPool
@@ -161,11 +162,11 @@ class _Kept(PrefixLog):
         self.kept: list[int] = []
         self._told = log
 
-    def keep(self, hashes: Sequence[int]) -> None:
+    def keep(self, hashes: Sequence[int], tier: Tier = Tier.HOST) -> None:
         """Record blocks that are kept from now on."""
-        self._told.keep(hashes)
+        self._told.keep(hashes, tier)
         self.kept += hashes
 
-    def drop(self, hashes: Sequence[int]) -> None:
+    def drop(self, hashes: Sequence[int], tier: Tier = Tier.HOST) -> None:
         """Record blocks that are kept no longer."""
-        self._told.drop(hashes)
+        self._told.drop(hashes, tier)

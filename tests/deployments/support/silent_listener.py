@@ -20,6 +20,8 @@ class Silence:
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
         self.calls.append("unknown")
 
+    def on_prefix_tiers(self, replica: str, hashes: Sequence[int], tiers: bytes) -> None: ...
+
     def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
         self.calls.append("delta")
 

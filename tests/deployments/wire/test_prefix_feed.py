@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.prefix_log import PrefixLog
+from cache.tiers import Tier
 from deployments.wire import messages, prefix_feed
 from deployments.wire.prefix_feed import NoPrefixes, PrefixFeed
 from deployments.wire.session import Session
@@ -21,6 +22,7 @@ class Listening:
     def __init__(self, feed: PrefixFeed) -> None:
         self.feed, self.session = feed, Session(b"i")
         self.known: set[int] = set()
+        self.tiers: dict[int, int] = {}
         self.state = "unknown"
         self.sizes: list[int] = []
         self.is_congested = False
@@ -34,14 +36,18 @@ class Listening:
             hashes = messages.unpack_hashes(message.hashes)
             self.sizes.append(len(hashes))
             if message.is_first:
-                self.known = set()
+                self.known, self.tiers = set(), {}
             self.known.update(hashes)
+            self.tiers.update(zip(hashes, message.tiers or bytes(len(hashes)), strict=True))
             self.state = "whole" if message.is_last else "begun"
         elif isinstance(message, messages.PrefixDelta) and self.state != "unknown":
             stored, evicted = messages.unpack_hashes(message.stored), messages.unpack_hashes(message.evicted)
-            self.sizes.append(len(stored) + len(evicted))
+            moved = messages.unpack_hashes(message.moved)
+            self.sizes.append(len(stored) + len(evicted) + len(moved))
             self.known.update(stored)
             self.known.difference_update(evicted)
+            self.tiers.update(dict.fromkeys([*stored, *evicted], 0))
+            self.tiers.update(zip(moved, message.tiers, strict=True))
         return True
 
     def ask(self, *, anew: bool) -> None:
@@ -53,14 +59,16 @@ class Listening:
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
-    draw, log, held = random.Random(seed), PrefixLog(), set[int]()
+    draw, log, held, beside = random.Random(seed), PrefixLog(), set[int](), set[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_feed, "PART_BLOCKS", 5)
         feed = PrefixFeed(log, period_s=1.0)
         ingresses = {name: Listening(feed) for name in ("a", "b")}
         now = 0.0
         for _ in range(200):
-            match draw.choice(("store", "store", "evict", "tick", "ask", "ask", "anew", "congestion")):
+            match draw.choice(
+                ("store", "store", "evict", "keep", "drop", "tick", "ask", "ask", "anew", "congestion")
+            ):
                 case "store":
                     new = [block for block in draw.sample(range(60), 7) if block not in held]
                     log.store(new)
@@ -69,6 +77,12 @@ def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
                     gone = [block for block in draw.sample(range(60), 4) if block in held]
                     log.evict(gone)
                     held.difference_update(gone)
+                case "keep":
+                    log.keep(kept := draw.sample(sorted(held - beside), min(3, len(held - beside))))
+                    beside.update(kept)
+                case "drop":
+                    log.drop(dropped := draw.sample(sorted(beside), min(2, len(beside))))
+                    beside.difference_update(dropped)
                 case "tick":
                     now += 1.0
                     feed.send_due(
@@ -90,6 +104,15 @@ def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
                     assert ingress.known <= published
                     if ingress.state == "whole" and not ingress.session.snapshot:
                         assert ingress.known == published
+                        told = log.tiers(list(published)) or bytes(len(published))
+                        assert {block: ingress.tiers[block] for block in published} == dict(
+                            zip(published, told, strict=True)
+                        )
+            log_now = {block: 0 if block in held else Tier.HOST for block in held | beside}
+        log.drain()
+        log.drain_moves()
+        everything = list(log.snapshot())
+        assert dict(zip(everything, log.tiers(everything) or bytes(len(everything)), strict=True)) == log_now
         for ingress in ingresses.values():
             assert max(ingress.sizes, default=0) <= 5
 

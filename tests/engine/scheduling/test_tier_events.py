@@ -34,6 +34,7 @@ def test_a_mirror_knows_what_lies_on_the_device_and_on_the_host(
         limits={"max_running": 3},
     )
     events, mirror = script.cache.follow_blocks(), Mirror(4)
+    tiers: dict[int, int] = {}  # by block, as a router of Raydix's knows it
 
     def check() -> None:
         mirror.read(events.drain())
@@ -42,6 +43,23 @@ def test_a_mirror_knows_what_lies_on_the_device_and_on_the_host(
         salted = [request for request in script.requests.values() if request.namespace.salt]
         hidden = {block for one in salted for block in block_hashes(one.tokens, prefix_root(one.namespace), 4)}
         assert mirror.held[Tier.HOST] == {block for page in pages for block in page.blocks} - hidden
+        log = script.cache.prefix_log
+        assert log is not None
+        stored, evicted = log.drain()
+        for block in evicted:
+            del tiers[block]
+        assert not tiers.keys() & set(stored)
+        tiers.update(dict.fromkeys(stored, Tier.DEVICE))
+        moves = log.drain_moves()
+        assert all(tiers[block] != tier for block, tier in moves.items()), "told twice"
+        tiers.update(moves)
+        held = list(log.snapshot())
+        assert tiers == dict(zip(held, log.tiers(held) or bytes(len(held)), strict=True))
+        open_ones = {block: tier for block, tier in tiers.items() if block not in hidden}
+        device = mirror.held[Tier.DEVICE]
+        assert open_ones == {
+            block: Tier.DEVICE if block in device else Tier.HOST for block in device | mirror.held[Tier.HOST]
+        }
         told = {mirror.prompts[block] for block in mirror.held[Tier.DEVICE]}
         assert told == prefixes(script.cache, 4, salted=False)
 
