@@ -88,6 +88,8 @@ def _check_scaled(scenarios: Sequence[Scenario], plot_path: Path | None) -> None
     """Raise ValueError for options that autoscaling is not simulated with."""
     if scenarios[0].kills:
         raise ValueError("--autoscale and --kill exclude each other: replicas that come and go do not die as well")
+    if scenarios[0].roles is not None:
+        raise ValueError("--autoscale and --roles exclude each other: the number of replicas of a role is fixed")
     if plot_path is not None:
         raise ValueError(
             "--autoscale and --plot exclude each other: only routing is drawn; --json has all figures"
@@ -140,9 +142,11 @@ def _plotter() -> Callable[[Path, Sequence[Result], float, str], None]:
 
 def _title(trace: Trace, scenario: Scenario) -> str:
     ingresses = f"{scenario.num_ingresses} ingress" + ("es" if scenario.num_ingresses > 1 else "")
+    apart = scenario.roles
+    roles = "" if apart is None else f", {apart.prefill} for prefill and {apart.decode} for decode"
     return (
         f"{trace.name}: {len(trace.requests):,} requests, {scenario.num_replicas} replicas x "
-        f"{scenario.cache_tokens / 1e6:.1f}M tokens of KV{scenario.tiers.title}, {ingresses}, "
+        f"{scenario.cache_tokens / 1e6:.1f}M tokens of KV{scenario.tiers.title}{roles}, {ingresses}, "
         f"news {scenario.cache_delay:g} s (cache) and {scenario.load_delay:g} s (load) old"
     )
 

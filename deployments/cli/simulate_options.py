@@ -79,6 +79,19 @@ def simulate(
     peer_latency: Annotated[
         float, typer.Option(help="Seconds until a peer's first byte.", rich_help_panel=_TIERS)
     ] = 0.002,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            help="prefill=P,decode=D: replicas that compute long prompts, and those that generate; needs "
+            "--peer-bandwidth.",
+            show_default="all do both",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None,
+    apart_above: Annotated[
+        int,
+        typer.Option(help="With --roles: uncached tokens above which prompts go apart.", rich_help_panel=_FLEET),
+    ] = 2048,
     kv_bytes: Annotated[
         float, typer.Option(help="Bytes of KV of a token, in all layers.", rich_help_panel=_TIERS)
     ] = 131_072.0,
@@ -162,6 +175,7 @@ def simulate(
     """
     from deployments.cli.simulate import run
     from deployments.cli.simulate_autoscale import ScalingOptions
+    from router.simulator.roles import Roles
     from router.simulator.scenario import Scenario
     from router.simulator.tiers import Tiers
 
@@ -183,6 +197,7 @@ def simulate(
                 peer_bandwidth=None if peer_bandwidth is None else peer_bandwidth * 1e9,
                 peer_latency_s=peer_latency,
             ),
+            roles=None if roles is None else Roles.parse(roles, apart_above),
             restart_s=restart,
             seed=seed,
         )

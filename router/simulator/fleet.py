@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ from router.policies import Policy
 from router.simulator.arrivals import Arrivals, arrivals
 from router.simulator.fetches import Fetches
 from router.simulator.files import FileTier
+from router.simulator.handovers import Handovers
 from router.simulator.ingress import CacheNews, FileNews, KnownReplica, SimulatedIngress
 from router.simulator.replica import NAMESPACE, Job, SimulatedReplica
 from router.simulator.result import Result, summarise
@@ -73,6 +74,10 @@ class SimulatedFleet:
         self._ingresses = self._new_ingresses(policy)
         self._news: list[CacheNews | FileNews] = []
         self._fetches = Fetches(scenario.tiers, block_tokens, self._fetched, self._written)
+        self._handovers = Handovers(
+            self._fetches.links, block_tokens * scenario.tiers.kv_bytes_per_token, scenario.tiers.peer_latency_s,
+            self._fetched, self.submit,
+        )  # fmt: skip
         self._next_transfer = math.inf
         self._parked: list[Job] = []
         self._heap: list[tuple[float, int, Action]] = []
@@ -134,6 +139,10 @@ class SimulatedFleet:
         if stored or evicted:
             self._news.append(CacheNews(now, place.replica.name, place.member.epoch, stored, evicted))
         self._fetches.write(place.replica, now)
+        for job in place.replica.drain_leaving():
+            receiver = self._places[self._index[job.decodes_at or ""]]
+            self._handovers.begin(job, place.replica, receiver.replica if receiver.member.is_alive else None, now)
+        self._handovers.retry(place.replica, now)
         self._plan_transfers()
 
     # Transfers
@@ -173,7 +182,8 @@ class SimulatedFleet:
             self._parked.append(job)
             return
         ingress = self._informed(job.ingress, now)
-        decision, source = ingress.place(job, [place.member for place in self._known], now)
+        among = self._among(job, ingress, now)
+        decision, source = ingress.place(job, [place.member for place in self._known], now, among)
         job.regret_tokens = decision.regret_tokens
         index = self._index[decision.order[0]]
         replica = self._places[index].replica
@@ -181,6 +191,25 @@ class SimulatedFleet:
             self._fetches.begin(job, replica, source, now)
         replica.submit(job, now)
         self._changed(index, now)
+
+    def _among(self, job: Job, ingress: SimulatedIngress, now: float) -> Collection[str] | None:
+        """Name the replicas that may compute a request, and set where it decodes if that is elsewhere.
+
+        With no replica left for one of the roles, all do both.
+        """
+        job.decodes_at = None
+        roles = self._scenario.roles
+        if roles is None:
+            return None
+        serving = [place.member for place in self._known if place.member.is_serving]
+        prefill = {one.name for one in serving if self._index[one.name] < roles.prefill}
+        decode = {one.name: one for one in serving if one.name not in prefill}
+        if not prefill or not decode:
+            return None
+        if job.emitted or ingress.uncached_tokens(job, now, decode) <= roles.apart_above_tokens:
+            return decode
+        job.decodes_at = ingress.decoder(job, list(decode.values()), now)
+        return prefill
 
     def shortest_queue(self, ingress: int, now: float) -> float:
         """Return the seconds until a new prompt would start, as an ingress knows; 0 without any replica."""
@@ -245,8 +274,9 @@ class SimulatedFleet:
         place.next_work = math.inf
         for ingress in self._ingresses:
             ingress.lose(replica.name)
+        lost = self._handovers.lose(replica, now)
         self._fetches.lose(replica.name, now)
-        lost = replica.lose(now)
+        lost += replica.lose(now)
         place.replica = self._new_replica(replica.name, now)
         self.at(now + self._scenario.restart_s, partial(self._restart, index))
         for job in lost:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from router.cost import Candidate, RouteQuery, evict_price, queue_seconds, uncached_tokens
+from router.cost import Candidate, RouteQuery, decode_slowdown, evict_price, queue_seconds, uncached_tokens
 from router.fetching import FetchQuery, Source, best_fetch
 from router.policies import Decision, Policy
 from router.prefix_index import PrefixIndex
@@ -94,9 +94,11 @@ class SimulatedIngress:
         self._index.forget(replica)
         self._sent.pop(replica, None)
 
-    def place(self, job: Job, members: Sequence[KnownReplica], now: float) -> tuple[Decision, Source | None]:
-        """Choose a replica, and what it had best fetch, and count the dispatch at once."""
-        candidates = [self._candidate(member, now) for member in members]
+    def place(
+        self, job: Job, members: Sequence[KnownReplica], now: float, among: Collection[str] | None = None
+    ) -> tuple[Decision, Source | None]:
+        """Choose a replica, of those named in `among`, and what it had best fetch; count the dispatch at once."""
+        candidates = [self._candidate(each, now) for each in members if among is None or each.name in among]
         query = self._query(job, members, self._utilisation.observe(candidates, now), now)
         decision = self._policy.decide(query, candidates, self._rng)
         chosen = decision.order[0]
@@ -112,9 +114,19 @@ class SimulatedIngress:
         serving = [self._candidate(member, now) for member in members if member.is_serving]
         return min(map(queue_seconds, serving), default=0.0)
 
-    def uncached_tokens(self, job: Job, now: float) -> int:
-        """Return the prompt tokens that the best holder would have to compute."""
-        held = max(self._index.match(job.chain, now).values(), default=0)
+    def decoder(self, job: Job, members: Sequence[KnownReplica], now: float) -> str:
+        """Choose which of these decodes a request that another replica computes: by load and memory."""
+        least = min(
+            (self._candidate(member, now) for member in members),
+            key=lambda one: (decode_slowdown(job.num_tokens, one), one.num_running, -one.pages_free, one.replica),
+        )
+        self._sent.setdefault(least.replica, deque()).append((now, 0))
+        return least.replica
+
+    def uncached_tokens(self, job: Job, now: float, among: Collection[str] | None = None) -> int:
+        """Return the prompt tokens that the best holder, of those named in `among`, would have to compute."""
+        holders = self._index.match(job.chain, now).items()
+        held = max((blocks for name, blocks in holders if among is None or name in among), default=0)
         return uncached_tokens(job.num_tokens, held * self._block_tokens)
 
     def _query(self, job: Job, members: Sequence[KnownReplica], utilisation: float, now: float) -> RouteQuery:

@@ -54,6 +54,8 @@ class Job:
     """Pages for what is being fetched, while that is on its way."""
     num_coming: int = 0
     """Blocks of the prompt that are there then."""
+    decodes_at: str | None = None
+    """Replica that gets its KV after its prefill and generates the rest; None: where it was computed."""
     regret_tokens: int = 0
     """Tokens that the best replica known to the ingress held beyond the chosen one, at the last placement."""
     first_token_at: float | None = None
@@ -119,6 +121,8 @@ class SimulatedReplica:
         self._service = service
         self._block_tokens = block_tokens
         self._num_transfers = 0
+        self._leaving: list[Job] = []  # with a first token, to be decoded elsewhere
+        self._num_sending = 0  # of those, whose KV is still here
         self._waiting: deque[Job] = deque()
         self._waiting_tokens = 0.0
         self._prefilling: Job | None = None
@@ -187,7 +191,7 @@ class SimulatedReplica:
     @property
     def is_idle(self) -> bool:
         """Whether it has no request."""
-        return self._prefilling is None and not self._waiting and not self._decoding
+        return self._prefilling is None and not (self._waiting or self._decoding or self._num_sending)
 
     def prefilled_tokens(self, now: float) -> float:
         """Return the prompt tokens computed since the start."""
@@ -213,7 +217,8 @@ class SimulatedReplica:
     # Prefill
 
     def _pages(self, job: Job) -> int:
-        total = job.request.num_tokens + job.request.num_output
+        is_leaving = job.decodes_at not in (None, self.name)
+        total = job.request.num_tokens + (1 if is_leaving else job.request.num_output)
         return max(-(-total // self._block_tokens), len(job.request.blocks))
 
     def _begin_prefill(self, now: float) -> None:
@@ -293,6 +298,48 @@ class SimulatedReplica:
             self._begin_prefill(now)
         self._report(now)
 
+    # Requests that are computed in one place and decoded in another
+
+    def drain_leaving(self) -> list[Job]:
+        """Return the requests with a first token since the last call that are decoded elsewhere."""
+        leaving, self._leaving = self._leaving, []
+        return leaving
+
+    def sent(self, lease: Lease, now: float) -> None:
+        """Note that a request's KV is needed here no more: it has arrived, or never will."""
+        self._cache.finish(lease, (), now)
+        self._num_sending -= 1
+        self.count_transfer(-1, now)
+
+    def take_in(self, job: Job, now: float) -> int | None:
+        """Take pages for a request that was computed elsewhere; return the blocks of it that are not here.
+
+        None while there is no room.
+        """
+        cache = self._cache
+        match = cache.match(NAMESPACE, (*job.request.blocks, LAST_TOKEN), now)
+        lease = cache.lock(match)
+        if cache.pages_needed(lease, self._pages(job)) > cache.available:
+            cache.finish(lease, (), now)
+            return None
+        cache.extend(lease, self._pages(job))
+        job.lease = lease
+        self.count_transfer(1, now)
+        return len(job.request.blocks) - match.length
+
+    def go_on(self, job: Job, arrived: bool, now: float) -> None:
+        """Decode a request whose KV has come; or compute its prompt here, if it never will."""
+        assert job.lease is not None
+        lease, job.decodes_at = job.lease, None
+        if arrived:
+            self._cache.insert(lease, job.request.blocks, now)
+            self._decode(job, job.request.num_output - job.emitted, now)
+        else:
+            self._cache.finish(lease, (), now)
+            job.lease = None
+            self.submit(job, now)
+        self.count_transfer(-1, now)
+
     def drain_kept(self) -> list[int]:
         """Return the hashes of the blocks that the host has taken in since the last call."""
         return [] if self._host is None else self._host.drain_kept()
@@ -309,10 +356,17 @@ class SimulatedReplica:
         left = job.request.num_output - job.emitted
         if left <= 0:
             return True
+        if job.decodes_at not in (None, self.name):
+            self._leaving.append(job)
+            self._num_sending += 1
+            return False
+        self._decode(job, left, now)
+        return False
+
+    def _decode(self, job: Job, left: int, now: float) -> None:
         self._move_position(now)
         self._count += 1
         heapq.heappush(self._decoding, (self._position + left, self._count, job))
-        return False
 
     def _finish(self, job: Job, now: float) -> None:
         assert job.lease is not None
@@ -345,7 +399,7 @@ class SimulatedReplica:
                 time=now,
                 waiting_tokens=max(self._waiting_tokens, 0.0),
                 prefill_ends=self._prefill_ends if num_prefilling else now,
-                num_running=len(self._waiting) + num_prefilling + len(self._decoding),
+                num_running=len(self._waiting) + num_prefilling + len(self._decoding) + self._num_sending,
                 num_decoding=len(self._decoding),
                 pages_free=self._cache.available,
                 eviction_age=self._cache.eviction_age(now),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from router.simulator.roles import Roles
 from router.simulator.service import ServiceModel
 from router.simulator.tiers import Tiers
 
@@ -44,6 +45,8 @@ class Scenario:
     service: ServiceModel = field(default_factory=ServiceModel)
     tiers: Tiers = field(default_factory=Tiers)
     """Where KV lies beside the device, and how fast it moves."""
+    roles: Roles | None = None
+    """Which replicas compute prompts, and which answers; None: all do both."""
     kills: tuple[Kill, ...] = ()
     restart_s: float = 30.0
     """Seconds from a replica's death until it serves again, empty."""
@@ -66,6 +69,8 @@ class Scenario:
         for name in ("cache_delay", "load_delay", "restart_s"):
             if getattr(self, name) < 0.0:
                 raise ValueError(f"{name} must be at least 0 s, got {getattr(self, name)}")
+        if self.roles is not None:
+            self.roles.check(self.num_replicas, self.tiers.peer_bandwidth is not None)
         for kill in self.kills:
             if kill.replica >= self.num_replicas:
                 raise ValueError(

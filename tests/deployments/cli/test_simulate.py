@@ -80,6 +80,16 @@ def test_replicas_fetch_from_each_other_and_from_files(trace: Path, tmp_path: Pa
     assert any(row["file_share"] > 0 for row in written["results"])
 
 
+def test_prefill_and_decode_can_be_apart(trace: Path, tmp_path: Path) -> None:
+    report = tmp_path / "out.json"
+    output = simulate(trace, "--replicas", 4, "--policy", "cost_fetch", "--peer-bandwidth", 12.5,
+                      "--roles", "prefill=3,decode=1", "--apart-above", 1000, "--json", report)  # fmt: skip
+    assert "3 for prefill and 1 for decode" in " ".join(output.split())
+    written = json.loads(report.read_text())
+    assert written["scenario"]["roles"] == {"prefill": 3, "decode": 1, "apart_above_tokens": 1000}
+    assert written["results"][0]["num_failed"] == 0
+
+
 def test_a_policy_of_ones_own_is_found_in_the_current_directory(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +155,7 @@ def test_autoscaling_compares_two_fixed_numbers_and_what_lies_between_unless_tol
         (["--ttft-slo", "0"], "must be above 0 s"),
         (["--kill", "1@5"], "--autoscale and --kill exclude each other"),
         (["--plot", "p.png"], "--autoscale and --plot exclude each other"),
+        (["--roles", "prefill=8,decode=8", "--peer-bandwidth", "9"], "--autoscale and --roles exclude each other"),
         (["--load", "0.5,0.6"], "--autoscale takes one --load"),
     ],
 )
@@ -174,6 +185,16 @@ def test_mistakes_in_autoscaling_are_reported(trace: Path, arguments: list[str],
             ["--host-tokens", "1000", "--file-tokens", "10"],
             "file_tokens must be at least 512, a block of the trace",
         ),
+        (
+            ["--roles", "prefill=16,decode=0", "--peer-bandwidth", "9"],
+            "roles need at least 1 replica for each side",
+        ),
+        (
+            ["--roles", "prefill=9,decode=9", "--peer-bandwidth", "9"],
+            r"roles for 9 \+ 9 replicas, but the fleet has",
+        ),
+        (["--roles", "prefill=8,decode=8"], "roles send KV from replica to replica: set peer_bandwidth"),
+        (["--roles", "half"], "roles are prefill=P,decode=D"),
         (["--host-tokens", "100"], "host_tokens must be at least 512, a block of the trace"),
     ],
 )
