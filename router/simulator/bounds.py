@@ -1,9 +1,13 @@
-"""A bound that no placement exceeds by much: the hit rate of one cache as large as all replicas' together."""
+"""Bounds that no placement exceeds by much: what one cache of the fleet's size finds, and the shortest waits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cache import KVCacheManager
 from router.simulator.replica import LAST_TOKEN, NAMESPACE
+from router.simulator.result import percentile
+from router.simulator.service import ServiceModel
 from router.simulator.trace import Trace
 
 
@@ -12,16 +16,27 @@ def pooled_hit_rate(trace: Trace, cache_tokens: int) -> float:
 
     It is not a strict bound, as LRU is not optimal, but what free transfer between replicas would give.
     """
+    return sum(_hits(trace, cache_tokens)) / trace.num_prompt_tokens
+
+
+def ttft_without_queue(trace: Trace, service: ServiceModel, share: float) -> float:
+    """Return a percentile of the seconds that prompts take to compute when nothing that was ever computed is lost
+    and no prompt waits: what remains however KV is kept and moved.
+    """
+    hits = _hits(trace, 2**60)
+    lasting = (request.num_tokens - hit for request, hit in zip(trace.requests, hits, strict=True))
+    return percentile(sorted(map(service.prefill_seconds, lasting)), share)
+
+
+def _hits(trace: Trace, cache_tokens: int) -> Iterator[int]:
+    """Yield the tokens of each prompt that one LRU cache finds."""
     num_blocks = sum(len(request.blocks) for request in trace.requests)
     cache = KVCacheManager(max(min(cache_tokens // trace.block_tokens, num_blocks), 1), 1)
-    num_hit = num_tokens = 0
     for time, request in enumerate(trace.requests):
-        num_tokens += request.num_tokens
         match = cache.match(NAMESPACE, (*request.blocks, LAST_TOKEN), time)
         lease = cache.lock(match)
-        num_hit += min(match.length * trace.block_tokens, request.num_tokens - 1)
+        yield min(match.length * trace.block_tokens, request.num_tokens - 1)
         is_room = cache.pages_needed(lease, len(request.blocks)) <= cache.available
         if is_room:
             cache.extend(lease, len(request.blocks))
         cache.finish(lease, request.blocks if is_room else (), time)
-    return num_hit / num_tokens

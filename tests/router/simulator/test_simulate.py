@@ -9,11 +9,12 @@ import pytest
 
 from router.policies import Policy
 from router.policy_names import policy_named
-from router.simulator.bounds import pooled_hit_rate
+from router.simulator.bounds import pooled_hit_rate, ttft_without_queue
 from router.simulator.fleet import simulate
 from router.simulator.result import Result, percentile
 from router.simulator.rivals import SIMULATED
 from router.simulator.scenario import Kill, Scenario
+from router.simulator.service import ServiceModel
 from router.simulator.trace import Trace, TraceRequest
 from tests.router.support.traffic import conversations
 
@@ -115,6 +116,9 @@ def test_the_pooled_bound_of_a_trace_by_hand() -> None:
     trace = Trace("t", requests, 512, True)
     assert pooled_hit_rate(trace, 100_000) == pytest.approx((512 + 999) / (1024 + 1024 + 1000))
     assert pooled_hit_rate(trace, 512) == 0.0
+    speed = ServiceModel(prefill_rate=512.0)
+    waits = [ttft_without_queue(trace, speed, share) for share in (0.3, 0.5, 1.0)]
+    assert waits == [pytest.approx(1 / 512), 1.0, 2.0]
 
 
 def test_kills_are_written_as_replica_at_seconds() -> None:
