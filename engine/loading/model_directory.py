@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +14,8 @@ _WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 """Files that are downloaded: never code, never pickle."""
 _UNWANTED = ("consolidated*", "original/*")
 """Files that hold the same weights again, in their makers' own layout."""
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 16 * 1024
+"""Of each weight file, for the fingerprint."""
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
@@ -58,11 +62,12 @@ def resolve_metadata(model: str) -> Path:
 
 
 def fingerprint(directory: Path, quantization: str | None = None, kv_dtype: str = "auto") -> str:
-    """Hash configuration and tokenizer, the weight files' names and sizes, and how weights and KV are rounded.
+    """Hash configuration and tokenizer, samples of the weight files, and how weights and KV are rounded.
 
-    The commit of a model from the hub is part of it, as weights can change and keep their size. Models with one
-    fingerprint can continue each other's streams. It has 32 hexadecimal digits and is equal for copies of one
-    model on several machines.
+    Models with one fingerprint can continue each other's streams, and use each other's KV. The samples are 1 MiB
+    of each weight file, in pieces that lie so close that a layer cannot change between them; the commit of a model
+    from the hub is part of it too. It has 32 hexadecimal digits and is equal for copies of one model on several
+    machines.
     """
     rounded = (quantization or "") + ("" if kv_dtype == "auto" else f";kv={kv_dtype}")
     digest = hashlib.blake2b(rounded.encode(), digest_size=16)
@@ -73,7 +78,18 @@ def fingerprint(directory: Path, quantization: str | None = None, kv_dtype: str 
             digest.update(f"{path.name}:".encode() + path.read_bytes())
         elif path.suffix == ".safetensors":
             digest.update(f"{path.name}:{path.stat().st_size};".encode())
+            for piece in _samples(path):
+                digest.update(piece)
     return digest.hexdigest()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """Yield pieces of a file that are spread evenly over it; all of a file that is not longer than they are."""
+    size = path.stat().st_size
+    step = max(size // _NUM_SAMPLES, _SAMPLE_BYTES)
+    with open(path, "rb", buffering=0) as file:
+        for start in range(0, size, step):
+            yield os.pread(file.fileno(), _SAMPLE_BYTES, start)
 
 
 def hub_commit(directory: Path) -> str | None:

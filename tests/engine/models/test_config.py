@@ -242,7 +242,7 @@ def test_a_revision_of_what_is_not_from_the_hub_is_refused(tmp_path: Path) -> No
 
 
 def test_two_commits_whose_files_have_the_same_sizes_have_two_fingerprints(tmp_path: Path) -> None:
-    """Weights are not read for a fingerprint, and training on changes no size. Copies elsewhere stay equal."""
+    """Weights are only sampled for a fingerprint. Copies elsewhere stay equal."""
     made = {}
     for place in (
         "models--o--n/snapshots/aaa",
@@ -257,6 +257,20 @@ def test_two_commits_whose_files_have_the_same_sizes_have_two_fingerprints(tmp_p
         made[place] = fingerprint(directory)
     first, elsewhere, second, copy = made.values()
     assert first == elsewhere and len({first, second, copy}) == 3
+
+
+@pytest.mark.parametrize("num_bytes", [100, 3_000_000, 40_000_000])
+def test_weights_of_the_same_size_have_other_fingerprints(tmp_path: Path, num_bytes: int) -> None:
+    """A fine-tuned model that changed one layer of eighteen, wherever it lies."""
+    path = tmp_path / "model.safetensors"
+    seen = set()
+    for layer in range(18):
+        content = bytearray(num_bytes)
+        start, stop = num_bytes * layer // 18, num_bytes * (layer + 1) // 18
+        content[start:stop] = b"x" * (stop - start)
+        path.write_bytes(content)
+        seen.add(fingerprint(tmp_path))
+    assert len(seen) == 18
 
 
 def test_an_offline_hub_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
