@@ -68,6 +68,10 @@ class PageTier:
             self._idle.move_to_end(key)
         return key in self._found or key in self._arriving_keys
 
+    def holds(self, page: TierPage) -> bool:
+        """Whether a page is still found here."""
+        return self._found.get(page.key) is page
+
     def is_arriving(self, key: bytes) -> bool:
         """Whether the key's KV is arriving."""
         return key in self._arriving_keys

@@ -118,7 +118,7 @@ class Engine:
         self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, host, speculator)
         self.grammars = Compiler(self._vocabulary, config.grammar_cache_bytes)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
-        runner.lower_tier.on_arrival(self.loop.wake)
+        runner.lower_tier.on_finished(self.loop.wake)
         self._rank_group = rank_group
         if rank_group is not None:
             rank_group.watch(self.loop.fail)

@@ -162,6 +162,7 @@ class EngineLoop:
                 self._wake.clear()
                 if not self.has_work:
                     self.last_progress = self.clock()
+                    self.scheduler.take_in_transfers()
                     self._wake.wait(timeout=1.0)
                     continue
                 events = self.step()

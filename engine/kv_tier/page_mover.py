@@ -52,7 +52,7 @@ class PageMover:
         self._page_seconds = 0.0
         self._broken_until = 0.0
         self._is_closed = False
-        self._on_arrival: Callable[[], None] = lambda: None
+        self._on_finished: Callable[[], None] = lambda: None
         self._threads = [
             threading.Thread(target=target, name=f"kv-{name}", daemon=True)
             for name, target in (("writer", self._write), ("reader", self._read))
@@ -71,11 +71,16 @@ class PageMover:
         """Whether the page is in a file."""
         return self._files.has(key)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another page may wait to be written."""
+        return self._num_saving < self._max_queued
+
     def save(self, key: bytes, page: int) -> bool:
-        """Have a host page written; False if it will not be, as too many wait, the disk failed or has it."""
+        """Have a host page written; False if it will not be, as the disk has failed or has it."""
         if self._files.has(key):
             return False
-        if self._num_saving >= self._max_queued or time.monotonic() < self._broken_until:
+        if time.monotonic() < self._broken_until:
             self._num_skipped += 1
             return False
         self._num_saving += 1
@@ -100,9 +105,9 @@ class PageMover:
         self._num_loading -= len(over)
         return Finished(saved, [page for page, ok in over if ok], [page for page, ok in over if not ok])
 
-    def on_arrival(self, call: Callable[[], None]) -> None:
-        """Have `call` called, in a thread, when something was loaded."""
-        self._on_arrival = call
+    def on_finished(self, call: Callable[[], None]) -> None:
+        """Have `call` called, in a thread, when something was loaded or all was saved."""
+        self._on_finished = call
 
     def totals(self) -> TierTotals:
         """Return what was moved since the start."""
@@ -140,6 +145,8 @@ class PageMover:
             if job is not None:
                 self._write_page(*job)
                 self._saved.append(job[1])
+                if self._to_save.empty():
+                    self._on_finished()
             if (began := time.monotonic()) >= scan_at:
                 self._files.scan()
                 now = time.monotonic()
@@ -175,4 +182,4 @@ class PageMover:
                 self._num_failed += 1
             self._loaded.append((page, is_read))
             if self._to_load.empty() or not is_read:
-                self._on_arrival()
+                self._on_finished()

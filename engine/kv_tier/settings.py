@@ -21,7 +21,7 @@ class KVTier:
     rescan_s: float = 5.0
     """Seconds after which an engine looks for the files of others."""
     max_queued_share: float = 0.25
-    """Largest share of the host pages that wait to be written; what comes on top is not written."""
+    """Largest share of the host pages that wait to be written at once, and so cannot be given to others."""
     retry_s: float = 30.0
     """Seconds for which nothing is written after the disk was full or failed."""
 

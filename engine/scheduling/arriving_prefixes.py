@@ -10,6 +10,7 @@ as long as the better of both would have. What has arrived by then is used, to t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -38,13 +39,19 @@ class ArrivingPrefixes:
         self._lower, self._pool, self._tier = lower, pool, pool.tier
         self._page_size = page_size
         self._awaited: dict[str, _Awaited] = {}
+        self._unsaved: deque[TierPage] = deque()
         self._being_saved: dict[int, TierPage] = {}
 
     def save(self, pages: Iterable[TierPage]) -> None:
-        """Have pages written that have come to the host, which keeps them until they are."""
-        for page in pages:
-            if self._lower.save(page.key, page.page):
-                self._tier.pin_page(page)
+        """Have pages written that have come to the host, as far as it does not give them up before their turn."""
+        self._unsaved += pages
+        self._save_more()
+
+    def _save_more(self) -> None:
+        while self._unsaved and self._lower.has_room:
+            page = self._unsaved.popleft()
+            if self._tier.holds(page) and self._lower.save(page.key, page.page):
+                self._tier.pin_page(page)  # until it is written
                 self._being_saved[page.page] = page
 
     def fetch(self, request_id: str, keys: PageKeys, first: int, last: int, rate: float, now: float) -> None:
@@ -102,7 +109,9 @@ class ArrivingPrefixes:
         self._tier.unpin([self._being_saved.pop(page) for page in saved][::-1])
         self._pool.free(self._tier.settle(loaded).unwanted)
         self._pool.free(self._tier.drop(failed))
+        self._save_more()
 
     def reset(self) -> None:
         """Forget what lies below."""
+        self._unsaved.clear()
         self._lower.clear()

@@ -63,6 +63,10 @@ class HostKV:
         """Count the host pages by state; the invariant is that they add up to `num_pages`."""
         return self._swap.account()
 
+    def take_in_transfers(self) -> None:
+        """Note what a lower tier has loaded and saved. `begin_step` does so too."""
+        self._prefixes.take_in_transfers()
+
     def begin_step(self) -> None:
         """Begin to plan a step, which will run after the copies of all steps before it."""
         self._pool.begin_step()

@@ -162,9 +162,13 @@ class HostPrefixes:
 
     def begin_step(self) -> None:
         """Begin to plan a step: what steps before it read may be replaced, which its copies do after theirs."""
-        self._arriving.take_in()
+        self.take_in_transfers()
         self._tier.unpin(self._being_read)
         self._being_read = []
+
+    def take_in_transfers(self) -> None:
+        """Note what a lower tier has loaded and saved."""
+        self._arriving.take_in()
 
     def _keys_of(self, request: Request, first: int) -> PageKeys:
         keys = self._keys.get(request.request_id)

@@ -26,7 +26,7 @@ class TierTotals(NamedTuple):
     failed: int = 0
     """Pages that could not be read, or were not what was written."""
     skipped: int = 0
-    """Pages that were not written, as too many waited or the disk had failed."""
+    """Pages that were not written, as the disk had failed."""
     page_bytes: int = 0
     """Bytes of each page."""
     held: int = 0
@@ -44,6 +44,11 @@ class LowerTier(Protocol):
 
     def has(self, key: bytes) -> bool:
         """Whether the page is there. O(1)."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another page may wait to be written."""
         ...
 
     def save(self, key: bytes, page: int) -> bool:
@@ -64,8 +69,8 @@ class LowerTier(Protocol):
         """Return what is over since the last call."""
         ...
 
-    def on_arrival(self, call: Callable[[], None]) -> None:
-        """Have `call` called, in any thread, when something was loaded."""
+    def on_finished(self, call: Callable[[], None]) -> None:
+        """Have `call` called, in any thread, when something was loaded or all was saved."""
         ...
 
     def clear(self) -> None:
@@ -84,7 +89,7 @@ class LowerTier(Protocol):
 class NoLowerTier:
     """There is nothing below host memory."""
 
-    is_empty = True
+    is_empty = has_room = True
 
     def has(self, key: bytes) -> bool:
         """It has no page."""
@@ -106,8 +111,8 @@ class NoLowerTier:
         """Nothing was begun."""
         return Finished()
 
-    def on_arrival(self, call: Callable[[], None]) -> None:
-        """Nothing will arrive."""
+    def on_finished(self, call: Callable[[], None]) -> None:
+        """Nothing is begun."""
 
     def clear(self) -> None:
         """There is nothing to forget."""

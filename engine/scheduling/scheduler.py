@@ -121,6 +121,10 @@ class Scheduler:
         """Forget all prefixes that no request uses; return how many pages, host pages included, that freed."""
         return self.cache.reset() + self.allocator.host.reset()
 
+    def take_in_transfers(self) -> None:
+        """Note what has come from below host memory or gone there; to be called while there is nothing to plan."""
+        self.allocator.host.take_in_transfers()
+
     # --- planning a step -----------------------------------------------------------------------------------
 
     @property

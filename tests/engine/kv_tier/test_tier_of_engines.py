@@ -47,8 +47,8 @@ def ask(engine: Engine, prompt: list[int]) -> list[StreamDelta]:
 
 def written(engine: Engine) -> None:
     """Wait until nothing is being written: the threads, and no test, decide how long that takes."""
-    while engine.loop.scheduler.allocator.host._prefixes._arriving._being_saved:
-        engine.loop.scheduler.allocator.host.begin_step()
+    while engine.scheduler.allocator.host._prefixes._arriving._being_saved:
+        engine.scheduler.take_in_transfers()
         time.sleep(0.001)
 
 
@@ -79,6 +79,17 @@ def test_a_restarted_engine_continues_what_was_written(slow_model: Path, directo
         totals = engine.loop.load().lower_tier
         assert totals.failed == 0 and (totals.loaded > 0) == (number > 0)
         engine.close()
+
+
+def test_what_waits_to_be_written_is_written_in_its_turn(slow_model: Path, directory: Path) -> None:
+    """One page at a time, and an engine that has nothing to do but that."""
+    engine = engine_with_files(slow_model, directory, max_queued_share=1e-9)
+    for prompt in PROMPTS:
+        ask(engine, prompt)
+    engine.loop.start(lambda _: None)
+    while engine.runner.lower_tier.totals().saved < 3 * 5:
+        time.sleep(0.001)
+    engine.close()
 
 
 def test_spoilt_files_are_computed_again(slow_model: Path, directory: Path) -> None:

@@ -13,6 +13,7 @@ class ScriptedTier:
     """Keeps what lies in host pages: it reads them as late and writes them as soon as it may."""
 
     is_empty = False
+    has_room = True
 
     def __init__(self, host: Slots, page_size: int) -> None:
         self._host, self._page_size = host, page_size
@@ -59,7 +60,7 @@ class ScriptedTier:
             self.pages.pop(key, None)
         return Finished(saved, [page for _, page in loading if page not in lost], lost)
 
-    def on_arrival(self, call: Callable[[], None]) -> None:
+    def on_finished(self, call: Callable[[], None]) -> None:
         """The scenario steps anyway."""
 
     def clear(self) -> None:
