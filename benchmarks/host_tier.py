@@ -1,11 +1,12 @@
-"""Measure what host memory does for prefixes that the device has no room for.
+"""Measure what host memory and files do for prefixes that the device has no room for.
 
     python -m benchmarks.host_tier [--rounds 3] [--json benchmarks/results/host_tier.json]
 
 Two measurements, each with the tokens of both sides compared:
 
 - The time to the first token of a prompt of 4,096 cached tokens and one more, with random weights of the shape of
-  Qwen3-0.6B: with an empty cache, with the prefix on the device, and with the prefix in host memory.
+  Qwen3-0.6B: with an empty cache, with the prefix on the device, with the prefix in host memory, and in an engine
+  that has just started, with the prefix in files that the system has dropped from its memory.
 - Answers per second of the embedded model to questions about one of many texts, drawn at random, which together
   take four times the device's KV pages: with and without host memory, in turns.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -25,6 +27,7 @@ from benchmarks import this_machine
 from benchmarks.peers.models import make_model
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kv_tier.settings import KVTier
 from engine.sampling_params import SamplingParams
 
 PREFIX_TOKENS = 4096
@@ -70,9 +73,17 @@ def one_prefix(rounds: int) -> dict[str, Any]:
     num_pages = PREFIX_TOKENS // PAGE_SIZE + 8
     with tempfile.TemporaryDirectory() as directory:
         model = str(make_model("qwen3-0.6b", Path(directory)))
-        engine = engine_for(model, num_pages, HOST_GIB, dtype="bfloat16", max_model_len=PREFIX_TOKENS + 64)
+        files = Path(directory) / "kv"
+        files.mkdir()
+        options: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "max_model_len": PREFIX_TOKENS + 64,
+            "kv_tier": KVTier(str(files)),
+        }
+        engine = engine_for(model, num_pages, HOST_GIB, **options)
         draw = random.Random(1)
-        seconds: dict[str, list[float]] = {"computed": [], "device": [], "host": []}
+        seconds: dict[str, list[float]] = {"computed": [], "device": [], "host": [], "file": []}
+        expected: list[tuple[list[int], int]] = []
         for _ in range(rounds):
             prompt, other = (draw.choices(range(300, 100_000), k=PREFIX_TOKENS + 1) for _ in range(2))
             found: set[int] = set()
@@ -86,8 +97,36 @@ def one_prefix(rounds: int) -> dict[str, Any]:
             assert cached == PREFIX_TOKENS, f"{cached} tokens came from host memory"
             seconds["host"].append(elapsed)
             assert found == {token}, "the tokens differ"
+            expected.append((prompt, token))
+        finish_writing(engine)
+        engine.close()
+        engine = engine_for(model, num_pages, HOST_GIB, **options)
+        drop_from_memory(files)
+        for prompt, token in expected:
+            elapsed, cached, again = first_token(engine, prompt)
+            assert cached == PREFIX_TOKENS, f"{cached} tokens came from files"
+            assert again == token, "the tokens differ"
+            seconds["file"].append(elapsed)
         engine.close()
     return {"tokens": PREFIX_TOKENS, "seconds": {name: statistics.median(each) for name, each in seconds.items()}}
+
+
+def finish_writing(engine: Engine) -> None:
+    """Wait until all that waits to be written is in files."""
+    saved, num_quiet = -1, 0
+    while num_quiet < 20:
+        time.sleep(0.1)
+        engine.scheduler.take_in_transfers()
+        now = engine.runner.lower_tier.totals().saved
+        saved, num_quiet = now, num_quiet + 1 if now == saved else 0
+
+
+def drop_from_memory(directory: Path) -> None:
+    """Have the system write files to the disk and forget them, so that they are read from there."""
+    for path in directory.glob("*/*.kv"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 # --- more texts than the device has pages for --------------------------------------------------------------
