@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import json
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,9 @@ TEMPLATE = (
 )
 CHUNK = 64 * 1024
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
-RESPONSES = "/v1/responses"
+RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
+EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
+HIDDEN_SIZE = 4096
 LONG_ANSWER = 20_000
 
 
@@ -162,6 +165,8 @@ def cases(max_bytes: int) -> Iterator[Case]:
         yield case(f"structured_outputs.{name}", CHAT, chat + f'"structured_outputs":{{"{name}":"', "a", '"}}', "")
     yield from _anthropic(case)
     yield from _responses(case)
+    yield from _pooling(case)
+    yield from _conversations(case)
     yield from _answers()
     for name, unit in (("ids", "1"), ("texts", '""')):
         yield case(f"tokens: {name}", "/detokenize", model + '"tokens":[', unit, "]}")
@@ -229,6 +234,50 @@ def _responses(case: Callable[..., Case]) -> Iterator[Case]:
         yield case(f"parameters of a flat tool: {name}", RESPONSES, head + flat, unit, "]}}]}")
 
 
+def _pooling(case: Callable[..., Case]) -> Iterator[Case]:
+    """Yield requests for embeddings, rankings and scores; the last ones have the largest answers."""
+    head, words = '{"model":"demo",', "lorem ipsum: "
+    for name, unit in (
+        ("words", f'"{words}"'),
+        ("empty texts", '""'),
+        ("ids", "5"),
+        ("lists of ids", "[5]"),
+        ("objects", '{"text":""}'),
+    ):
+        yield case(f"input: {name}", EMBEDDINGS, head + '"input":[', unit, "]}")
+        yield case(f"documents: {name}", RERANK, head + '"query":"a","documents":[', unit, "]}")
+        yield case(f"text_2: {name}", SCORE, head + '"text_1":"a","text_2":[', unit, "]}")
+    for path, start in (
+        (EMBEDDINGS, '"input"'),
+        (RERANK, '"documents":["a"],"query"'),
+        (SCORE, '"text_2":"a","text_1"'),
+    ):
+        yield case("one text", path, head + start + ':"', words, '"}', "")
+    texts = ",".join([f'"{words * 500}"'] * 1024)
+    for path, start in (
+        (EMBEDDINGS, '"input"'),
+        (RERANK, '"query":"a","documents"'),
+        (SCORE, '"text_1":"a","text_2"'),
+    ):
+        yield Case("1,024 texts", path, f"{head}{start}:[{texts}]}}".encode())
+    ids = ",".join(["[5,6]"] * 1024)
+    for form in ("float", "base64"):
+        body = f'{head}"input":[{ids}],"encoding_format":"{form}"}}'
+        yield Case(f"1,024 embeddings, {form}", EMBEDDINGS, body.encode())
+
+
+def _conversations(case: Callable[..., Case]) -> Iterator[Case]:
+    """Yield requests that keep items."""
+    text = '{"type":"input_text","text":""}'
+    for name, unit in (("messages", '{"role":"user","content":"a"}'), ("lists", "[1]"), ("ids", "5")):
+        yield case(f"items: {name}", CONVERSATIONS, '{"items":[', unit, "]}")
+    yield case("parts of an item", CONVERSATIONS, '{"items":[{"role":"user","content":[', text, "]}]}")
+    yield case(
+        "content: words", CONVERSATIONS, '{"items":[{"role":"user","content":"', "lorem ipsum: ", '"}]}', ""
+    )
+    yield case("metadata: words", CONVERSATIONS, '{"metadata":{"a":"', "lorem ipsum: ", '"}}', "")
+
+
 def _answers() -> Iterator[Case]:
     """Yield requests whose answers are large: `LONG_ANSWER` tokens, each with as many alternatives as may be."""
     user = '"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":20'
@@ -290,6 +339,9 @@ class _Answer:
 
     async def __anext__(self) -> StreamDelta:
         sampling = self.request.sampling
+        if sampling.pooling is not None:
+            values = array("f", [0.123456] * (len(sampling.pooling.token_ids) or HIDDEN_SIZE)).tobytes()
+            return StreamDelta(self.request_id, finish_reason="stop", pooled=values)
         if sampling.max_tokens != LONG_ANSWER:
             return StreamDelta(self.request_id, [5], finish_reason="length")
         await asyncio.sleep(0)
@@ -328,7 +380,9 @@ def application(limits: Limits, context: int) -> ASGIApp:
     """Return the API over an engine that answers at once, with a context of so many tokens."""
     tokenizer: Any = load_tokenizer(demo_model_path())
     tokenizer.chat_template = TEMPLATE
-    card = ModelCard("demo", created=1, max_model_len=context, vocab_size=len(tokenizer))
+    card = ModelCard(
+        "demo", 1, context, len(tokenizer), tasks=("generate", "embed", "rerank"), hidden_size=HIDDEN_SIZE
+    )
     engine: Any = _Engine()
 
     async def metrics_text() -> tuple[bytes, str]:

@@ -33,6 +33,8 @@ TURN_TOKENS = 131_072
 """Prompt tokens that are sent to engines in one turn of the event loop, which takes some 10 ms."""
 _REQUEST_TOKENS = 4096
 """Tokens whose sending takes as long as what each request costs besides."""
+_TURN_CHOICES = TURN_TOKENS // _REQUEST_TOKENS
+"""Choices that begin to be read in one turn of the event loop."""
 
 
 class ChoiceDelta(Struct, frozen=True, gc=False):
@@ -245,7 +247,10 @@ class Choices:
         # One slot per choice: a slow consumer blocks the pumps, and generations merge their deltas.
         count = unfinished = len(self._generations)
         queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(count)
-        self._pumps = [asyncio.create_task(self._pump(index, queue)) for index in range(count)]
+        for index in range(count):
+            self._pumps.append(asyncio.create_task(self._pump(index, queue)))
+            if (index + 1) % _TURN_CHOICES == 0:
+                await asyncio.sleep(0)  # they begin, and the streams of others go on
         while unfinished:
             item = await queue.get()
             if item is None:

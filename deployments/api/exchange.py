@@ -362,7 +362,7 @@ def _parts(plan: GenerationPlan, hints: Hints, tenant: Tenant) -> list[tuple[Gen
         count, num_texts = 1, answer.num_choices
     if count > answer.num_choices:  # Candidates are ranked by log-probability.
         sampling = replace(sampling, logprobs=sampling.logprobs or 0)
-    parts = []
+    parts: list[tuple[GenerateRequest, list[OutputParser]]] = []
     for index in range(len(answer.prompts) * count):
         generate = GenerateRequest(
             request_id=f"{answer.id}-{index}",
@@ -375,14 +375,19 @@ def _parts(plan: GenerationPlan, hints: Hints, tenant: Tenant) -> list[tuple[Gen
             tenant=tenant.name,
             max_wait_s=hints.max_wait_s,
         )
-        texts = [
-            plan.served.codec.text_stream(
-                sampling.stop,
-                min_tokens=sampling.min_tokens,
-                keep=None if request.skip_special_tokens is False else plan.parse_spec.marks,
-                includes_stop=bool(request.include_stop_str_in_output),
-            )
-            for _ in range(num_texts)
-        ]
-        parts.append((generate, [OutputParser(text, plan.parse_spec) for text in texts]))
+        # What is pooled has no text, so that one parser does for all.
+        is_needed = sampling.pooling is None or not parts
+        parts.append((generate, [_parser(plan) for _ in range(num_texts)] if is_needed else parts[0][1]))
     return parts
+
+
+def _parser(plan: GenerationPlan) -> OutputParser:
+    """Return the parser of one choice."""
+    request, sampling = plan.request, plan.sampling
+    text = plan.served.codec.text_stream(
+        sampling.stop,
+        min_tokens=sampling.min_tokens,
+        keep=None if request.skip_special_tokens is False else plan.parse_spec.marks,
+        includes_stop=bool(request.include_stop_str_in_output),
+    )
+    return OutputParser(text, plan.parse_spec)
