@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -41,7 +42,6 @@ class ChatTemplate:
         With `continues`, the text ends within the last message. `variables` are further ones of the template.
         """
         from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
-        from transformers.utils.chat_template_utils import _compile_jinja_template  # remembers what it compiled
 
         try:
             template = self._tokenizer.get_chat_template(tools=tools)
@@ -51,7 +51,7 @@ class ChatTemplate:
         if continues:
             messages = [*messages[:-1], _open_ended(messages[-1], f"{end} ")]
         try:
-            rendered = _compile_jinja_template(template).render(
+            rendered = _compiled(template).render(
                 messages=[_with_reasoning(message) for message in messages],
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -64,6 +64,15 @@ class ChatTemplate:
         except (TypeError, ValueError, LookupError) as error:  # of a filter that expects something else
             raise TemplateRefused("The model's chat template cannot render these messages.") from error
         return _up_to(str(rendered), end) if continues else str(rendered)
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    compiled = _compile_jinja_template(template)
+    compiled.globals = dict(compiled.globals)  # each rendering copies them, a ChainMap name by name
+    return compiled
 
 
 def _open_ended(message: dict[str, Any], end: str) -> dict[str, Any]:
