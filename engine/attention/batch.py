@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class AttentionBatch:
             )
         else:
             lens = np.array(query_lens)
-            indptr = np.concatenate(([0], np.cumsum(lens)))
+            indptr = np.array([*accumulate(query_lens, initial=0)])
             rows = np.repeat(np.arange(len(chunks)), lens)
             positions = np.arange(indptr[-1]) - indptr[rows] + (np.array(ends) - lens)[rows]
             slots = table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size

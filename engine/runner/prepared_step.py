@@ -179,12 +179,13 @@ def _sampled_positions(plan: StepPlan) -> Ints:
     chunks = plan.chunks
     if len(plan.sampling_chunks) == plan.num_tokens:
         return np.arange(plan.num_tokens)
-    ends = np.cumsum([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+    ends = accumulate([chunk.num_tokens for chunk in chunks])
     if not plan.num_drafts:
-        return ends[[chunk.samples for chunk in chunks]] - 1
+        last = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
+        return np.array(last, dtype=np.int64)
     runs = [
         np.arange(end - 1 - chunk.num_drafts, end)
-        for chunk, end in zip(chunks, ends.tolist(), strict=True)
+        for chunk, end in zip(chunks, ends, strict=True)
         if chunk.samples
     ]
     return np.concatenate(runs)
