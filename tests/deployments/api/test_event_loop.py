@@ -22,13 +22,12 @@ BODY_BYTES = Limits().max_body_bytes
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[ASGIApp]:
+def app() -> ASGIApp:
     """The API in a process that, as an ingress's, does not collect what its start has left."""
     made = application(Limits(), context=131_072)
     gc.collect()
     gc.freeze()
-    yield made
-    gc.unfreeze()
+    return made
 
 
 NAMED = {
