@@ -113,7 +113,7 @@ def test_a_replica_that_dies_has_its_prompts_computed_elsewhere() -> None:
             api.engines.runners[0].gate.clear()
             asked = asyncio.create_task(embed(api, input=[[1, 2, 3], [4, 5]], normalize=False))
             await until(lambda: api.engines.replicas[0]._wire.num_live == 2)
-            await asyncio.to_thread(api.engines.replicas[0].close)
+            await asyncio.to_thread(api.engines.replicas[0]._wire.close)
             answer = await asked
             assert [one["embedding"] for one in answer["data"]] == [[3.0, 3.0], [2.0, 5.0]]
             assert set(api.engines.calls) == {"r0", "r1"}
