@@ -168,6 +168,13 @@ METRICS: tuple[Metric, ...] = (
     _gauge("kv_page_size_tokens", "Tokens that fit in a KV page.", "tokens"),
     _counter("kv_evictions_total", "engine", "KV pages evicted from the prefix cache.", "pages", tier=_TIERS,
              reason=("capacity", "reset")),
+    _counter("kv_transfer_pages_total", "engine", "KV pages copied from the device and to it.", "pages",
+             tier=("host",), direction=("out", "in")),
+    _counter("kv_transfer_bytes_total", "engine", "Bytes of these pages, of an engine's first rank.", "bytes",
+             tier=("host",), direction=("out", "in")),
+    # It falls where copies took longer than computing would have; a preempted request's are counted too.
+    _gauge("kv_saved_seconds", "Prefill that KV from below the device has saved since the start, less its copies.",
+           "seconds", tier=("host",)),
     _histogram("kv_page_lifetime_seconds", "engine", "From taking a KV page to its eviction, of sampled pages.",
                "seconds", _AGES),
     _histogram("kv_page_idle_before_evict_seconds", "engine",

@@ -100,6 +100,12 @@ class EngineMetrics:
         metrics.set("kv_pages", load.host_pages.held, state="active", tier=_HOST)
         metrics.set("kv_pages", load.host_pages.cached, state="cached", tier=_HOST)
         metrics.set("kv_pages_capacity", load.host_pages.total, tier=_HOST)
+        traffic = load.host_traffic
+        for direction, pages_moved in (("out", traffic.pages_out), ("in", traffic.pages_in)):
+            metrics.count_to("kv_transfer_pages_total", pages_moved, tier=_HOST, direction=direction)
+            num_bytes = pages_moved * traffic.page_bytes
+            metrics.count_to("kv_transfer_bytes_total", num_bytes, tier=_HOST, direction=direction)
+        metrics.set("kv_saved_seconds", traffic.saved_seconds, tier=_HOST)
         for stage, seconds in self._stage_seconds._asdict().items():
             metrics.count_to("engine_stage_seconds_total", seconds, stage=stage)
         metrics.count_to("engine_steps_total", self._num_steps)

@@ -77,7 +77,7 @@ class ModelRunner:
         """Allocate host pages for the KV of preempted requests, and measure how long copying takes."""
         if num_pages:
             self._host = HostKVPages(self._pages, num_pages)
-            self.host_memory = HostMemory(num_pages, self._host.measure())
+            self.host_memory = HostMemory(num_pages, self._host.measure(), self._host.page_bytes)
 
     def add_lower_tier(self, settings: KVTier) -> None:
         """Keep prefixes in files too. Needs host pages. Raises ValueError when the directory cannot be used."""

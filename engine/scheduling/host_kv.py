@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cache.prefix_log import PrefixLog
 from engine.request import Request
-from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, PagePair
+from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, HostTraffic, PagePair
 from engine.scheduling.host_prefixes import HostPrefixes
 from engine.scheduling.lower_tier import NO_LOWER_TIER, LowerTier, TierTotals
 from engine.scheduling.swap import SwapSpace
@@ -36,6 +36,7 @@ class HostKV:
         """
         self._lower = lower
         self._pool = HostPool(memory or HostMemory(), log)
+        self._page_size, self._num_out, self._num_in, self._saved_seconds = page_size, 0, 0, 0.0
         self._swap = SwapSpace(self._pool, page_size, preemption)
         self._prefixes = HostPrefixes(self._pool, page_size, min_uses, block_tokens, self._lower)
         self.on_evict = self._prefixes.on_evict
@@ -54,6 +55,11 @@ class HostKV:
     def lower_totals(self) -> TierTotals:
         """Return what was moved to and from the lower tier."""
         return self._lower.totals()
+
+    @property
+    def traffic(self) -> HostTraffic:
+        """What was copied in both directions."""
+        return HostTraffic(self._num_out, self._num_in, self._pool.page_bytes, self._saved_seconds)
 
     def reset(self) -> int:
         """Forget all prefixes that no request is about to read; return the number of pages that are free now."""
@@ -88,6 +94,7 @@ class HostKV:
     def copied(self, copies: Sequence[PagePair]) -> None:
         """Note that a step has made its copies to the host."""
         if copies:
+            self._num_out += len(copies)
             self._prefixes.settle(copies)
 
     def failed(self, copies: Sequence[PagePair], preempted: Sequence[Request]) -> None:
@@ -122,11 +129,16 @@ class HostKV:
         reached = self.reach(request, num_found, tokens_per_second)
         if reached > self._swap.reach(request.request_id, num_found):
             self._prefixes.hold(request, num_found, reached)
+        if reached > num_found and tokens_per_second:
+            pages = -(-(reached - num_found) // self._page_size)
+            self._saved_seconds += (reached - num_found) / tokens_per_second - pages * self._pool.page_seconds
         return reached
 
     def load(self, request_id: str, table: list[int], num_found: int) -> list[PagePair]:
         """Return the copies to the device for a request that was started and continues in the pages of `table`."""
-        return [*self._swap.swap_in(request_id, table, num_found), *self._prefixes.load(request_id, table)]
+        copies = [*self._swap.swap_in(request_id, table, num_found), *self._prefixes.load(request_id, table)]
+        self._num_in += len(copies)
+        return copies
 
     def forget(self, request_id: str) -> None:
         """Let go of everything of a request that has ended. Idempotent."""

@@ -38,6 +38,20 @@ class HostMemory(NamedTuple):
     num_pages: int = 0
     page_seconds: float = 0.0
     """Seconds to copy a page in one direction, as one of many."""
+    page_bytes: int = 0
+    """Bytes of a page, of this rank."""
+
+
+class HostTraffic(NamedTuple):
+    """What was copied since the start, and what that was worth."""
+
+    pages_out: int = 0
+    """Pages copied to the host."""
+    pages_in: int = 0
+    """Pages copied to the device."""
+    page_bytes: int = 0
+    saved_seconds: float = 0.0
+    """Seconds that computing would have taken, at the rate of that moment, less those of the copies."""
 
 
 class HostPool:
@@ -48,7 +62,7 @@ class HostPool:
 
     def __init__(self, memory: HostMemory, log: PrefixLog | None = None) -> None:
         """`log` is told which blocks of prefixes are here."""
-        self.num_pages, self.page_seconds = memory
+        self.num_pages, self.page_seconds, self.page_bytes = memory
         self.tier = PageTier(log)
         """The pages of prefixes."""
         self.num_evicted = 0

@@ -408,6 +408,7 @@ class Scheduler:
             num_preemptions=self.allocator.num_preemptions,
             num_swapped=self.allocator.num_swapped,
             host_pages=self.allocator.host.account(),
+            host_traffic=self.allocator.host.traffic,
             num_host_evicted=self.allocator.host.num_evicted,
             lower_tier=self.allocator.host.lower_totals(),
             num_finished=self._num_finished,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cache import CacheStats, PageAccount
-from engine.scheduling.host_pool import HostAccount
+from engine.scheduling.host_pool import HostAccount, HostTraffic
 from engine.scheduling.lower_tier import TierTotals
 from engine.structs import Struct, field
 
@@ -74,6 +74,7 @@ class EngineLoad(Struct, frozen=True):
     num_swapped: int = 0
     """Preemptions that copied KV to host memory."""
     host_pages: HostAccount = field(default_factory=HostAccount)
+    host_traffic: HostTraffic = field(default_factory=HostTraffic)
     num_host_evicted: int = 0
     """Pages of prefixes that host memory gave up for others."""
     lower_tier: TierTotals = TierTotals()

@@ -172,6 +172,30 @@ _MEMORY = PanelRow(
             is_stacked=True,
         ),
         Panel(
+            "Pages to and from host memory",
+            "KV pages copied per second: out of the device when it gives them up, and in when a prompt or a "
+            "preempted request continues there. In without out is best: what was copied once is used often.",
+            Unit.PAGES_PER_SECOND,
+            (Target(ENGINES.rate("kv_transfer_pages_total", "tier", "direction"), "{{tier}}, {{direction}}"),),
+        ),
+        Panel(
+            "Prefill saved by host memory",
+            "Seconds of computing that copies from host memory have saved since each engine's start, at the rates "
+            "of the moment, less the time of the copies.",
+            Unit.SECONDS,
+            (Target(ENGINES.gauge("kv_saved_seconds", "replica", tier="host"), "{{replica}}"),),
+        ),
+        Panel(
+            "Events for other routers",
+            "Blocks per second that routers of others were told of (engines.kv_events), and requests of theirs "
+            "for what they missed: kept events were sent, or all that is held (snapshot), or neither.",
+            Unit.EVENTS_PER_SECOND,
+            (
+                Target(ENGINES.rate("kv_event_blocks_total", "event"), "blocks {{event}}"),
+                Target(ENGINES.rate("kv_event_replays_total", "outcome"), "replays, {{outcome}}"),
+            ),
+        ),
+        Panel(
             "Age of evicted pages",
             "From taking a page to its eviction, and from its last use to its eviction, of sampled pages, over "
             "all replicas. Shorter than the pause between turns of a conversation: the cache is too small for "

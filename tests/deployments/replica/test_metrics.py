@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from msgspec import structs
 
@@ -13,7 +15,7 @@ from engine.beam_search import Hypothesis
 from engine.grammar.compiler import Compiler
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
-from engine.scheduling.host_pool import HostAccount
+from engine.scheduling.host_pool import HostAccount, HostTraffic
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
@@ -41,7 +43,12 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     for letter in "abaa":
         compiler.compile(Grammar("regex", letter))
     engine.on_grammars(compiler)
-    engine.on_load(structs.replace(load, num_preemptions=9, num_swapped=2, num_host_evicted=8))
+    engine.on_load(
+        structs.replace(
+            load, num_preemptions=9, num_swapped=2, num_host_evicted=8, host_traffic=HostTraffic(5, 3, 100, 1.5)
+        )
+    )
+    engine.on_kv_events(Counter(stored=7, removed=4, snapshot=2))
     values, counts = observations_of(metrics)
     assert values["engine_stage_seconds_total"] == pytest.approx(
         {("schedule",): 0.002, ("prepare",): 0.002, ("forward",): 0.010, ("sample",): 0.003, ("output",): 0.004}
@@ -54,6 +61,11 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["spec_draft_tokens_total"] == {(): 8}
     assert values["spec_accepted_tokens_total"] == {(): 5}
     assert values["requests_waiting"] == {("capacity",): 3, ("deferred",): 2}
+    assert values["kv_transfer_pages_total"] == {("host", "out"): 5, ("host", "in"): 3}
+    assert values["kv_transfer_bytes_total"] == {("host", "out"): 500, ("host", "in"): 300}
+    assert values["kv_saved_seconds"] == {("host",): 1.5}
+    assert values["kv_event_blocks_total"] == {("stored",): 7, ("removed",): 4}
+    assert values["kv_event_replays_total"][("snapshot",)] == 2
     evicted = {("device", "capacity"): 7, ("device", "reset"): 2, ("host", "capacity"): 8, ("host", "reset"): 0}
     assert values["kv_evictions_total"] == evicted
     on_device = {("free", "device"): 1, ("active", "device"): 7, ("cached", "device"): 2}

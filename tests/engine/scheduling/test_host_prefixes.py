@@ -11,7 +11,7 @@ from cache.node import Node
 from cache.page_keys import PageKeys
 from cache.prefix_hash import block_hashes, prefix_root
 from engine.scheduling.host_kv import HostKV
-from engine.scheduling.host_pool import HostAccount, HostMemory
+from engine.scheduling.host_pool import HostAccount, HostMemory, HostTraffic
 from tests.engine.scenarios.conftest import Make
 from tests.engine.scenarios.conftest import engine as engine
 from tests.engine.support.evicted_prompts import A, B, C, D, ask, evict, made
@@ -29,6 +29,32 @@ def test_a_prompt_used_twice_comes_back_from_the_host(engine: Make) -> None:
     assert script.cache.stats.host_hit_tokens == 40
     assert script.cache.stats.hit_tokens == 40, "of the second"
     assert script.host.account().cached == 10
+
+
+def test_what_is_copied_is_counted(engine: Make) -> None:
+    script = made(engine)
+    for _ in range(2):
+        ask(script, A)
+    evict(script)
+    assert (
+        script.host.traffic[:2] == (10, 0) == (len([0 for plan in script.runner.plans for _ in plan.swap_out]), 0)
+    )
+    ask(script, A)
+    assert script.host.traffic[:2] == (10, 10)
+    assert script.scheduler.load(script.now).host_traffic == script.host.traffic
+
+
+def test_what_a_copy_saves_is_what_computing_takes_longer() -> None:
+    """Ten pages of half a second each, beside forty tokens at two a second."""
+    script = Script(num_pages=24, host_pages=40)
+    host = HostKV(HostMemory(40, 0.5, 100), 4, "swap", 1)
+    request = script.requests[script.arrive(A)]
+    keys = PageKeys(request.namespace, request.tokens, 4)
+    for page in range(10):
+        host._pool.tier.add(keys[page], page)
+    host._pool.tier.settle(range(10))
+    assert host.start(request, 0, 2.0) == 40
+    assert host.traffic == HostTraffic(0, 0, 100, 40 / 2.0 - 10 * 0.5)
 
 
 def test_a_prompt_used_once_is_not_copied_unless_all_are(engine: Make) -> None:
