@@ -46,7 +46,7 @@ class NativeSampler:
         if logits.dtype != torch.float32 or logits.stride(1) != 1:
             raise ValueError(f"logits must be rows of float32, got {logits.dtype} with strides {logits.stride()}")
         params, seeds = [row.request.sampling for row in rows], [row.request.seed for row in rows]
-        if params != self._table.params or seeds != self._table.seeds:
+        if seeds != self._table.seeds or params != self._table.params:
             self._table = _Table(params, seeds)
         table, vocab_size = self._table, logits.shape[1]
         table.positions[:] = [row.num_output for row in rows]
@@ -138,7 +138,8 @@ class _Table:
         for name in ("temperature", "top_p", "min_p", "top_k"):
             rows[name] = [getattr(p, name) for p in params]
         rows["num_top"], rows["repetition"] = -1, 1.0
-        rows["temperature"][self.searching] = 0.0
+        for at in self.searching:
+            rows["temperature"][at] = 0.0
         for at in self.penalized:
             penalties = params[at].repetition_penalty, params[at].presence_penalty, params[at].frequency_penalty
             rows["repetition"][at], rows["presence"][at], rows["frequency"][at] = penalties
