@@ -3,7 +3,7 @@
     python -m benchmarks.tiers TRACE [--json benchmarks/results/tiers.json] [--plots docs] [--sections sizes,links]
 
 TRACE is Mooncake's conversation trace, as for benchmarks/routing.py. Everything runs in the simulator, so the
-figures do not depend on the machine; all sections take about ten minutes of one core. A section that is left out
+figures do not depend on the machine; all sections take about eight minutes of one core. A section that is left out
 keeps its figures in the file.
 """
 
@@ -37,8 +37,10 @@ STORE_TOKENS = 167_772_160
 """Files that all share: more than all prompts of the trace."""
 PEER = 12.5e9
 RIVALS = ("threshold", "linear", "product_queue", "affinity")
-LINKS = (1e9, 2e9, 3e9, 5e9, 12.5e9, 50e9)
+LINKS = (1e9, 2e9, 5e9, 12.5e9, 50e9)
 """Bandwidths between peers, in bytes/s."""
+PREFILL = (10, 12)
+"""Replicas of 16 that compute prompts, where others decode."""
 LOADS = (0.85, 1.1, 1.3)
 
 
@@ -110,20 +112,14 @@ class Study:
         return [
             {"tiers": name, **self.run(policy, replace(self._small(found[name]), load=load))}
             for load in LOADS
-            for name, policy in (("none", "cost"), ("host", "cost"), ("host_peers", "cost_fetch"))
+            for name, policy in (("none", "cost"), ("host_peers", "cost_fetch"))
         ]
 
     def roles(self) -> list[dict[str, Any]]:
-        """Prefill and decode apart, with the tiers and links of `host_peers`."""
-        return [
-            {
-                "tokens": size,
-                **asdict(roles),
-                **self.run("cost_fetch", replace(FLEET, cache_tokens=size, tiers=_all_of(size), roles=roles)),
-            }
-            for size, split in ((SIZES[0], (8, 10, 12, 13)), (SIZES[1], (12,)))
-            for roles in (Roles(number, FLEET.num_replicas - number) for number in split)
-        ]
+        """Prefill and decode apart, with the small memory, its host tier and fetches."""
+        scenario = self._small(_all_of(SIZES[0]))
+        splits = [Roles(number, FLEET.num_replicas - number) for number in PREFILL]
+        return [asdict(one) | self.run("cost_fetch", replace(scenario, roles=one)) for one in splits]
 
     def bounds(self) -> dict[str, Any]:
         """What one cache would find, and the TTFT with an unlimited one and no queue."""
