@@ -66,6 +66,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._bounds = bounds
         self._header_timer: asyncio.TimerHandle | None = None
+        self._is_in_headers = False
         self._num_header_bytes = 0
         self._linger_timer: asyncio.TimerHandle | None = None
         self._is_last_call = self._is_over = False
@@ -96,6 +97,8 @@ class Connection(HttpToolsProtocol):
             self._num_header_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
+        if self._is_in_headers and self._header_timer is None:
+            self._await_headers()
         # A body that came with the headers was counted, but then they are complete.
         if self._header_timer is not None and self._num_header_bytes > self._bounds.max_header_bytes:
             self._refuse(self._bounds.too_large())
@@ -135,10 +138,9 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
-        """Begin to wait for the rest of the headers."""
+        """Begin to read headers; if they do not come at once, the rest of them is waited for."""
         super().on_message_begin()
-        if self._header_timer is None:
-            self._await_headers()
+        self._is_in_headers = True
 
     def on_headers_complete(self) -> None:
         """Begin to answer, unless the request is parsed again (`_stay`)."""
@@ -202,6 +204,7 @@ class Connection(HttpToolsProtocol):
         self._header_timer = self.loop.call_later(bounds.header_timeout_s, self._refuse, bounds.too_late())
 
     def _stop_timer(self) -> None:
+        self._is_in_headers = False
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
