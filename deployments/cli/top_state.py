@@ -97,6 +97,8 @@ class DecisionRow:
     reason: str
     prompt_tokens: float | None
     predicted_cached_tokens: float | None
+    predicted_host_tokens: float | None
+    """Those of them that lie in host memory, and must be copied."""
     found_cached_tokens: float | None
     cost_s: float | None
 
@@ -285,7 +287,7 @@ def _hit_rate(interval: Interval, labels: Mapping[str, str]) -> float | None:
 
 def _decision(record: Mapping[str, Any]) -> DecisionRow:
     replica = text(record.get("replica")) or ""
-    terms = record.get("terms")
+    terms, tiers = record.get("terms"), record.get("predicted_tiers")
     chosen = terms.get(replica) if isinstance(terms, dict) else None
     return DecisionRow(
         at_unix_s=number(record.get("at")),
@@ -295,6 +297,7 @@ def _decision(record: Mapping[str, Any]) -> DecisionRow:
         reason=text(record.get("reason")) or "",
         prompt_tokens=number(record.get("num_tokens")),
         predicted_cached_tokens=number(record.get("predicted_cached")),
+        predicted_host_tokens=number(tiers.get("host")) if isinstance(tiers, dict) else None,
         found_cached_tokens=number(record.get("actual_cached")),
         cost_s=number(chosen.get("total")) if isinstance(chosen, dict) else None,
     )

@@ -174,12 +174,17 @@ def test_decisions_show_what_was_predicted_and_what_came_of_it() -> None:
     record = {
         "request_id": "cmpl-1", "at": 1.7e9, "model": "demo", "reason": "holder", "num_tokens": 600,
         "replica": "r1", "predicted_cached": 512, "actual_cached": None, "terms": {"r1": {"total": 0.25}},
+        "predicted_tiers": {"device": 384, "host": 128},
     }  # fmt: skip
     view = ViewBuilder(URL).see(Recorded("r1").read(decisions=[record]))
     assert view.decisions is not None
     [decision] = view.decisions
     assert (decision.predicted_cached_tokens, decision.found_cached_tokens, decision.cost_s) == (512, None, 0.25)
+    assert decision.predicted_host_tokens == 128
     assert "holder" in shown(Screen(URL, view))
+    record["predicted_tiers"] = "of an older ingress"
+    view = ViewBuilder(URL).see(Recorded("r1").read(decisions=[record]))
+    assert view.decisions is not None and view.decisions[0].predicted_host_tokens is None
 
 
 # --- screens -----------------------------------------------------------------------------------------------------
