@@ -49,6 +49,11 @@ def scaled() -> ScalingResult:
     return run(scenario())
 
 
+@pytest.fixture(scope="module")
+def fixed() -> ScalingResult:
+    return run(scenario(max=NUM))
+
+
 def test_a_tenfold_burst_on_four_replicas_is_answered_with_one_decision(scaled: ScalingResult) -> None:
     (_, before), (at, asked), *later = scaled.targets
     assert before == NUM
@@ -74,16 +79,15 @@ def test_it_is_bounded_by_the_most(scaled: ScalingResult) -> None:
     assert bounded.attainment < scaled.attainment
 
 
-def test_replicas_serve_when_they_have_booted_and_are_paid_from_the_start() -> None:
-    never, fixed = run(scenario(boot_s=10_000.0)), run(scenario(max=NUM))
+def test_replicas_serve_when_they_have_booted_and_are_paid_from_the_start(fixed: ScalingResult) -> None:
+    never = run(scenario(boot_s=10_000.0))
     assert never.attainment == fixed.attainment
     assert never.replica_hours > 2 * fixed.replica_hours
     soon = run(scenario(boot_s=5.0))
     assert soon.attainment > run(scenario(boot_s=80.0)).attainment > never.attainment
 
 
-def test_a_fixed_number_costs_its_time() -> None:
-    fixed = run(scenario(max=NUM))
+def test_a_fixed_number_costs_its_time(fixed: ScalingResult) -> None:
     assert fixed.replica_hours == pytest.approx(NUM * TRAFFIC.times[-1] / 3600)
     assert fixed.targets == [(0.0, NUM)]
 
