@@ -12,7 +12,8 @@ from router.fetching import FetchQuery, Source, best_fetch
 from router.policies import Decision, Policy
 from router.prefix_index import PrefixIndex
 from router.simulator.fetches import STORE, own_files
-from router.simulator.replica import Job, LoadReport
+from router.simulator.load_report import LoadReport
+from router.simulator.replica import Job
 from router.simulator.scenario import Scenario
 from router.simulator.utilisation import Utilisation
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from cache import KVCacheManager, Lease, Namespace
 from engine.scheduling.stats import EngineLoad
+from router.simulator.load_report import LoadReport
 from router.simulator.service import ServiceModel
 from router.simulator.tiers import HostTier, Tiers
 from router.simulator.trace import TraceRequest
@@ -66,24 +67,6 @@ class Job:
     def num_tokens(self) -> int:
         """Tokens needed in memory before the next one: the prompt and those emitted elsewhere."""
         return self.request.num_tokens + self.emitted
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """A replica's load at a moment."""
-
-    time: float
-    waiting_tokens: float
-    """Uncached prompt tokens that wait, as expected when their requests arrived."""
-    prefill_ends: float
-    """Time at which the current prefill ends."""
-    num_running: int
-    num_decoding: int
-    pages_free: int
-    eviction_age: float | None
-    """Time since the last use of the next page to be evicted; None while pages are free."""
-    num_transfers: int = 0
-    """Transfers to and from it."""
 
 
 class Reserved(NamedTuple):
