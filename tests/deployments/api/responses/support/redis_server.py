@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import redis
 from fakeredis import TcpFakeServer
@@ -53,11 +55,20 @@ def _wait_until_up(url: str) -> None:
                 time.sleep(0.01)
 
 
+class _PromptServer(TcpFakeServer):
+    """Sends each part of an answer at once, as Redis does, not when the part before it is acknowledged."""
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection, address
+
+
 @contextmanager
 def _imitation() -> Iterator[str]:
-    server = TcpFakeServer(("127.0.0.1", 0), server_type="redis")
+    server = _PromptServer(("127.0.0.1", 0), server_type="redis")
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"redis://127.0.0.1:{server.server_address[1]}/0"
