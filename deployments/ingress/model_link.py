@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from deployments.client.serve_watcher import ServeWatcher
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.tenants import KeyRing
 from deployments.config.version import raydix_version
+from deployments.control.ask_all import ask_all
 from deployments.control.cluster import ClusterModel
 from deployments.control.controller_client import ControllerClient
 from deployments.control.model_switch import DeploymentSwitch
@@ -172,11 +173,7 @@ class ModelLink:
         if self._is_unloaded:
             return {}
 
-        def ask() -> Awaitable[list[tuple[str, int] | BaseException]]:
-            answers: Awaitable[list[tuple[str, int] | BaseException]]
-            answers = self._engines.broadcast("empty_cache").results_async(return_exceptions=True)
-            return answers
-
+        ask = partial(ask_all, self._engines, "empty_cache")
         return await empty_caches(self.name, self._router.fleet.names, ask, self._health.status_timeout_s)
 
     async def _watch_switch(self) -> None:
