@@ -8,6 +8,7 @@ refers back to it, the garbage collector need not look at it. The wire sends the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from engine.beam_search import Hypothesis
@@ -93,6 +94,24 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
         if later.finish_reason is not None:
             self.finish_reason, self.error = later.finish_reason, later.error
             self.alternatives, self.pooled = later.alternatives, later.pooled
+
+    def pieces(self, num_tokens: int) -> Iterator[StreamDelta]:
+        """Yield parts of at most so many tokens that follow each other; the end, if this is one, with the last."""
+        for first in range(0, len(self.token_ids), num_tokens):
+            stop = first + num_tokens
+            is_last = stop >= len(self.token_ids)
+            piece = StreamDelta(
+                self.request_id,
+                self.token_ids[first:stop],
+                self.start + first,
+                self.num_cached,
+                logprobs=None if self.logprobs is None else self.logprobs[first:stop],
+                prompt_logprobs=None if first else self.prompt_logprobs,
+            )
+            if is_last:
+                piece.finish_reason, piece.timings, piece.error = self.finish_reason, self.timings, self.error
+                piece.alternatives, piece.pooled = self.alternatives, self.pooled
+            yield piece
 
     def since(self, num_tokens: int, num_prompt: int) -> StreamDelta:
         """The part that is new to a reader of `num_tokens` tokens, and of the log-probabilities of `num_prompt`

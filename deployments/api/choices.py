@@ -33,6 +33,8 @@ TURN_TOKENS = 131_072
 """Prompt tokens that are sent to engines in one turn of the event loop, which takes some 10 ms."""
 _REQUEST_TOKENS = 4096
 """Tokens whose sending takes as long as what each request costs besides."""
+_TURN_OUTPUT = 512
+"""Most tokens of a choice that are parsed in one turn: more come at once only when a reader was slow."""
 _TURN_CHOICES = TURN_TOKENS // _REQUEST_TOKENS
 """Choices that begin to be read in one turn of the event loop."""
 
@@ -307,12 +309,16 @@ class Choices:
                 for found, hypothesis in zip(choices, delta.alternatives, strict=False):
                     yield found.take(_delta_of(delta, hypothesis))
                 return
-            taken = choice.take(delta)
-            if taken.finish_reason and not delta.finish_reason:  # ended by its text: unknown to the engine
-                await generation.aclose()
-            yield taken
-            if taken.finish_reason:
-                return
+            is_long = len(delta.token_ids) > _TURN_OUTPUT
+            for part in delta.pieces(_TURN_OUTPUT) if is_long else (delta,):
+                taken = choice.take(part)
+                if taken.finish_reason and not delta.finish_reason:  # ended by its text: unknown to the engine
+                    await generation.aclose()
+                yield taken
+                if taken.finish_reason:
+                    return
+                if is_long:
+                    await asyncio.sleep(0)  # the streams of others go on
 
 
 def _delta_of(end: StreamDelta, hypothesis: Hypothesis) -> StreamDelta:
