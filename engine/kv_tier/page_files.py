@@ -15,6 +15,7 @@ import errno
 import json
 import logging
 import os
+import re
 import threading
 import time
 import zlib
@@ -30,6 +31,7 @@ _MAGIC = b"RDXKV\x01\x00\x00"
 _CRC_BYTES, _KEY_BYTES = 4, 32
 _HEADER = len(_MAGIC) + _CRC_BYTES + _KEY_BYTES
 _SUFFIX, _WRITING = ".kv", ".part"
+_FOLDER, _PAGE = re.compile("[0-9a-f]{2}"), re.compile(r"[0-9a-f]{64}\.kv")
 _ABANDONED_S = 3600.0
 """Age of a file that somebody began to write and has surely given up."""
 _MOST_PIECES = 512
@@ -74,12 +76,12 @@ class PageFiles:
         changed = set()
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.directory):
-                if len(entry.name) == 2 and entry.is_dir():
+                if _FOLDER.fullmatch(entry.name) and entry.is_dir():
                     changed_at = entry.stat().st_mtime_ns
                     if self._scanned.get(entry.name) != changed_at:
                         self._scanned[entry.name] = changed_at
                         changed.add(int(entry.name, 16))
-                        found.update(_pages_in(entry.path))
+                        found.update(_pages_in(entry))
         with self._lock:
             for key in [key for key in self._sizes if key[0] in changed and key not in found]:
                 self._bytes -= self._sizes.pop(key)
@@ -140,7 +142,7 @@ class PageFiles:
         expected = _MAGIC + _checksum(key, pieces).to_bytes(_CRC_BYTES, "little") + key if whole else b""
         if header != expected:
             logger.warning("%s is not what was written there: it is deleted, and its page computed again", path)
-            self._delete(key)
+            self.delete(key)
             return False
         with self._lock:
             if key in self._sizes:
@@ -149,19 +151,23 @@ class PageFiles:
             os.utime(path)  # so that it counts as used after a restart, and with the others who share it
         return True
 
-    def clear(self) -> None:
-        """Delete all pages."""
-        for key in list(self._sizes):
-            self._delete(key)
+    def forget_all(self) -> list[bytes]:
+        """Forget all pages, and return their keys: their files are still to be deleted."""
+        with self._lock:
+            keys = list(self._sizes)
+            self._sizes.clear()
+            self._bytes = 0
+        return keys
 
     def _make_room(self, size: int) -> None:
         """Delete what was not used for longest, until `size` bytes more fit."""
         while self._bytes + size > self._max_bytes and self._sizes:
             with self._lock:
                 oldest = next(iter(self._sizes))
-            self._delete(oldest)
+            self.delete(oldest)
 
-    def _delete(self, key: bytes) -> None:
+    def delete(self, key: bytes) -> None:
+        """Delete a page's file, if there is one."""
         self._forget(key)
         with contextlib.suppress(OSError):
             self._path(key).unlink()
@@ -215,11 +221,11 @@ def _difference(found: object, expected: dict[str, str | int]) -> str:
     return ", ".join(f"{name} {found.get(name)!r} instead of {expected.get(name)!r}" for name in different)
 
 
-def _pages_in(directory: str) -> Iterator[tuple[bytes, Path]]:
+def _pages_in(directory: os.DirEntry[str]) -> Iterator[tuple[bytes, Path]]:
     """Yield keys and paths of the pages in a subdirectory, and delete what somebody has given up writing."""
-    for entry in os.scandir(directory):
-        with contextlib.suppress(OSError, ValueError):
-            if entry.name.endswith(_SUFFIX):
+    for entry in os.scandir(directory.path):
+        with contextlib.suppress(OSError):
+            if _PAGE.fullmatch(entry.name) and entry.name.startswith(directory.name):
                 yield bytes.fromhex(entry.name[: -len(_SUFFIX)]), Path(entry.path)
             elif entry.name.endswith(_WRITING) and time.time() - entry.stat().st_mtime > _ABANDONED_S:
                 os.unlink(entry.path)

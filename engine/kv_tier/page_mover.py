@@ -45,6 +45,7 @@ class PageMover:
         self._max_queued, self._rescan_s, self._retry_s = max_queued, rescan_s, retry_s
         self._to_save: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
         self._to_load: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
+        self._forgotten: deque[bytes] = deque()
         self._saved: deque[int] = deque()
         self._loaded: deque[tuple[int, bool]] = deque()
         self._num_saving = self._num_loading = 0  # on the engine's thread
@@ -122,8 +123,9 @@ class PageMover:
         )
 
     def clear(self) -> None:
-        """Delete all files, except those that are being written."""
-        self._files.clear()
+        """Forget all files, except those that are being written; the writer deletes them before anything else."""
+        self._forgotten += self._files.forget_all()
+        self._to_save.put(None)
 
     def close(self) -> None:
         """End the threads; what waits is not written. Idempotent."""
@@ -142,6 +144,8 @@ class PageMover:
                 job = self._to_save.get(timeout=max(0.0, scan_at - time.monotonic()))
             except queue.Empty:
                 job = None
+            while self._forgotten and not self._is_closed:
+                self._files.delete(self._forgotten.popleft())
             if job is not None:
                 self._write_page(*job)
                 self._saved.append(job[1])

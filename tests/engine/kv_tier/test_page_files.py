@@ -96,6 +96,30 @@ def test_what_is_not_what_was_written_is_not_read(tmp_path: Path, spoil: Callabl
     assert (read(files, 1), read(files, 2)) == (1, 2)
 
 
+def test_foreign_names_are_left_alone(tmp_path: Path) -> None:
+    """Folders and files that look nearly like pages: neither a stop nor a page, at the start and later."""
+    files = opened(tmp_path)
+    files.write(key(1), pieces(1))
+    for name in ("zz/x.kv", "00/.kv", "00/ab.kv", "00/zz.kv", "01/" + key(1).hex() + ".kv", "é1/x"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"somebody's")
+    files.scan()
+    for found in (files, opened(tmp_path)):
+        assert len(found) == 1 and read(found, 1) == 1
+    assert (tmp_path / "zz" / "x.kv").exists() and (tmp_path / "00" / "ab.kv").exists()
+
+
+def test_what_is_forgotten_is_deleted_later(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.write(key(1), pieces(1))
+    forgotten = files.forget_all()
+    assert not files.has(key(1)) and len(list(tmp_path.glob("*/*.kv"))) == 1
+    for one in forgotten:
+        files.delete(one)
+    assert not list(tmp_path.glob("*/*.kv"))
+
+
 def test_a_file_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     files = opened(tmp_path)
     files.write(key(1), pieces(1))
@@ -124,7 +148,8 @@ def test_engines_that_share_a_directory_find_each_others_pages(tmp_path: Path) -
     assert not other.has(key(1))
     other.scan()
     assert other.has(key(1)) and read(other, 1) == 1
-    one.clear()
+    for each in one.forget_all():
+        one.delete(each)
     time.sleep(0.01)  # for a time stamp that differs
     other.scan()
     assert len(other) == 0 and other.num_bytes == 0
