@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence, Set
 
-from deployments.client.protocol import Unavailable
+from deployments.client.protocol import ModelState, Unavailable
 
 logger = logging.getLogger("ray.serve")
 
@@ -19,17 +19,21 @@ async def empty_caches(
     model: str,
     known: Callable[[], Set[str]],
     ask: Callable[[], Awaitable[Sequence[tuple[str, int] | BaseException]]],
+    state: Callable[[], Awaitable[ModelState | None]],
     timeout_s: float,
 ) -> dict[str, int]:
     """Ask until each replica that is `known` has answered; return the pages that each one freed.
 
-    An ingress that has just started, or the Serve handle that asks, may know a replica later than others do.
+    An ingress that has just started, or the Serve handle that asks, may know a replica later than others do. So a
+    model of which no replica is known has no cache only in a `state` other than "loaded".
     Raises Unavailable when a replica fails, or has not answered in time.
     """
     freed = Counter[str]()
     try:
         async with asyncio.timeout(timeout_s):
             while True:
+                if not freed and not known() and await state() not in ("loaded", None):
+                    return {}
                 answers = await ask()
                 failed = [answer for answer in answers if isinstance(answer, BaseException)]
                 if failed:

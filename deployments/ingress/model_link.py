@@ -170,11 +170,9 @@ class ModelLink:
 
     async def _empty_caches(self) -> dict[str, int]:
         """Empty the caches of all replicas; return the pages that each one freed. Raises Unavailable."""
-        if self._is_unloaded:
-            return {}
-
         ask = partial(ask_all, self._engines, "empty_cache")
-        return await empty_caches(self.name, self._router.fleet.names, ask, self._health.status_timeout_s)
+        timeout_s = self._health.status_timeout_s
+        return await empty_caches(self.name, self._router.fleet.names, ask, self._switch.state, timeout_s)
 
     async def _watch_switch(self) -> None:
         """Track whether the model is unloaded, asking Serve only while it has no replicas."""

@@ -7,16 +7,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.client.protocol import Unavailable
+from deployments.client.protocol import ModelState, Unavailable
 from deployments.ingress import cache_reset
 from deployments.ingress.cache_reset import empty_caches
 
 Answers = Sequence[tuple[str, int] | BaseException]
 
 
-def emptied(known: Sequence[set[str]], answers: Sequence[Answers], timeout_s: float = 60.0) -> dict[str, int]:
+def emptied(
+    known: Sequence[set[str]],
+    answers: Sequence[Answers],
+    timeout_s: float = 60.0,
+    states: Sequence[ModelState | None] = ("loaded",),
+) -> dict[str, int]:
     """Empty the caches where each look at what is known, and each question, has the next result, or the last."""
-    looks, asks = list(known), list(answers)
+    looks, asks, later_states = list(known), list(answers), list(states)
 
     def look() -> set[str]:
         return looks.pop(0) if len(looks) > 1 else looks[0]
@@ -24,7 +29,10 @@ def emptied(known: Sequence[set[str]], answers: Sequence[Answers], timeout_s: fl
     async def ask() -> Answers:
         return asks.pop(0) if len(asks) > 1 else asks[0]
 
-    return asyncio.run(empty_caches("m", look, ask, timeout_s))
+    async def state() -> ModelState | None:
+        return later_states.pop(0) if len(later_states) > 1 else later_states[0]
+
+    return asyncio.run(empty_caches("m", look, ask, state, timeout_s))
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +50,20 @@ def test_a_replica_that_is_reached_later_is_asked_again() -> None:
 
 def test_an_ingress_that_knows_no_replica_yet_does_not_say_that_all_is_done() -> None:
     assert emptied([set(), {"a"}], [[], [("a", 3)]]) == {"a": 3}
+
+
+@pytest.mark.parametrize("state", ["loading", "unloaded", "draining"])
+def test_a_model_without_a_replica_has_no_cache_to_empty(state: ModelState) -> None:
+    assert emptied([set()], [[]], states=[state]) == {}
+    assert emptied([{"a"}, set()], [[]], states=["loaded", state]) == {}
+
+
+def test_replicas_that_still_end_their_streams_empty_their_caches() -> None:
+    assert emptied([{"a"}], [[], [("a", 3)]], states=["draining"]) == {"a": 3}
+
+
+def test_a_controller_that_does_not_answer_does_not_say_that_there_is_no_cache() -> None:
+    assert emptied([set(), {"a"}], [[], [("a", 3)]], states=[None]) == {"a": 3}
 
 
 def test_a_replica_that_fails_is_an_error() -> None:
