@@ -1,0 +1,102 @@
+"""KV that goes from one engine to another: what a source lends, and what a receiver wants of who moves it.
+
+    source     lend ──▶ pages that stay as they are ──▶ read and sent ──▶ give back
+    receiver   load ──▶ host pages, in the prompt's order ──▶ finished: found by prompts, as all in host memory
+
+Who moves pages knows connections and nothing of caches; an engine knows no connections. Both ends count pages from
+a prompt's start, and name a prompt by its namespace and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from cache.node import Namespace
+from engine.scheduling.lower_tier import Finished
+
+
+class KVSource(NamedTuple):
+    """Where the KV of a request's beginning can be fetched from."""
+
+    peer: str
+    """The engine that has it, as who moves pages names it."""
+    num_tokens: int
+    """Leading tokens whose KV it is said to hold."""
+
+
+class LentPages(NamedTuple):
+    """Whole pages of a prompt that stay as they are until they are given back: `device`, then `host`."""
+
+    number: int
+    """Names the loan."""
+    first: int
+    """Position of the first page in the prompt."""
+    device: tuple[int, ...] = ()
+    host: tuple[int, ...] = ()
+
+
+class PeerTotals(NamedTuple):
+    """What was fetched since the start."""
+
+    loaded: int = 0
+    """Pages."""
+    failed: int = 0
+    """Pages that did not come, or were not what was sent."""
+    fetches: int = 0
+    failed_fetches: int = 0
+    """Fetches of which not every page came."""
+
+
+class PageMemory(Protocol):
+    """The memory of an engine's pages. Pages of both kinds have the same bytes in the same order."""
+
+    @property
+    def identity(self) -> str:
+        """What engines must have in common to use each other's pages: model, layers, shape and type of a page."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        ...
+
+    def device(self, page: int) -> memoryview:
+        """Return a copy of a page of the device."""
+        ...
+
+    def host(self, page: int) -> Sequence[memoryview]:
+        """Return the memory of a host page, in pieces."""
+        ...
+
+
+class Peers(Protocol):
+    """Fetches pages from other engines while steps run. It is used by the engine's thread alone."""
+
+    def load(
+        self, source: KVSource, namespace: Namespace, tokens: Sequence[int], first: int, hosts: Sequence[int]
+    ) -> None:
+        """Begin to fetch the pages from position `first` on of the prompt that begins with `tokens`, one into each
+        of the host pages, which nobody else uses until they are finished.
+        """
+        ...
+
+    def seconds(self, source: KVSource, num_pages: int) -> float:
+        """Predict how long it takes until so many more are there; 0 until that was measured."""
+        ...
+
+    def finished(self) -> Finished:
+        """Return what is over since the last call."""
+        ...
+
+    def on_finished(self, call: Callable[[], None]) -> None:
+        """Have `call` called, in any thread, when pages have come or a fetch has ended."""
+        ...
+
+    def totals(self) -> PeerTotals:
+        """Return what was fetched since the start."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is under way. Idempotent."""
+        ...
