@@ -19,11 +19,13 @@ class PageAccount(NamedTuple):
     prefixes that all namespaces share."""
     private: int
     """Pages that belong to one running request."""
+    lent: int = 0
+    """Pages of the tree that nothing but loans keeps from being evicted."""
 
     @property
     def total(self) -> int:
         """Sum over all states, in pages."""
-        return self.free + self.evictable + self.locked + self.private
+        return sum(self)
 
 
 @dataclass(slots=True)
@@ -50,6 +52,21 @@ class CacheStats:
     """Pages taken from the tree to make room, without those dropped by `reset`."""
     reset_pages: int = 0
     """Pages that `reset` dropped."""
+
+    def admitted(self, query_tokens: int, hit_tokens: int, host_tokens: int, *, recompute: bool) -> None:
+        """Count an admission; `recompute` says that the request was preempted before. `host_tokens`, in addition
+        to `hit_tokens`, are copied back from host memory.
+        """
+        if not 0 <= hit_tokens <= hit_tokens + host_tokens <= query_tokens:
+            raise ValueError(f"{hit_tokens} + {host_tokens} hit tokens of {query_tokens} query tokens")
+        if recompute:
+            self.recompute_query_tokens += query_tokens
+            self.recompute_hit_tokens += hit_tokens
+            self.recompute_host_tokens += host_tokens
+        else:
+            self.query_tokens += query_tokens
+            self.hit_tokens += hit_tokens
+            self.host_hit_tokens += host_tokens
 
     def copy(self) -> CacheStats:
         """Return the totals as they are now."""

@@ -15,6 +15,7 @@ from cache.block_record import BlockRecord
 from cache.eviction import EvictionStrategy, eviction_strategy
 from cache.insertion import insert
 from cache.lease import Lease, Match, PageCopy
+from cache.loans import ANY_TOKEN, Loan, Loans
 from cache.node import Namespace, Node
 from cache.page_ages import PageAges
 from cache.page_pool import OutOfPages, PagePool
@@ -61,6 +62,7 @@ class KVCacheManager:
         self.prefix_log: PrefixLog | None = record.log if record is not None else None
         """Feed of stored and evicted block hashes, for routers; None without `block_tokens`."""
         self._tree = RadixTree(page_size, eviction_strategy(eviction), record if prefix_cache else None)
+        self._loans = Loans(self._tree)
         self._num_private = self._num_groups = 0
         self._block_tokens = block_tokens
         self._shared: dict[Namespace, SharedPrefixes] = {}
@@ -84,9 +86,11 @@ class KVCacheManager:
         return self._pool.num_free + self._tree.evictable_pages
 
     def account(self) -> PageAccount:
-        """Count the pages in each of four states. The invariant is that they add up to `num_pages`. O(1)."""
-        tree = self._tree
-        return PageAccount(self._pool.num_free, tree.evictable_pages, tree.locked_pages, self._num_private)
+        """Count the pages in each state. The invariant is that they add up to `num_pages`. O(1) without loans."""
+        tree, lent = self._tree, self._loans.count_pages()
+        return PageAccount(
+            self._pool.num_free, tree.evictable_pages, tree.locked_pages - lent, self._num_private, lent
+        )
 
     def peek(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Count the tokens that a match would find; change nothing, not even the eviction order. O(result)."""
@@ -128,6 +132,16 @@ class KVCacheManager:
             match.source.copying += 1
         pages = tree.table(held)
         return Lease(pages, len(pages), match.length, priority, held, match.source, match.partial)
+
+    def lend(self, namespace: Namespace, tokens: Sequence[int]) -> Loan | None:
+        """Keep the whole pages of the longest held prefix of `tokens` as they are until `take_back`; None if there
+        is none. This is no use of them (see `loans`).
+        """
+        return self._loans.lend(*self._find(namespace, [*tokens, ANY_TOKEN]))
+
+    def take_back(self, loan: Loan) -> None:
+        """End a loan, exactly once."""
+        self._unlock(self._loans.take_back(loan))
 
     def share(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Let all namespaces of the model find `tokens`, which are held in `namespace`, the one without a salt.
@@ -298,21 +312,8 @@ class KVCacheManager:
     def record_admission(
         self, query_tokens: int, hit_tokens: int, *, recompute: bool, host_tokens: int = 0
     ) -> None:
-        """Count one admission with its hits; `recompute` says that the request was preempted before.
-
-        `host_tokens`, in addition to `hit_tokens`, are copied back from host memory. Hits are counted nowhere
-        else.
-        """
-        if not 0 <= hit_tokens <= hit_tokens + host_tokens <= query_tokens:
-            raise ValueError(f"{hit_tokens} + {host_tokens} hit tokens of {query_tokens} query tokens")
-        if recompute:
-            self.stats.recompute_query_tokens += query_tokens
-            self.stats.recompute_hit_tokens += hit_tokens
-            self.stats.recompute_host_tokens += host_tokens
-        else:
-            self.stats.query_tokens += query_tokens
-            self.stats.hit_tokens += hit_tokens
-            self.stats.host_hit_tokens += host_tokens
+        """Count one admission with its hits (`CacheStats.admitted`). Hits are counted nowhere else."""
+        self.stats.admitted(query_tokens, hit_tokens, host_tokens, recompute=recompute)
 
     def evict(self, num_pages: int, now: float | None = None) -> int:
         """Free up to `num_pages` pages of unlocked nodes in the strategy's order; return their number."""

@@ -3,12 +3,13 @@
     arriving ──settle──▶ idle ──pin──▶ pinned
        └─drop             └─ reclaim    └──unpin──▶ idle
 
-A page can be found once its KV has arrived, and stays where it is while somebody reads it.
+A page can be found once its KV has arrived, and stays where it is while somebody reads it: a request, or who it
+is lent to.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -51,6 +52,17 @@ class PageTier:
         self._arriving: dict[int, TierPage] = {}
         self._arriving_keys: set[bytes] = set()
         self._idle: OrderedDict[bytes, TierPage] = OrderedDict()  # the least recently used first
+        self._loans = Counter[TierPage]()
+
+    @property
+    def num_arriving(self) -> int:
+        """Pages whose KV is on its way."""
+        return len(self._arriving)
+
+    @property
+    def num_lent(self) -> int:
+        """Pages that are lent, whoever else reads them."""
+        return len(self._loans)
 
     @property
     def num_pages(self) -> int:
@@ -138,6 +150,20 @@ class PageTier:
             page.pins -= 1
             if not page.pins:
                 self._idle[page.key] = page
+
+    def lend(self, keys: PageKeys, first: int, stop: int) -> list[TierPage]:
+        """Keep the pages `first` to `stop`, all of which are found, where they are until `take_back`."""
+        lent = self.pin(keys, first, stop)
+        self._loans.update(lent)
+        return lent
+
+    def take_back(self, pages: Sequence[TierPage]) -> None:
+        """Undo one `lend`."""
+        for page in pages:
+            self._loans[page] -= 1
+            if not self._loans[page]:
+                del self._loans[page]
+        self.unpin(pages)
 
     def reclaim(self) -> int | None:
         """Forget the page that was not used for the longest time and return it; None if all are in use. O(1)."""

@@ -27,6 +27,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.host_kv import HostKV
 from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.lower_tier import LowerTier
+from engine.scheduling.peers import PageMemory
 from engine.scheduling.plan import Runner
 from engine.scheduling.scheduler import Scheduler
 from engine.tasks import TASKS, Task, tasks_of
@@ -76,6 +77,11 @@ class LoadedRunner(Runner, Protocol):
     @property
     def lower_tier(self) -> LowerTier:
         """What holds prefixes for which the host pages have no room."""
+        ...
+
+    @property
+    def page_memory(self) -> PageMemory | None:
+        """The bytes of its pages, for other engines; None where they cannot be used."""
         ...
 
 

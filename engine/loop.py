@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from cache import Namespace
 from engine.errors import EngineStopped, QueueFull, RankLost
 from engine.request import Request
 from engine.runner.device_thread import DeviceThread, Launched
+from engine.scheduling.peers import LentPages
 from engine.scheduling.plan import Runner, StepPlan, StepResult
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
@@ -21,6 +24,7 @@ from engine.stream_delta import StreamDelta
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Clock = Callable[[], float]
 _NOTHING = StepResult((), ())
 # Most seconds that `load` lags behind while steps are shorter than that.
@@ -35,7 +39,7 @@ _LEAD_SECONDS = 0.001
 
 
 class EngineLoop:
-    """Runs one scheduler on one runner. `submit`, `abort` and `load` may be called from any thread.
+    """Runs one scheduler on one runner. Whatever is asked of it may be asked in any thread.
 
     Either `start` a thread that steps whenever there is work, or call `step` yourself as the offline `LLM` does,
     but never both.
@@ -50,7 +54,7 @@ class EngineLoop:
         self._runner = runner
         self._device = DeviceThread[StepResult]() if overlap else None
         self._in_flight: _InFlight | None = None
-        self._inbox: deque[Request | str | Future[int]] = deque()  # to add; ids to abort; asked to empty the cache
+        self._inbox: deque[Request | str | _Errand] = deque()  # to add; ids to abort; what else is asked for
         self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -90,13 +94,29 @@ class EngineLoop:
 
         Raises EngineStopped. The future is cancelled when the loop ends first.
         """
-        emptied: Future[int] = Future()
+        return self._between_steps(self.scheduler.reset_cache)
+
+    def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> Future[LentPages]:
+        """Lend the pages of a prompt from position `first` on, before the next step (`Lender.lend`).
+
+        Raises EngineStopped. The future is cancelled when the loop ends first.
+        """
+        return self._between_steps(partial(self.scheduler.lend, namespace, tokens, first))
+
+    def give_back(self, number: int) -> None:
+        """End a loan before the next step. Idempotent; does nothing when the loop has ended."""
+        with contextlib.suppress(EngineStopped):
+            self._between_steps(partial(self.scheduler.give_back, number))
+
+    def _between_steps(self, do: Callable[[], T]) -> Future[T]:
+        """Have something done in the loop's thread before the next step."""
+        done: Future[T] = Future()
         with self._lock:
             if self._stopping or self.failure is not None:
                 raise EngineStopped(self.failure or "the engine is stopping")
-            self._inbox.append(emptied)
+            self._inbox.append(_Errand(do, done))
         self._wake.set()
-        return emptied
+        return done
 
     def wake(self) -> None:
         """Have the next step planned at once, as something has come that requests may wait for."""
@@ -175,8 +195,8 @@ class EngineLoop:
             self.fail(f"the engine loop ended: {type(error).__name__}")
         with self._lock:
             for item in self._inbox:
-                if isinstance(item, Future):
-                    item.cancel()
+                if isinstance(item, _Errand):
+                    item.done.cancel()
 
     def step(self) -> list[StreamDelta]:
         """Plan the next step and launch it, then apply the result of the previous one; returns all deltas.
@@ -258,9 +278,8 @@ class EngineLoop:
             if isinstance(item, str):
                 self.scheduler.abort(item)
                 continue
-            if isinstance(item, Future):
-                if item.set_running_or_notify_cancel():
-                    item.set_result(self.scheduler.reset_cache())
+            if isinstance(item, _Errand):
+                item.run()
                 continue
             try:
                 self.scheduler.add(item, self.clock())
@@ -294,6 +313,22 @@ class EngineLoop:
             if self._load.host_pages.total != self.scheduler.allocator.host.num_pages:
                 logger.error("host pages do not add up: %s", self._load.host_pages)
         return now
+
+
+class _Errand(NamedTuple):
+    """Something to be done between two steps. Who asked for it is told what came of it, an error too."""
+
+    do: Callable[[], Any]
+    done: Future[Any]
+
+    def run(self) -> None:
+        """Do it, unless nobody wants it any more."""
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            self.done.set_result(self.do())
+        except Exception as error:
+            self.done.set_exception(error)
 
 
 class _Timed:

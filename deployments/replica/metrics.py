@@ -93,13 +93,14 @@ class EngineMetrics:
         metrics.set("queue_oldest_age_seconds", load.oldest_wait_seconds)
         metrics.set("waiting_prefill_tokens", load.waiting_prefill_tokens)
         metrics.set("kv_pages", pages.free, state="free", tier=_TIER)
-        metrics.set("kv_pages", pages.locked + pages.private, state="active", tier=_TIER)
+        metrics.set("kv_pages", pages.locked + pages.private + pages.lent, state="active", tier=_TIER)
         metrics.set("kv_pages", pages.evictable, state="cached", tier=_TIER)
         metrics.set("kv_pages_capacity", sum(pages), tier=_TIER)
-        metrics.set("kv_pages", load.host_pages.free, state="free", tier=_HOST)
-        metrics.set("kv_pages", load.host_pages.held, state="active", tier=_HOST)
-        metrics.set("kv_pages", load.host_pages.cached, state="cached", tier=_HOST)
-        metrics.set("kv_pages_capacity", load.host_pages.total, tier=_HOST)
+        host = load.host_pages
+        metrics.set("kv_pages", host.free, state="free", tier=_HOST)
+        metrics.set("kv_pages", host.held + host.arriving + host.lent, state="active", tier=_HOST)
+        metrics.set("kv_pages", host.cached, state="cached", tier=_HOST)
+        metrics.set("kv_pages_capacity", host.total, tier=_HOST)
         traffic = load.host_traffic
         for direction, pages_moved in (("out", traffic.pages_out), ("in", traffic.pages_in)):
             metrics.count_to("kv_transfer_pages_total", pages_moved, tier=_HOST, direction=direction)

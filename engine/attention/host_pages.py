@@ -60,6 +60,16 @@ class HostKVPages:
         """Bytes of a page in all layers."""
         return self.data[:, 0].nbytes
 
+    def identity(self, fingerprint: str) -> dict[str, str | int]:
+        """Return what engines must have in common to use each other's pages; `fingerprint` is their model's."""
+        num_layers, _, *page = self.data.shape
+        return {
+            "model": fingerprint,
+            "layers": num_layers,
+            "page": " x ".join(map(str, page)),
+            "dtype": str(self.data.dtype).removeprefix("torch."),
+        }
+
     def pieces(self, page: int) -> list[memoryview]:
         """Return the memory of a page, layer by layer."""
         return [memoryview(layer[page].view(torch.uint8).flatten().numpy()) for layer in self.data]

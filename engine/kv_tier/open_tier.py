@@ -15,13 +15,6 @@ def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str) -> PageMove
     """Open the directory and start the threads that move pages. Raises ValueError that says what to do when the
     directory cannot be used, or holds the pages of another model.
     """
-    num_layers, num_pages, *page = host.data.shape
-    identity: dict[str, str | int] = {
-        "model": fingerprint,
-        "layers": num_layers,
-        "page": " x ".join(map(str, page)),
-        "dtype": str(host.data.dtype).removeprefix("torch."),
-    }
     max_bytes = int(settings.disk_gib * 2**30)
     if max_bytes < host.page_bytes:
         raise ValueError(
@@ -29,10 +22,10 @@ def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str) -> PageMove
             "set it to more"
         )
     return PageMover(
-        PageFiles(_directory(settings.directory, fingerprint), identity, max_bytes),
+        PageFiles(_directory(settings.directory, fingerprint), host.identity(fingerprint), max_bytes),
         host.pieces,
         host.page_bytes,
-        max_queued=max(1, int(settings.max_queued_share * num_pages)),
+        max_queued=max(1, int(settings.max_queued_share * host.num_pages)),
         rescan_s=settings.rescan_s,
         retry_s=settings.retry_s,
     )

@@ -37,6 +37,7 @@ class ParallelRunner:
         self.num_pages, self.page_size = runner.num_pages, runner.page_size
         self.host_memory = runner.host_memory
         self.lower_tier = runner.lower_tier
+        self.page_memory = runner.page_memory
         self.device, self.kv_dtype = runner.device, runner.kv_dtype
         self.attention_name = runner.attention_name
         self.max_model_len, self.fingerprint = runner.max_model_len, runner.fingerprint

@@ -10,6 +10,7 @@ from engine.attention.base import AttentionBackend, AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
+from engine.attention.page_memory import BytesOfPages
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.row_assignment import RowLayout
 from engine.graphs.step_graphs import Capture, StepGraphs, sizes_up_to
@@ -30,6 +31,7 @@ from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
 from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.lower_tier import LowerTier, NoLowerTier
+from engine.scheduling.peers import PageMemory
 from engine.scheduling.plan import Step, StepPlan, StepResult
 
 
@@ -83,6 +85,13 @@ class ModelRunner:
         """Keep prefixes in files too. Needs host pages. Raises ValueError when the directory cannot be used."""
         assert self._host is not None
         self.lower_tier = open_tier(settings, self._host, self.fingerprint)
+
+    @property
+    def page_memory(self) -> PageMemory | None:
+        """The bytes of the pages, for other engines; None without host pages, and where ranks share each page."""
+        if self._host is None or self._ranks.shard.size > 1:
+            return None
+        return BytesOfPages(self._pages, self._host, self.fingerprint)
 
     def add_graphs(self, max_running: int, capture: Capture) -> StepGraphs:
         """Make graphs that replay steps of plain decodes. Reserves the last page, to which unused rows write, so

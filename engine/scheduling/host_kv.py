@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cache.page_keys import PageKeys
+from cache.page_tier import TierPage
 from cache.prefix_log import PrefixLog
 from engine.request import Request
 from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, HostTraffic, PagePair
@@ -139,6 +141,19 @@ class HostKV:
         copies = [*self._swap.swap_in(request_id, table, num_found), *self._prefixes.load(request_id, table)]
         self._num_in += len(copies)
         return copies
+
+    # --- to other engines ----------------------------------------------------------------------------------
+
+    def lend(self, keys: PageKeys, first: int, last: int) -> list[TierPage]:
+        """Keep the pages of a prefix from `first` on, before `last`, that are found without a gap, where they are
+        until `take_back`.
+        """
+        tier = self._pool.tier
+        return tier.lend(keys, first, first + tier.count(keys, first, last))
+
+    def take_back(self, pages: Sequence[TierPage]) -> None:
+        """Undo one `lend`."""
+        self._pool.tier.take_back(pages)
 
     def forget(self, request_id: str) -> None:
         """Let go of everything of a request that has ended. Idempotent."""

@@ -25,11 +25,15 @@ class HostAccount(NamedTuple):
     """Pages with KV of preempted requests, or that the latest plan reads for one."""
     cached: int = 0
     """Pages with KV of evicted prefixes."""
+    arriving: int = 0
+    """Pages to which the KV of prefixes is on its way: from the device, from below, or from another engine."""
+    lent: int = 0
+    """Pages with KV of evicted prefixes that are lent to other engines, whoever else reads them."""
 
     @property
     def total(self) -> int:
         """All host pages."""
-        return self.free + self.held + self.cached
+        return sum(self)
 
 
 class HostMemory(NamedTuple):

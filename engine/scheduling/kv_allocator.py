@@ -202,7 +202,7 @@ class KVAllocator:
         while sum([self._pages_after(beam, beam.lease, 0) for beam in request.beams]) > self.cache.available:
             # Even evicting everything frees too little; but after it the tree may need fewer pages for the rest.
             if not self.cache.evict(self.cache.num_pages, now) and not self._make_room(step, request, now):
-                if self.running == [request] and not self.is_in_flight:
+                if self.running == [request] and not self.is_in_flight and not self.cache.account().lent:
                     self._start_over(step, request, now)
                 return False
         self.forget_promises()

@@ -24,6 +24,8 @@ from engine.scheduling import beam_group
 from engine.scheduling.fits import check_fits
 from engine.scheduling.host_kv import HostKV
 from engine.scheduling.kv_allocator import KVAllocator
+from engine.scheduling.lender import Lender
+from engine.scheduling.peers import LentPages
 from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.prefill_sharing import PrefillSharing
@@ -69,6 +71,7 @@ class Scheduler:
         host = host or HostKV(page_size=cache.page_size)
         cache.on_evict = host.on_evict
         self.allocator = KVAllocator(cache, self.waiting, settings.max_running, host, self._budget)
+        self._lender = Lender(cache, host)
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = 0
 
@@ -118,8 +121,18 @@ class Scheduler:
             self._ending.setdefault(request_id, "abort")
 
     def reset_cache(self) -> int:
-        """Forget all prefixes that no request uses; return how many pages, host pages included, that freed."""
+        """Forget all prefixes that requests do not use and loans do not keep; return how many pages that freed,
+        host pages included.
+        """
         return self.cache.reset() + self.allocator.host.reset()
+
+    def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> LentPages:
+        """Lend pages of a prompt to another engine, between two steps (`Lender.lend`)."""
+        return self._lender.lend(namespace, tokens, first)
+
+    def give_back(self, number: int) -> None:
+        """Take pages back (`Lender.give_back`). Idempotent."""
+        self._lender.give_back(number)
 
     def take_in_transfers(self) -> None:
         """Note what has come from below host memory or gone there; to be called while there is nothing to plan."""

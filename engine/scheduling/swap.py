@@ -56,8 +56,14 @@ class SwapSpace:
 
     def account(self) -> HostAccount:
         """Count the pool's pages by state; the invariant is that they add up to its `num_pages`."""
-        held = sum(len(swapped.pages) for swapped in self._swapped.values())
-        return HostAccount(self.pool.num_free, held + self.pool.num_being_read, self.pool.tier.num_pages)
+        held, tier = sum(len(swapped.pages) for swapped in self._swapped.values()), self.pool.tier
+        return HostAccount(
+            self.pool.num_free,
+            held + self.pool.num_being_read,
+            tier.num_pages - tier.num_arriving - tier.num_lent,
+            tier.num_arriving,
+            tier.num_lent,
+        )
 
     def swap_out(
         self, request_id: str, table: Sequence[int], start: int, end: int, tokens_per_second: float

@@ -53,8 +53,7 @@ def test_a_mirror_of_the_events_knows_what_the_tree_holds(
     for _ in range(200):
         driver.step()
     check()
-    while checked.clients:
-        driver.finish()
+    driver.end()
     checked.cache.reset()
     check()
     assert not events._notes and not events._changed

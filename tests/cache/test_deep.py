@@ -81,7 +81,7 @@ def test_a_key_of_a_million_tokens_goes_in_by_chunks() -> None:
         cache.insert(lease, Prefix(stop), float(stop))
     assert Prefix.read < 1_010_000  # every token once, not once for each chunk
     cache.finish(lease, Prefix(1_000_000), 2e6)
-    assert cache.account() == (1, 62_500, 0, 0)
+    assert cache.account() == (1, 62_500, 0, 0, 0)
     assert cache.match(NS, Prefix(1_000_000), 3e6).length == 999_999
     assert Prefix.read < 4_000_000
     assert cache.evict(100) == 100 and cache.peek(NS, Prefix(1_000_000)) == 998_400
@@ -95,7 +95,7 @@ def test_many_chunked_requests_with_one_prompt_read_it_once_each() -> None:
             cache.extend(lease, stop)
             cache.insert(lease, Prefix(stop), float(stop))
     assert Prefix.read < 3 * 2 * 100_000
-    assert cache.account() == (20_000 - 6250, 0, 6250, 0)
+    assert cache.account() == (20_000 - 6250, 0, 6250, 0, 0)
 
 
 def test_a_match_reads_no_more_than_it_finds() -> None:
@@ -127,7 +127,7 @@ def test_4_a_node_with_20_000_children_loses_one_in_no_time() -> None:
         cache.extend(lease, 2)
         cache.finish(lease, [7, token], 1.0)
     assert cache.evict(19_999) == 19_999
-    assert cache.account() == (19_999, 2, 0, 0)
+    assert cache.account() == (19_999, 2, 0, 0, 0)
 
 
 class Looked(dict[int, Node]):

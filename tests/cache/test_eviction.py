@@ -109,9 +109,9 @@ def test_running_requests_lose_nothing_and_the_rest_can_be_taken_to_the_last_pag
     a = checked.start(range(8))
     checked.insert(a, 8)
     checked.serve([*range(4), 50, 51, 52, 53, 54])
-    assert checked.cache.account() == (6, 2, 2, 0)
+    assert checked.cache.account() == (6, 2, 2, 0, 0)
     b = checked.start(range(100, 132))
-    assert checked.cache.account() == (0, 0, 2, 8) and checked.cache.stats.evicted_pages == 2
+    assert checked.cache.account() == (0, 0, 2, 8, 0) and checked.cache.stats.evicted_pages == 2
     checked.end(b)
     checked.end(a)
 

@@ -63,7 +63,7 @@ def test_3_eviction_counts_in_pages() -> None:
     checked = checked_cache(page_size=16)
     checked.serve(range(64))
     assert checked.cache.evict(1) == 1
-    assert checked.cache.account() == (61, 3, 0, 0) and checked.cache.peek(NS, range(65)) == 48
+    assert checked.cache.account() == (61, 3, 0, 0, 0) and checked.cache.peek(NS, range(65)) == 48
 
 
 def test_3_keys_shorter_than_a_page_and_empty_ones_are_keys_like_others() -> None:
@@ -85,7 +85,7 @@ def test_3_a_retracted_request_leaks_nothing(page_size: int) -> None:
     checked.check_locks()
     assert checked.cache.peek(NS, range(19)) == 18
     checked.cache.reset()
-    assert checked.cache.account() == (64, 0, 0, 0)
+    assert checked.cache.account() == (64, 0, 0, 0, 0)
 
 
 def test_5_generated_tokens_are_found_by_the_next_turn() -> None:
@@ -127,7 +127,7 @@ def test_6_what_is_finished_is_not_freed_again() -> None:
         with pytest.raises(ValueError, match="finished"):
             checked.cache.extend(late, 40)
     checked.check()
-    assert checked.cache.account() == (3, 5, 0, 0)
+    assert checked.cache.account() == (3, 5, 0, 0, 0)
 
 
 @pytest.mark.parametrize("stage", range(6))
@@ -146,10 +146,10 @@ def test_7_an_abort_leaks_nothing_at_any_stage(stage: int) -> None:
     if stage == 5:
         checked.cache.extend(lease, 40)  # pages ahead of what is computed
     checked.cache.finish(lease, kept, 9.0)
-    assert checked.cache.account()[2:] == (0, 0)
+    assert checked.cache.account()[2:] == (0, 0, 0)
     assert checked.cache.account().total == 64
     checked.cache.reset()
-    assert checked.cache.account() == (64, 0, 0, 0)
+    assert checked.cache.account() == (64, 0, 0, 0, 0)
 
 
 def test_7_chunks_leak_nothing_whatever_else_is_inserted_in_between() -> None:
@@ -168,7 +168,7 @@ def test_7_chunks_leak_nothing_whatever_else_is_inserted_in_between() -> None:
     for client in clients:
         assert client is not None
         checked.end(client)
-    assert checked.cache.account() == (56, 8, 0, 0)
+    assert checked.cache.account() == (56, 8, 0, 0, 0)
 
 
 def test_8_hits_are_counted_at_admission_and_nowhere_else() -> None:
@@ -235,9 +235,9 @@ def test_11_a_page_shared_by_many_is_counted_once() -> None:
     checked = checked_cache()
     checked.serve(range(12))
     leases = [checked.cache.lock(checked.cache.match(NS, range(13), 5.0)) for _ in range(5)]
-    assert checked.cache.account() == (61, 0, 3, 0)
+    assert checked.cache.account() == (61, 0, 3, 0, 0)
     for lease in leases[:-1]:
         checked.cache.finish(lease, [], 5.0)
-        assert checked.cache.account() == (61, 0, 3, 0)
+        assert checked.cache.account() == (61, 0, 3, 0, 0)
     checked.cache.finish(leases[-1], [], 5.0)
-    assert checked.cache.account() == (61, 3, 0, 0)
+    assert checked.cache.account() == (61, 3, 0, 0, 0)

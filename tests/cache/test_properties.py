@@ -33,14 +33,13 @@ def run_history(
         driver.step()
         checked.check()
         checked.check_locks()
-    while checked.clients:
-        driver.finish()
-        checked.check()
+    driver.end()
+    checked.check()
     num_shared = len(checked.shared_pages())
     assert checked.cache.num_shared_pages == num_shared
-    assert checked.cache.account() == (*checked.cache.account()[:2], num_shared, 0)
+    assert checked.cache.account() == (*checked.cache.account()[:2], num_shared, 0, 0)
     checked.cache.reset()
-    assert checked.cache.account() == (num_pages - num_shared, 0, num_shared, 0)
+    assert checked.cache.account() == (num_pages - num_shared, 0, num_shared, 0, 0)
     assert set(checked.cache._tree._roots) == ({NAMESPACES[0]} if shared else set())
     assert not any(node.gates for node, _ in checked.paths())
     return checked

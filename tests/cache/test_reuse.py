@@ -45,7 +45,7 @@ def test_a_request_without_room_for_the_copy_can_do_without() -> None:
     assert lease.num_cached == 4 and checked.cache.available == 1
     assert checked.cache.extend(lease, 8) == []
     checked.cache.finish(lease, [], 9.0)
-    assert checked.cache.account() == (1, 1, 0, 0)
+    assert checked.cache.account() == (1, 1, 0, 0, 0)
 
 
 def test_the_source_of_a_copy_is_not_evicted_before_it_is_released() -> None:
@@ -53,16 +53,16 @@ def test_the_source_of_a_copy_is_not_evicted_before_it_is_released() -> None:
     checked.serve(range(8))
     b = checked.admit(NAMESPACES[0], [*range(7), 99])
     assert b is not None and b.copy is not None
-    assert checked.cache.evict(3) == 0 and checked.cache.account() == (0, 0, 2, 1)
+    assert checked.cache.evict(3) == 0 and checked.cache.account() == (0, 0, 2, 1, 0)
     checked.finish_copy(b)
-    assert checked.cache.account() == (0, 1, 1, 1)
+    assert checked.cache.account() == (0, 1, 1, 1, 0)
 
 
 def test_only_the_page_to_copy_is_locked_and_not_the_run_it_lies_in() -> None:
     checked = checked_cache(num_pages=100)
     checked.serve(range(320))
     b = checked.admit(NAMESPACES[0], [0, 1, 99])
-    assert b is not None and checked.cache.account() == (19, 79, 1, 1)
+    assert b is not None and checked.cache.account() == (19, 79, 1, 1, 0)
 
 
 def test_concurrent_requests_with_one_prompt_end_up_on_one_set_of_pages() -> None:
@@ -72,7 +72,7 @@ def test_concurrent_requests_with_one_prompt_end_up_on_one_set_of_pages() -> Non
     assert checked.cache.account().private == 3
     checked.insert(b, 10)
     assert b.lease.pages[:2] == a.lease.pages[:2] and b.lease.pages[2] != a.lease.pages[2]
-    assert checked.cache.account() == (60, 0, 3, 1)
+    assert checked.cache.account() == (60, 0, 3, 1, 0)
     checked.check()
 
 
@@ -184,9 +184,9 @@ def test_without_a_prefix_cache_nothing_is_found_and_everything_is_private() -> 
     lease = cache.lock(cache.match(NAMESPACES[0], tokens, 0.0))
     cache.extend(lease, 10)
     cache.insert(lease, tokens, 1.0)
-    assert cache.account() == (5, 0, 0, 3) and cache.peek(NAMESPACES[0], tokens) == 0
+    assert cache.account() == (5, 0, 0, 3, 0) and cache.peek(NAMESPACES[0], tokens) == 0
     cache.finish(lease, tokens, 2.0)
-    assert cache.account() == (8, 0, 0, 0) and cache.match(NAMESPACES[0], tokens, 3.0).length == 0
+    assert cache.account() == (8, 0, 0, 0, 0) and cache.match(NAMESPACES[0], tokens, 3.0).length == 0
 
 
 def test_peek_changes_nothing() -> None:
@@ -208,7 +208,7 @@ def test_reset_drops_all_that_is_not_in_use() -> None:
     assert checked.cache.reset() == 1
     checked.forget_evicted()
     checked.end(a)
-    assert checked.cache.reset() == 3 and checked.cache.account() == (64, 0, 0, 0)
+    assert checked.cache.reset() == 3 and checked.cache.account() == (64, 0, 0, 0, 0)
 
 
 def test_pages_that_a_path_holds_twice_can_be_had_back() -> None:

@@ -35,7 +35,7 @@ def test_it_survives_pressure_and_resets_and_empty_gates_go() -> None:
         assert checked.serve([*SYSTEM, *range(first, first + 10)], SALTED) >= len(SYSTEM)
     checked.cache.reset()
     checked.forget_evicted()
-    assert checked.cache.account() == (5, 0, 3, 0)
+    assert checked.cache.account() == (5, 0, 3, 0, 0)
     assert not any(node.gates for node, _ in checked.paths())
     assert checked.serve([*SYSTEM, 7], OTHER) == len(SYSTEM)
 

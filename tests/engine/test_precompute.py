@@ -104,4 +104,4 @@ def test_a_shared_prefix_is_found_under_every_salt_from_the_first_request_on() -
     account = script.scheduler.account()
     assert (account.locked, account.private) == (10, 0)
     script.cache.reset()
-    assert script.scheduler.account() == (30, 0, 10, 0)
+    assert script.scheduler.account() == (30, 0, 10, 0, 0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cache import KVCacheManager, Lease, Namespace, OutOfPages, PageCopy
+from cache.loans import Loan
 from cache.node import Node
 
 T = TypeVar("T")
@@ -64,6 +65,8 @@ class CheckedCache:
     """The KV of the last token of every prefix that can be reused."""
     shared: list[list[int]] = field(default_factory=list)
     """Prefixes that all salts share."""
+    loans: list[tuple[Loan, list[int]]] = field(default_factory=list)
+    """What is lent, and the KV that its pages must keep."""
     now: float = 0.0
 
     def share(self, tokens: Sequence[int]) -> None:
@@ -173,7 +176,7 @@ class CheckedCache:
         before, copied = self.cache.account(), self.cache.stats.copied_pages
         lease = self._hold(client, tokens, lambda: self.cache.fork(client.lease, tokens, self.now))
         after = self.cache.account()
-        assert after.private + after.locked <= before.private + before.locked + before.evictable
+        assert after.private + after.locked <= before.total - before.free
         assert after.free >= before.free and self.cache.stats.copied_pages == copied
         num_shared = client.num_shared if len(tokens) >= client.num_shared else 0
         assert lease.num_cached == len(tokens) or self.is_copying or num_shared < client.num_shared
@@ -188,6 +191,25 @@ class CheckedCache:
         self.now += 1
         self.clients.remove(client)
         self._insert(client, num_tokens, finish=True)
+
+    def lend(self, namespace: Namespace, tokens: list[int]) -> None:
+        """Lend the whole pages that are held of `tokens`, which nobody else may notice."""
+        goes_on = [*tokens, 99]
+        length = self.longest_held(namespace, goes_on) // self.cache.page_size * self.cache.page_size
+        stats, leaf = self.cache.stats.copy(), self.cache._tree.next_to_go()
+        uses = {node: (node.hits, node.last_access) for node, _ in self.paths()}
+        loan = self.cache.lend(namespace, tokens)
+        assert self.cache.stats == stats
+        assert all((node.hits, node.last_access) == use for node, use in uses.items())
+        assert leaf is None or leaf.is_locked or self.cache._tree.next_to_go() is leaf
+        assert (0 if loan is None else len(loan.pages) * self.cache.page_size) == length
+        if loan is not None:
+            self.loans.append((loan, kv_of(namespace, tokens, self.num_shared(namespace, goes_on))[:length]))
+
+    def take_back(self, number: int) -> None:
+        """End a loan."""
+        loan, _ = self.loans.pop(number)
+        self.cache.take_back(loan)
 
     def _insert(self, client: Client, num_tokens: int, *, finish: bool) -> None:
         tokens = client.tokens[: min(num_tokens, client.computed)]
@@ -296,6 +318,8 @@ class CheckedCache:
                 assert self.memory[self.place(pages, position)] == kv
         for client in self.clients:
             self.check_client(client)
+        for loan, lent in self.loans:
+            assert [self.memory[self.place(loan.pages, position)] for position in range(len(lent))] == lent
         self.check_pages([node for node, _ in nodes])
 
     def check_client(self, client: Client) -> None:
@@ -343,7 +367,8 @@ class CheckedCache:
         evictable = [page for node in nodes if not node.pins for page in node.pages]
         locked = [page for node in nodes if node.pins for page in node.pages]
         free = self.cache._pool._free
-        assert (len(free), len(evictable), len(locked)) == (account.free, account.evictable, account.locked)
+        counted = account.free, account.evictable, account.locked + account.lent
+        assert (len(free), len(evictable), len(locked)) == counted
         owned = [*free, *evictable, *locked]
         assert len(set(owned)) == len(owned)
         private = [page for c in self.clients for page in c.lease.pages[c.lease.num_shared :]]
@@ -356,6 +381,8 @@ class CheckedCache:
             for node in (client.lease.node, client.lease.source):
                 if node is not None:
                     pins[node] = pins.get(node, 0) + 1
+        for loan, _ in self.loans:
+            pins[loan.node] = pins.get(loan.node, 0) + 1
         for node, _ in self.paths():
             children = [*node.children.values(), *(node.gates or {}).values()]
             locked_children = sum(child.is_locked for child in children)
@@ -365,9 +392,16 @@ class CheckedCache:
             assert client.lease.node is not None
             others = [c.lease.node for c in self.clients if c is not client]
             others += [*(c.lease.source for c in self.clients), *self.cache._shared_ends]
+            others += [loan.node for loan, _ in self.loans]
             above = {node for other in others if other is not None for node in self.cache._tree.path(other)}
             ends = [node.end for node in self.cache._tree.path(client.lease.node) if node in above]
             assert self.cache.shared_tokens(client.lease) == max(ends, default=0)
+        held: list[Node | None] = [*self.cache._shared_ends]
+        for client in self.clients:
+            held += [client.lease.node, client.lease.source]
+        used = {node for end in held if end is not None for node in self.cache._tree.path(end)}
+        lent = sum(len(node.pages) for node, _ in self.paths() if node.pins and node not in used)
+        assert self.cache.account().lent == lent
         private = sum(len(c.lease.pages) - c.lease.num_shared for c in self.clients)
         assert self.cache.account().private == private
 

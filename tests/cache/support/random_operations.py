@@ -24,6 +24,8 @@ class RandomOperations:
             (self.preempt, 4),
             (self.overtake, 4),
             (self.fork, 6),
+            (self.lend, 5),
+            (self.take_back, 4),
             (self.evict, 3),
             (self.reset, 1),
             (self.reset_alone, 1),
@@ -32,6 +34,15 @@ class RandomOperations:
     def step(self) -> None:
         operation = self.draw.choices(*zip(*self.operations, strict=True))[0]
         operation()
+
+    def end(self) -> None:
+        """End all that is under way."""
+        while self.checked.clients:
+            self.finish()
+            self.checked.check()
+        while self.checked.loans:
+            self.take_back()
+            self.checked.check()
 
     def client(self) -> Client | None:
         return self.draw.choice(self.checked.clients) if self.checked.clients else None
@@ -93,6 +104,17 @@ class RandomOperations:
             fork = self.checked.fork(client, max(client.computed - shorter, 0))
             fork.tokens.extend(self.more_tokens()[: max(self.longest - len(fork.tokens), 1)])
 
+    def lend(self) -> None:
+        """Lend what a client has, or had; what is lent may never be evicted, so there are few loans."""
+        tokens = self.draw.choice([*self.seen, *(client.tokens for client in self.checked.clients)])
+        if len(self.checked.loans) < 3:
+            namespace = self.draw.choices(NAMESPACES, (6, 1, 3))[0]
+            self.checked.lend(namespace, tokens[: self.draw.randint(0, len(tokens))])
+
+    def take_back(self) -> None:
+        if self.checked.loans:
+            self.checked.take_back(self.draw.randrange(len(self.checked.loans)))
+
     def evict(self) -> None:
         evictable = self.checked.cache.account().evictable
         wanted = self.draw.randint(0, 6)
@@ -112,6 +134,8 @@ class RandomOperations:
         """One client, the others having ended, can get all pages but those of its table."""
         if client := self.client():
             self.checked.finish_copy(client)
+            while self.checked.loans:
+                self.checked.take_back(0)
             for other in [each for each in self.checked.clients if each is not client]:
                 self.checked.finish(other, other.computed)
             self.reset()

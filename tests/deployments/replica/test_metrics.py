@@ -36,8 +36,8 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     engine.on_evicted([EvictedPage(60.0, 5.0)])
     cache = CacheStats(query_tokens=10, hit_tokens=4, host_hit_tokens=3, evicted_pages=7, reset_pages=2)
     cache.recompute_hit_tokens, cache.recompute_host_tokens = 5, 6
-    pages = PageAccount(free=1, evictable=2, locked=3, private=4)
-    host = HostAccount(free=11, held=12, cached=13)
+    pages = PageAccount(free=1, evictable=2, locked=3, private=4, lent=5)
+    host = HostAccount(free=11, held=12, cached=13, arriving=14, lent=15)
     load = EngineLoad(num_waiting=5, num_deferred=2, pages=pages, cache=cache, host_pages=host)
     compiler = Compiler(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS]))
     for letter in "abaa":
@@ -68,10 +68,10 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["kv_event_replays_total"][("snapshot",)] == 2
     evicted = {("device", "capacity"): 7, ("device", "reset"): 2, ("host", "capacity"): 8, ("host", "reset"): 0}
     assert values["kv_evictions_total"] == evicted
-    on_device = {("free", "device"): 1, ("active", "device"): 7, ("cached", "device"): 2}
-    in_host = {("free", "host"): 11, ("active", "host"): 12, ("cached", "host"): 13}
+    on_device = {("free", "device"): 1, ("active", "device"): 12, ("cached", "device"): 2}
+    in_host = {("free", "host"): 11, ("active", "host"): 41, ("cached", "host"): 13}
     assert values["kv_pages"] == {**on_device, **in_host}
-    assert values["kv_pages_capacity"] == {("device",): 10, ("host",): 36}
+    assert values["kv_pages_capacity"] == {("device",): 15, ("host",): 65}
     assert values["preemptions_total"] == {("recompute",): 7, ("swap",): 2}
     assert values["prefix_cache_recompute_hit_tokens_total"] == {("device",): 5, ("host",): 6}
     assert values["prefix_cache_hit_tokens_total"] == {("device",): 4, ("host",): 3}

@@ -49,6 +49,7 @@ class CountingRunner:
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
     lower_tier = NoLowerTier()
+    page_memory = None
 
     def __init__(self, num_pages: int) -> None:
         self.model_config = Model()

@@ -1,0 +1,43 @@
+"""The bytes of an engine's pages, for who moves them between engines: those of the device in the host's layout."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from engine.attention.host_pages import HostKVPages
+from engine.attention.kv_pages import KVPages
+
+
+class BytesOfPages:
+    """Reads pages that stay as they are meanwhile, in any thread and beside the engine's steps.
+
+    A page is its layers, one after the other: [2 (keys, values), page_size, num_kv_heads, head_dim] each.
+    """
+
+    def __init__(self, pages: KVPages, host: HostKVPages, fingerprint: str) -> None:
+        """`fingerprint` is the model's."""
+        self.identity = json.dumps(host.identity(fingerprint), sort_keys=True)
+        """Equal where engines can use each other's pages."""
+        self.page_bytes = host.page_bytes
+        self._host = host
+        self._pages = pages.raw
+        self._stream = torch.cuda.Stream(pages.data.device) if pages.data.device.type == "cuda" else None
+
+    @torch.inference_mode()
+    def device(self, page: int) -> memoryview:
+        """Return a copy of a page of the device. On a GPU it is made on a stream of its own, beside the steps."""
+        layers = self._pages[:, :, page]
+        if self._stream is None:
+            # numpy copies in this thread alone; torch would start threads that compete with those of the steps.
+            return layers.view(torch.uint8).numpy().flatten().data
+        with torch.cuda.stream(self._stream):
+            copy = torch.empty(layers.shape, dtype=layers.dtype, pin_memory=True)
+            copy.copy_(layers.contiguous(), non_blocking=True)
+        self._stream.synchronize()
+        return copy.view(torch.uint8).flatten().numpy().data
+
+    def host(self, page: int) -> list[memoryview]:
+        """Return the memory of a host page, layer by layer."""
+        return self._host.pieces(page)
