@@ -70,7 +70,7 @@ class PageMemory(Protocol):
         ...
 
 
-class Peers(Protocol):
+class KVPeers(Protocol):
     """Fetches pages from other engines while steps run. It is used by the engine's thread alone."""
 
     def load(
