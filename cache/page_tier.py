@@ -80,6 +80,10 @@ class PageTier:
             self._idle.move_to_end(key)
         return key in self._found or key in self._arriving_keys
 
+    def is_idle(self, key: bytes) -> bool:
+        """Whether the key's KV is here and `reclaim` may give its page to others."""
+        return key in self._idle
+
     def holds(self, page: TierPage) -> bool:
         """Whether a page is still found here."""
         return self._found.get(page.key) is page

@@ -27,7 +27,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.host_kv import HostKV
 from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.lower_tier import LowerTier
-from engine.scheduling.peers import PageMemory
+from engine.scheduling.peers import NO_PEERS, KVPeers, KVSource, PageMemory
 from engine.scheduling.plan import Runner
 from engine.scheduling.scheduler import Scheduler
 from engine.tasks import TASKS, Task, tasks_of
@@ -110,7 +110,7 @@ class Engine:
             prefix_cache=config.prefix_cache,
             block_tokens=config.block_tokens,
         )
-        host = HostKV(
+        self._host = HostKV(
             runner.host_memory,
             config.page_size,
             config.preemption,
@@ -121,10 +121,11 @@ class Engine:
         )
         speculator = _speculator(config.speculation, drafter)
         longest = config.max_model_len or self.model.max_position_embeddings
-        self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, host, speculator)
+        self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, self._host, speculator)
         self.grammars = Compiler(self._vocabulary, config.grammar_cache_bytes)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
         runner.lower_tier.on_finished(self.loop.wake)
+        self._peers: KVPeers = NO_PEERS
         self._rank_group = rank_group
         if rank_group is not None:
             rank_group.watch(self.loop.fail)
@@ -155,10 +156,22 @@ class Engine:
             config = replace(config, overlap=not loaded.takes_all_cores)
         return cls(config, loaded, drafter, None if isinstance(loaded, ModelRunner) else loaded.rank_group)
 
+    def connect_peers(self, peers: KVPeers) -> None:
+        """Fetch through `peers` what the sources of requests have of them, if there are host pages and a prefix
+        cache. To be called before the loop starts; `peers` are closed with this engine.
+        """
+        if self.loop.has_started:
+            raise RuntimeError("the loop is running; call connect_peers before start")
+        self._peers = peers
+        if self.config.prefix_cache:
+            self._host.connect(peers)
+            peers.on_finished(self.loop.wake)
+
     def close(self) -> None:
         """Stop the loop and end the model's other ranks. Idempotent."""
         self.loop.stop()
         self.runner.lower_tier.close()
+        self._peers.close()
         if self._rank_group is not None:
             self._rank_group.close()
 
@@ -179,11 +192,13 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         compiled: CompiledGrammar | None = None,
+        source: KVSource | None = None,
     ) -> Request:
         """Make a request for this engine, arriving now.
 
         Another engine may already have generated `output_ids` and scored `num_prompt_reported` prompt tokens.
         `compiled` is its grammar, if it was compiled beforehand, which may take long; otherwise that is done here.
+        KV of its beginning is fetched from `source` where that is sooner than computing it.
         Raises ValueError if a token id is not in the vocabulary, and InvalidGrammar, which is a ValueError.
         """
         pooled = () if sampling.pooling is None else sampling.pooling.token_ids
@@ -204,6 +219,7 @@ class Engine:
             priority=priority,
             tenant=tenant,
             num_prompt_reported=num_prompt_reported,
+            source=source,
         )
         if sampling.grammar is not None:
             request.constraint = Constraint(compiled or self.grammars.compile(sampling.grammar))

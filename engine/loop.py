@@ -119,7 +119,7 @@ class EngineLoop:
         return done
 
     def wake(self) -> None:
-        """Have the next step planned at once, as something has come that requests may wait for."""
+        """Have the next step planned at once, as KV has come that requests may wait for."""
         self._wake.set()
 
     def fail(self, reason: str) -> None:
@@ -143,6 +143,11 @@ class EngineLoop:
             )
         self.scheduler.forget_totals()
         self._load = self.scheduler.load(self.clock())
+
+    @property
+    def has_started(self) -> bool:
+        """Whether `start` was called."""
+        return self._thread is not None
 
     @property
     def has_work(self) -> bool:

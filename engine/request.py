@@ -11,6 +11,7 @@ from cache import Lease, Namespace
 from engine.beam_search import BeamSearch
 from engine.pooling import Pooling
 from engine.sampling_params import SamplingParams
+from engine.scheduling.peers import KVSource
 from engine.stream_delta import Timings
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ class Request:
     """The request that a beam belongs to; None for a request."""
     pooling: Pooling | None = None
     """What is wanted of its prompt, with which it ends: `sampling.pooling`."""
+    source: KVSource | None = None
+    """Another engine that has KV of its beginning."""
 
     @classmethod
     def make(
@@ -143,9 +146,10 @@ class Request:
         priority: int = 0,
         tenant: str = "",
         num_prompt_reported: int = 0,
+        source: KVSource | None = None,
     ) -> Request:
         """Make a request as it arrives. Another engine may already have generated `output_ids` and reported the
-        log-probabilities of `num_prompt_reported` prompt tokens.
+        log-probabilities of `num_prompt_reported` prompt tokens. `source` may have KV of its beginning.
         """
         return cls(
             request_id,
@@ -160,6 +164,7 @@ class Request:
             num_prompt_reported=num_prompt_reported,
             tokens=[*prompt_ids, *output_ids],
             pooling=sampling.pooling,
+            source=source,
         )
 
     @property

@@ -1,6 +1,8 @@
-"""Prefixes on their way from a lower tier to host memory, and the requests that wait for them.
+"""Prefixes on their way to host memory, from a lower tier and from other engines, and the requests that wait for
+them.
 
-    a prompt arrives ──▶ which of its pages lie below? ──▶ loaded into host pages ──▶ its first step copies them
+    a prompt arrives ──▶ which of its pages lie below,  ──▶ loaded into host pages ──▶ its first step copies them
+                         and which has its source?
                               │ computing them is sooner            │ late, or lost
                               └────────────────────────────────────▶ computed
 
@@ -11,16 +13,27 @@ as long as the better of both would have. What has arrived by then is used, to t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from cache.page_keys import PageKeys
 from cache.page_tier import TierPage
+from engine.request import Request
 from engine.scheduling.host_pool import HostPool
 from engine.scheduling.lower_tier import LowerTier
+from engine.scheduling.peers import NO_PEERS, KVPeers, KVSource
 
 _LONGEST_WAIT_S = 30.0
 """A tier that is slower than this has broken down."""
+
+
+class _Missing(NamedTuple):
+    """Pages of a prompt that can be loaded."""
+
+    in_files: list[int]
+    at_peer: list[int]
+    last: int | None
+    """The last page that comes, of these and of those that are on their way; None if none does."""
 
 
 class _Awaited(NamedTuple):
@@ -32,12 +45,19 @@ class _Awaited(NamedTuple):
     """Clock at which it waits no longer."""
 
 
+def _has_none(key: bytes) -> bool:
+    return False
+
+
 class ArrivingPrefixes:
-    """Has pages of host memory written below, and read back for prompts that begin with them."""
+    """Has pages of host memory written below, and read back for prompts that begin with them, or fetched."""
 
     def __init__(self, lower: LowerTier, pool: HostPool, page_size: int) -> None:
         self._lower, self._pool, self._tier = lower, pool, pool.tier
         self._page_size = page_size
+        self.peers: KVPeers = NO_PEERS
+        """Other engines."""
+        self._num_fetching = 0
         self._awaited: dict[str, _Awaited] = {}
         self._unsaved: deque[TierPage] = deque()
         self._being_saved: dict[int, TierPage] = {}
@@ -54,40 +74,85 @@ class ArrivingPrefixes:
                 self._tier.pin_page(page)  # until it is written
                 self._being_saved[page.page] = page
 
-    def fetch(self, request_id: str, keys: PageKeys, first: int, last: int, rate: float, now: float) -> None:
-        """Begin to load what lies below of the pages `first` to `last` of a new request, if that is sooner than to
-        compute them at `rate` tokens per second (0: not known).
+    def fetch(self, request: Request, keys: PageKeys, first: int, last: int, rate: float, now: float) -> None:
+        """Begin to load what files and the request's source have of the pages `first` to `last` of a new request,
+        where that is sooner than to compute them at `rate` tokens per second (0: not known).
 
         Not to be called while a step is being planned, as the host pages of the step in flight are free by then.
         """
-        if self._lower.is_empty:
+        if self._lower.is_empty and request.source is None and not self._num_fetching:
             return
-        wanted, last_coming = self._missing(keys, first, last)
-        if last_coming is None:
+        missing = self._worth_loading(request.source, keys, first, last, rate)
+        if missing.last is None:
             return
-        seconds = min((last_coming + 1 - first) * self._page_size / (rate or 1e-9), _LONGEST_WAIT_S)
-        if self._lower.seconds(len(wanted)) >= seconds:
-            return
-        for page, host in zip(wanted, hosts := self._pool.take(len(wanted)), strict=True):
+        seconds = self._seconds_to_compute(missing.last + 1 - first, rate)
+        num_loaded = len(missing.in_files) + len(missing.at_peer)
+        if not num_loaded and self._lower.seconds(0) >= seconds:
+            return  # Others have begun to load it, and it comes too late.
+        hosts = self._pool.take(num_loaded)
+        for page, host in zip([*missing.in_files, *missing.at_peer], hosts, strict=True):
             self._tier.add(keys[page], host)
-        self._lower.load([(keys[page], host) for page, host in zip(wanted, hosts, strict=True)])
-        self._awaited[request_id] = _Awaited(keys[last_coming], now + seconds)
+        num_files = len(missing.in_files)
+        if num_files:
+            self._lower.load([(keys[page], host) for page, host in zip(missing.in_files, hosts, strict=False)])
+        if missing.at_peer:
+            self._load_from_peer(request, missing.at_peer, hosts[num_files:])
+        self._awaited[request.request_id] = _Awaited(keys[missing.last], now + seconds)
 
-    def _missing(self, keys: PageKeys, first: int, last: int) -> tuple[list[int], int | None]:
-        """Return the pages to be loaded, and the last that arrives of those without a gap; None if none does."""
-        wanted: list[int] = []
-        last_coming = None
+    def _load_from_peer(self, request: Request, pages: Sequence[int], hosts: Sequence[int]) -> None:
+        """Fetch each run of pages without a gap, which those that are here already may leave."""
+        assert request.source is not None
+        self._num_fetching += len(pages)
+        begin = 0
+        for end in range(1, len(pages) + 1):
+            if end == len(pages) or pages[end] != pages[end - 1] + 1:
+                tokens = request.tokens[: (pages[end - 1] + 1) * self._page_size]
+                self.peers.load(request.source, request.namespace, tokens, pages[begin], hosts[begin:end])
+                begin = end
+
+    def _worth_loading(
+        self, source: KVSource | None, keys: PageKeys, first: int, last: int, rate: float
+    ) -> _Missing:
+        """Return what is sooner loaded than computed. Where files are too slow, the source is asked instead."""
+        stop = 0 if source is None else min(last, source.num_tokens // self._page_size)
+        missing = self._missing(keys, first, last, self._lower.has, stop)
+        if missing.in_files:
+            assert missing.last is not None
+            seconds = self._lower.seconds(len(missing.in_files))
+            if seconds >= self._seconds_to_compute(missing.last + 1 - first, rate):
+                missing = self._missing(keys, first, last, _has_none, stop)
+        if source is not None and missing.at_peer:
+            seconds = self.peers.seconds(source, len(missing.at_peer))
+            if seconds >= self._seconds_to_compute(len(missing.at_peer), rate):
+                has_file = self._lower.has if missing.in_files else _has_none
+                missing = self._missing(keys, first, last, has_file, 0)
+        return missing
+
+    def _seconds_to_compute(self, num_pages: int, rate: float) -> float:
+        return min(num_pages * self._page_size / (rate or 1e-9), _LONGEST_WAIT_S)
+
+    def _missing(
+        self, keys: PageKeys, first: int, last: int, has_file: Callable[[bytes], bool], stop: int
+    ) -> _Missing:
+        """Return what can be loaded of the pages without a gap; those before `stop` that are in no file, from a
+        peer. Only as many as fit beside those that are here.
+        """
+        in_files: list[int] = []
+        at_peer: list[int] = []
+        last_coming, room = None, self._pool.available
         for page in range(first, last):
             key = keys[page]
             if self._tier.has(key):
+                room -= self._tier.is_idle(key)
                 if self._tier.is_arriving(key):
                     last_coming = page
                 continue
-            if not self._lower.has(key) or len(wanted) >= self._pool.available:
+            is_in_file = has_file(key)
+            if len(in_files) + len(at_peer) >= room or not (is_in_file or page < stop):
                 break
-            wanted.append(page)
+            (in_files if is_in_file else at_peer).append(page)
             last_coming = page
-        return wanted, last_coming
+        return _Missing(in_files, at_peer, last_coming)
 
     def is_awaited(self, request_id: str, now: float) -> bool:
         """Whether a request waits for pages that are on their way. O(1)."""
@@ -109,7 +174,18 @@ class ArrivingPrefixes:
         self._tier.unpin([self._being_saved.pop(page) for page in saved][::-1])
         self._pool.free(self._tier.settle(loaded).unwanted)
         self._pool.free(self._tier.drop(failed))
+        if self._num_fetching:
+            self._take_in_fetched()
         self._save_more()
+
+    def _take_in_fetched(self) -> None:
+        """Take in what has come from peers, which goes on to the files as all that comes to the host."""
+        _, fetched, lost = self.peers.finished()
+        self._num_fetching -= len(fetched) + len(lost)
+        found, unwanted = self._tier.settle(fetched)
+        self._pool.free(unwanted)
+        self._pool.free(self._tier.drop(lost))
+        self._unsaved += found
 
     def reset(self) -> None:
         """Forget what lies below."""

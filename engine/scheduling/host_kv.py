@@ -16,6 +16,7 @@ from engine.request import Request
 from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, HostTraffic, PagePair
 from engine.scheduling.host_prefixes import HostPrefixes
 from engine.scheduling.lower_tier import NO_LOWER_TIER, LowerTier, TierTotals
+from engine.scheduling.peers import NO_PEERS, KVPeers, PeerTotals
 from engine.scheduling.swap import SwapSpace
 
 
@@ -37,6 +38,7 @@ class HostKV:
         `log` is told of the blocks, each of `block_tokens` tokens, that are here. `lower` holds more prefixes.
         """
         self._lower = lower
+        self._peers: KVPeers = NO_PEERS
         self._pool = HostPool(memory or HostMemory(), log)
         self._page_size, self._num_out, self._num_in, self._saved_seconds = page_size, 0, 0, 0.0
         self._swap = SwapSpace(self._pool, page_size, preemption)
@@ -53,6 +55,15 @@ class HostKV:
     def num_evicted(self) -> int:
         """Pages of prefixes that were given up for others, since the start."""
         return self._pool.num_evicted
+
+    def connect(self, peers: KVPeers) -> None:
+        """Fetch prefixes from other engines through `peers` from now on."""
+        self._peers = peers
+        self._prefixes.connect(peers)
+
+    def peer_totals(self) -> PeerTotals:
+        """Return what was fetched from other engines."""
+        return self._peers.totals()
 
     def lower_totals(self) -> TierTotals:
         """Return what was moved to and from the lower tier."""
@@ -72,7 +83,7 @@ class HostKV:
         return self._swap.account()
 
     def take_in_transfers(self) -> None:
-        """Note what a lower tier has loaded and saved. `begin_step` does so too."""
+        """Note what has come to host memory and what was saved below it. `begin_step` does so too."""
         self._prefixes.take_in_transfers()
 
     def begin_step(self) -> None:
@@ -110,7 +121,7 @@ class HostKV:
     # --- to the device -------------------------------------------------------------------------------------
 
     def fetch(self, request: Request, num_found: int, tokens_per_second: float, now: float) -> None:
-        """Begin to load what a lower tier has of a new request (`HostPrefixes.fetch`)."""
+        """Begin to load what a lower tier and its source have of a new request (`HostPrefixes.fetch`)."""
         self._prefixes.fetch(request, num_found, tokens_per_second, now)
 
     def is_awaited(self, request_id: str, now: float) -> bool:

@@ -21,6 +21,7 @@ from engine.request import Request
 from engine.scheduling.arriving_prefixes import ArrivingPrefixes
 from engine.scheduling.host_pool import HostPool, PagePair
 from engine.scheduling.lower_tier import NO_LOWER_TIER, LowerTier
+from engine.scheduling.peers import KVPeers
 
 
 class _Held(NamedTuple):
@@ -111,14 +112,15 @@ class HostPrefixes:
     # --- to the device -------------------------------------------------------------------------------------
 
     def fetch(self, request: Request, num_found: int, tokens_per_second: float, now: float) -> None:
-        """Begin to load what lies below host memory of a new request, of which the device has `num_found` tokens.
+        """Begin to load what lies below host memory, or at its source, of a new request, of which the device has
+        `num_found` tokens.
 
         Not to be called while a step is planned.
         """
         first, last = num_found // self._page_size, (len(request.reusable) - 1) // self._page_size
         if first < last and self._pool.num_pages:
             keys = self._keys_of(request, first)
-            self._arriving.fetch(request.request_id, keys, first, last, tokens_per_second, now)
+            self._arriving.fetch(request, keys, first, last, tokens_per_second, now)
 
     def is_awaited(self, request_id: str, now: float) -> bool:
         """Whether a request waits for what `fetch` began to load."""
@@ -166,8 +168,12 @@ class HostPrefixes:
         self._tier.unpin(self._being_read)
         self._being_read = []
 
+    def connect(self, peers: KVPeers) -> None:
+        """Fetch from other engines through `peers` from now on."""
+        self._arriving.peers = peers
+
     def take_in_transfers(self) -> None:
-        """Note what a lower tier has loaded and saved."""
+        """Note what a lower tier has loaded and saved, and what has come from other engines."""
         self._arriving.take_in()
 
     def _keys_of(self, request: Request, first: int) -> PageKeys:

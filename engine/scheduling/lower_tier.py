@@ -16,6 +16,9 @@ class Finished(NamedTuple):
     """Could not be read: what is in the host page is not known."""
 
 
+NOTHING_FINISHED = Finished()
+
+
 class TierTotals(NamedTuple):
     """What was moved to and from the tier since the start, and what is in it."""
 
@@ -109,7 +112,7 @@ class NoLowerTier:
 
     def finished(self) -> Finished:
         """Nothing was begun."""
-        return Finished()
+        return NOTHING_FINISHED
 
     def on_finished(self, call: Callable[[], None]) -> None:
         """Nothing is begun."""

@@ -9,11 +9,12 @@ a prompt's start, and name a prompt by its namespace and tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from cache.node import Namespace
-from engine.scheduling.lower_tier import Finished
+from engine.scheduling.lower_tier import NOTHING_FINISHED, Finished
 
 
 class KVSource(NamedTuple):
@@ -77,7 +78,8 @@ class KVPeers(Protocol):
         self, source: KVSource, namespace: Namespace, tokens: Sequence[int], first: int, hosts: Sequence[int]
     ) -> None:
         """Begin to fetch the pages from position `first` on of the prompt that begins with `tokens`, one into each
-        of the host pages, which nobody else uses until they are finished.
+        of the host pages, which nobody else uses until they are finished. Each of them is finished in the end,
+        whatever becomes of the peer.
         """
         ...
 
@@ -100,3 +102,34 @@ class KVPeers(Protocol):
     def close(self) -> None:
         """Give up what is under way. Idempotent."""
         ...
+
+
+class NoKVPeers:
+    """There is no other engine."""
+
+    def load(
+        self, source: KVSource, namespace: Namespace, tokens: Sequence[int], first: int, hosts: Sequence[int]
+    ) -> None:
+        """Never called, as it never pays."""
+        raise AssertionError(f"{source.peer} cannot be asked for anything")
+
+    def seconds(self, source: KVSource, num_pages: int) -> float:
+        """Nothing ever comes."""
+        return math.inf
+
+    def finished(self) -> Finished:
+        """Nothing was begun."""
+        return NOTHING_FINISHED
+
+    def on_finished(self, call: Callable[[], None]) -> None:
+        """Nothing is begun."""
+
+    def totals(self) -> PeerTotals:
+        """Nothing was fetched."""
+        return PeerTotals()
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+NO_PEERS = NoKVPeers()

@@ -135,7 +135,7 @@ class Scheduler:
         self._lender.give_back(number)
 
     def take_in_transfers(self) -> None:
-        """Note what has come from below host memory or gone there; to be called while there is nothing to plan."""
+        """Note what has come to host memory or gone below it; to be called while there is nothing to plan."""
         self.allocator.host.take_in_transfers()
 
     # --- planning a step -----------------------------------------------------------------------------------
@@ -424,6 +424,7 @@ class Scheduler:
             host_traffic=self.allocator.host.traffic,
             num_host_evicted=self.allocator.host.num_evicted,
             lower_tier=self.allocator.host.lower_totals(),
+            peers=self.allocator.host.peer_totals(),
             num_finished=self._num_finished,
             prefill_rate=self._budget.prefill_rate,
             decode_seconds=self._budget.decode_seconds,

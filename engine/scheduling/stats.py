@@ -7,6 +7,7 @@ from typing import NamedTuple
 from cache import CacheStats, PageAccount
 from engine.scheduling.host_pool import HostAccount, HostTraffic
 from engine.scheduling.lower_tier import TierTotals
+from engine.scheduling.peers import PeerTotals
 from engine.structs import Struct, field
 
 PHASES = ("prefill", "decode", "mixed")
@@ -79,6 +80,8 @@ class EngineLoad(Struct, frozen=True):
     """Pages of prefixes that host memory gave up for others."""
     lower_tier: TierTotals = TierTotals()
     """What files below host memory hold, and what was moved there and back."""
+    peers: PeerTotals = PeerTotals()
+    """What was fetched from other engines."""
     num_finished: int = 0
     prefill_rate: float = 0.0
     """Uncached prompt tokens per second of engine time while prefilling, a moving average; 0 until measured."""
