@@ -167,7 +167,7 @@ def cases(max_bytes: int) -> Iterator[Case]:
     yield from _responses(case)
     yield from _pooling(case)
     yield from _conversations(case)
-    yield from _answers()
+    yield from large_answers()
     for name, unit in (("ids", "1"), ("texts", '""')):
         yield case(f"tokens: {name}", "/detokenize", model + '"tokens":[', unit, "]}")
     ids = ",".join(["1234"] * 131_000)
@@ -235,7 +235,7 @@ def _responses(case: Callable[..., Case]) -> Iterator[Case]:
 
 
 def _pooling(case: Callable[..., Case]) -> Iterator[Case]:
-    """Yield requests for embeddings, rankings and scores; the last ones have the largest answers."""
+    """Yield requests for embeddings, rankings and scores."""
     head, words = '{"model":"demo",', "lorem ipsum: "
     for name, unit in (
         ("words", f'"{words}"'),
@@ -260,10 +260,6 @@ def _pooling(case: Callable[..., Case]) -> Iterator[Case]:
         (SCORE, '"text_1":"a","text_2"'),
     ):
         yield Case("1,024 texts", path, f"{head}{start}:[{texts}]}}".encode())
-    ids = ",".join(["[5,6]"] * 1024)
-    for form in ("float", "base64"):
-        body = f'{head}"input":[{ids}],"encoding_format":"{form}"}}'
-        yield Case(f"1,024 embeddings, {form}", EMBEDDINGS, body.encode())
 
 
 def _conversations(case: Callable[..., Case]) -> Iterator[Case]:
@@ -278,8 +274,14 @@ def _conversations(case: Callable[..., Case]) -> Iterator[Case]:
     yield case("metadata: words", CONVERSATIONS, '{"metadata":{"a":"', "lorem ipsum: ", '"}}', "")
 
 
-def _answers() -> Iterator[Case]:
-    """Yield requests whose answers are large: `LONG_ANSWER` tokens, each with as many alternatives as may be."""
+def large_answers() -> Iterator[Case]:
+    """Yield requests whose answers are large: of many embeddings, and of `LONG_ANSWER` tokens, each with as many
+    alternatives as may be.
+    """
+    ids = ",".join(["[5,6]"] * 1024)
+    for form in ("float", "base64"):
+        body = f'{{"model":"demo","input":[{ids}],"encoding_format":"{form}"}}'
+        yield Case(f"1,024 embeddings, {form}", EMBEDDINGS, body.encode())
     user = '"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":20'
     chat = f'{user},"max_tokens":{LONG_ANSWER}'
     text = f'"prompt":"a","max_tokens":{LONG_ANSWER},"logprobs":5'

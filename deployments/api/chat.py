@@ -15,7 +15,6 @@ from deployments.api.output.answer_constraint import answer_constraint
 from deployments.api.output.logprobs import NumberedTokens, TokenNames, chat_logprobs, prompt_logprobs
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import (
-    PIECE,
     ChunkFraming,
     CompleteChoice,
     EncodedPrompt,
@@ -23,6 +22,7 @@ from deployments.api.output.response_encoder import (
     encode_json,
     encode_whole,
     encoded_list,
+    in_pieces,
 )
 from deployments.api.output.thinking_budget import thinking_budget
 from deployments.api.request.beams import with_beams
@@ -181,8 +181,7 @@ class ChatResponseEncoder:
         """Encode the hot path by hand, as only the text differs from chunk to chunk."""
         logprobs = b"null"
         if delta.logprobs:
-            is_long = len(delta.logprobs) > PIECE
-            logprobs = encode_json((self._long_logprobs if is_long else self._logprobs)(delta.logprobs))
+            logprobs = b"".join(in_pieces(self._long_logprobs(delta.logprobs)))
         token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""
         if delta.reasoning or delta.calls:
             fields = encode_json(
@@ -205,7 +204,7 @@ class ChatResponseEncoder:
         """Encode a failure as the stream's last event."""
         return self._framing.failure(error, request_id)
 
-    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
         """Encode a chat.completion object."""
         choices = (self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas))
         head = self.context.head("chat.completion")

@@ -190,7 +190,7 @@ class CompletionResponseEncoder:
         """Encode a failure as the stream's last event."""
         return self._framing.failure(error, request_id)
 
-    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
         """Encode a text_completion object."""
         choices = (self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas))
         head = self.context.head("text_completion")

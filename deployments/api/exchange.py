@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,7 +21,7 @@ from deployments.api.choices import ChoiceDelta, Choices
 from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.pacing import Pace, Turns
-from deployments.api.http.transport import EventStream, logger
+from deployments.api.http.transport import EventStream, json_in_pieces, logger
 from deployments.api.off_loop import off_loop
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParser, OutputParseSpec
 from deployments.api.output.response_encoder import ResponseEncoder
@@ -45,6 +45,7 @@ from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
 from engine.sampling_params import SamplingParams
 
+T = TypeVar("T")
 CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, EndsEngines, RateLimited)
 
 
@@ -204,11 +205,11 @@ class Exchange:
             by_choice[delta.index].append(delta)
         if len(by_choice) > len(answer.prompts) * answer.num_choices:
             by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
-        body = await self._encode(lambda: self._encoder.whole(by_choice, self._extras(is_whole=True)))
+        pieces = await self._encode(lambda: self._encoder.whole(by_choice, self._extras(is_whole=True)))
         if self._on_end is not None:
             await self._on_end()
         self._record.finished(by_choice[0][-1].finish_reason or "stop")
-        return Response(body, headers=self._headers(), media_type="application/json")
+        return json_in_pieces(pieces, self._headers())
 
     async def _events(self, first: ChoiceDelta, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
         """Yield the stream's bytes; a failure is the last event.
@@ -284,7 +285,7 @@ class Exchange:
         """Encode the end of a stream, which may repeat all log-probabilities of the answer."""
         return encode() if self._num_top is None else await self._encode(encode)
 
-    async def _encode(self, encode: Callable[[], bytes]) -> bytes:
+    async def _encode(self, encode: Callable[[], T]) -> T:
         """Encode a large part of the answer, in a thread when many log-probabilities or prompts make it slow."""
         num_logprobs = 0 if self._scores is None else self._scores.num_entries
         if self._num_top is not None:

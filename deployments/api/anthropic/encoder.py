@@ -64,11 +64,11 @@ class MessagesEncoder:
         """Encode a failure as the stream's last event."""
         return _event("error", error_object(error, request_id))
 
-    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
         """Encode a message."""
         steps = [step for delta in deltas[0] for step in self._blocks.take(delta)]
         message = self._message(self._content(steps), *self._reason(deltas[0][-1]))
-        return encode_json(message | _own_extras(extras))
+        return [encode_json(message | _own_extras(extras))]
 
     def _message(self, content: list[dict[str, Any]], reason: str | None, sequence: str | None) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.api.errors import ApiError, internal, invalid
 from deployments.api.http.body import ClientGone
 from deployments.api.http.error_response import error_response
+from deployments.api.http.parts import PART_BYTES, parts_of
 from deployments.api.http.scopes import REQUEST_ID
 from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
@@ -121,11 +122,52 @@ class EventStream(Response):
         await send(start)
         async for chunk in self._chunks:
             try:
-                with self._limit:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if len(chunk) <= PART_BYTES:
+                    with self._limit:
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                else:
+                    await self._send_parts(chunk, send)
             except TimeoutError:
                 raise ClientGone from None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_parts(self, chunk: bytes, send: Send) -> None:
+        for part in parts_of([chunk]):
+            with self._limit:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)  # the streams of others go on
+
+
+class _WholeInParts(Response):
+    """Sends a long body in parts, until the client disconnects."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers)
+        self.headers["content-length"] = str(sum(map(len, pieces)))
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all parts."""
+        with contextlib.suppress(ClientGone, OSError):  # servers report a disconnect to a sender as OSError
+            await until_disconnect(scope, receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in parts_of(self._pieces):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)  # the streams of others go on
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def json_in_pieces(pieces: Sequence[bytes], headers: Mapping[str, str] | None = None) -> Response:
+    """Create a response whose body is JSON in these pieces, which is sent in parts where it is long."""
+    if len(pieces) > 1 and sum(map(len, pieces)) <= PART_BYTES:
+        pieces = [b"".join(pieces)]
+    if len(pieces) > 1 or len(pieces[0]) > PART_BYTES:
+        return _WholeInParts(pieces, headers or {})
+    return Response(pieces[0], headers=headers, media_type="application/json")
 
 
 def json_response(content: object, status: int = 200) -> Response:

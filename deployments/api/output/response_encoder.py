@@ -19,6 +19,9 @@ T = TypeVar("T")
 encode_json = msgspec.json.Encoder().encode
 PIECE = 256
 """Values of a long list that are encoded in one step."""
+_LEFT_OUT = b"\0"
+"""Stands for what is put in its place afterwards: a byte that is nowhere in JSON."""
+_encode_without = msgspec.json.Encoder(enc_hook=lambda _: Raw(_LEFT_OUT)).encode
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -157,25 +160,56 @@ class ResponseEncoder(Protocol):
         """Encode what ends a stream that fails after it has begun."""
         ...
 
-    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
-        """Encode a response that is not streamed from each choice's deltas."""
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
+        """Encode a response that is not streamed from each choice's deltas, in pieces."""
         ...
 
 
-def encode_whole(head: dict[str, Any], choices: Iterable[dict[str, Any]], extras: dict[str, Any]) -> bytes:
+class Pieces:
+    """A long value as JSON, in pieces. They are never copied into one: that step would hold up other threads."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+
+
+def in_pieces(value: dict[str, Any]) -> list[bytes]:
+    """Encode an object in which some values are `Pieces`, at whatever depth: they stay as they are."""
+    short = _encode_without(value)
+    if _LEFT_OUT not in short:
+        return [short]
+    found: list[Pieces] = []
+    msgspec.json.Encoder(enc_hook=found.append).encode(value)
+    first, *others = short.split(_LEFT_OUT)
+    pieces = [first]
+    for long, after in zip(found, others, strict=True):
+        pieces += (*long.pieces, after)
+    return pieces
+
+
+def encode_whole(head: dict[str, Any], choices: Iterable[dict[str, Any]], extras: dict[str, Any]) -> list[bytes]:
     """Encode a response choice by choice: each may be long, and one step for all would hold up other threads."""
-    encoded = b",".join([encode_json(choice) for choice in choices])
-    return b'%b,"choices":[%b],%b' % (encode_json(head)[:-1], encoded, encode_json(extras)[1:])
+    each: Any = list(choices)
+    if len(each) > 1:
+        pieces = in_pieces(each[0])
+        for choice in each[1:]:
+            pieces += (b",", *in_pieces(choice))
+        each = Pieces((b"[", *pieces, b"]"))
+    return in_pieces({**head, "choices": each, **extras})
 
 
 def encoded_list(
     values: Sequence[T], spell: Callable[[Sequence[T]], Sequence[Any]] = lambda piece: piece, size: int = PIECE
-) -> Raw:
+) -> Pieces:
     """Encode a list whose values may be large, such as log-probabilities, in steps of `size` that hold up other
     threads for some milliseconds at most. `spell` says what is encoded of a few of them.
     """
-    starts = range(0, len(values), size)
-    return Raw(b"[%b]" % b",".join([encode_json(spell(values[at : at + size]))[1:-1] for at in starts]))
+    pieces = [b"["]
+    for at in range(0, len(values), size):
+        encoded = encode_json(spell(values[at : at + size]))[1:-1]
+        pieces += (b",", encoded) if at else (encoded,)
+    return Pieces((*pieces, b"]"))
 
 
 class ChunkFraming:

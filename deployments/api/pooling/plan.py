@@ -12,7 +12,7 @@ from deployments.api.conversation.encoder import TooManyTokens
 from deployments.api.errors import ApiError, internal, invalid
 from deployments.api.exchange import GenerationPlan
 from deployments.api.off_loop import near_or_far
-from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext, encode_json
+from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext, in_pieces
 from deployments.api.pooling.protocol import PooledRequest
 from deployments.api.request.prompts import Truncation, hopeless, refuse_hopeless
 from deployments.api.request.sampling import check_hints, check_in_context, in_vocabulary
@@ -152,11 +152,11 @@ class PooledEncoder(ABC):
     def results(self, values: Sequence[Vector]) -> dict[str, Any]:
         """Return the fields of the answer that come of each prompt's values."""
 
-    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
         """Encode an answer."""
         values = [values_of(self._pooled(own)) for own in deltas]
         usage = {name: extras["usage"][name] for name in _USAGE}
-        return encode_json({**self.results(values), **extras, "usage": usage})
+        return in_pieces({**self.results(values), **extras, "usage": usage})
 
     def _pooled(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         found = deltas[-1].pooled if deltas else None

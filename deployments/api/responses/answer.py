@@ -4,14 +4,14 @@
     text      ──▶ added · part added · delta … · text done · part done · item done
     a call    ──▶ added · delta … · arguments done · item done
 
-One item is open at a time. What has been encoded is kept as bytes and joined, as an
-answer's last events repeat all of it. A thread may do that, and the event loop may look at the output meanwhile.
+One item is open at a time. What has been encoded is kept in pieces, as an answer's last events repeat all of it
+and copies would hold up other threads. A thread may do that, and the event loop may look at the output meanwhile.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from deployments.api.choices import ChoiceDelta
@@ -20,8 +20,8 @@ from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.ids import output_id
 from engine.logprobs import TokenLogprobs
 
-Event = tuple[bytes, bytes]
-"""The type of an event, and its fields as JSON without the braces."""
+Event = tuple[bytes, Sequence[bytes]]
+"""The type of an event, and its fields as JSON without the braces, in pieces."""
 Spell = Callable[[Sequence[TokenLogprobs]], bytes]
 """Encodes log-probabilities as entries of an array."""
 
@@ -49,11 +49,11 @@ class _OutputItem(ABC):
         return [(b"response.output_item.done", self._of_item(self.encoded(status)))]
 
     @abstractmethod
-    def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
-        """Encode it as it is, or as it was when it was new."""
+    def encoded(self, status: bytes, *, is_new: bool = False) -> Sequence[bytes]:
+        """Encode it as it is, or as it was when it was new, in pieces."""
 
-    def _of_item(self, item: bytes) -> bytes:
-        return b'"output_index":%d,"item":%b' % (self.index, item)
+    def _of_item(self, item: Sequence[bytes]) -> Sequence[bytes]:
+        return b'"output_index":%d,"item":' % self.index, *item
 
     def _place(self) -> bytes:
         return b'"item_id":"%b","output_index":%d' % (self.id, self.index)
@@ -72,22 +72,22 @@ class _WithPart(_OutputItem):
         return [*super().begun(), part]
 
     def ended(self, status: bytes) -> list[Event]:
-        done = b'%b,"content_index":0,"text":%b%b' % (self._place(), self._text(), self._rest())
+        done = b'%b,"content_index":0,"text":%b' % (self._place(), self._text()), *self._rest()
         return [
             (self.event + b".done", done),
             (b"response.content_part.done", self._of_part(self._part())),
             *super().ended(status),
         ]
 
-    def _of_part(self, part: bytes) -> bytes:
-        return b'%b,"content_index":0,"part":%b' % (self._place(), part)
+    def _of_part(self, part: Sequence[bytes]) -> Sequence[bytes]:
+        return b'%b,"content_index":0,"part":' % self._place(), *part
 
     @abstractmethod
-    def _part(self, *, is_new: bool = False) -> bytes:
+    def _part(self, *, is_new: bool = False) -> Sequence[bytes]:
         """Encode the part as it is, or as it was when it was new."""
 
-    def _rest(self) -> bytes:
-        return b""
+    def _rest(self) -> Sequence[bytes]:
+        return ()
 
 
 class _Thought(_WithPart):
@@ -95,18 +95,15 @@ class _Thought(_WithPart):
 
     def grown(self, text: str) -> Event:
         self._texts.append(text)
-        return b"response.reasoning_text.delta", b'%b,"content_index":0,"delta":%b' % (
-            self._place(),
-            encode_json(text),
-        )
+        fields = b'%b,"content_index":0,"delta":%b' % (self._place(), encode_json(text))
+        return b"response.reasoning_text.delta", (fields,)
 
-    def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
-        content = b"" if is_new else self._part()
-        form = b'{"id":"%b","type":"reasoning","status":"%b","summary":[],"content":[%b]}'
-        return form % (self.id, status, content)
+    def encoded(self, status: bytes, *, is_new: bool = False) -> Sequence[bytes]:
+        head = b'{"id":"%b","type":"reasoning","status":"%b","summary":[],"content":[' % (self.id, status)
+        return head, *(() if is_new else self._part()), b"]}"
 
-    def _part(self, *, is_new: bool = False) -> bytes:
-        return b'{"type":"reasoning_text","text":%b}' % (b'""' if is_new else self._text())
+    def _part(self, *, is_new: bool = False) -> Sequence[bytes]:
+        return (b'{"type":"reasoning_text","text":%b}' % (b'""' if is_new else self._text()),)
 
 
 class _Said(_WithPart):
@@ -121,25 +118,20 @@ class _Said(_WithPart):
         self._texts.append(text)
         if logprobs:
             self._logprobs.append(logprobs)
-        return b"response.output_text.delta", b'%b%b,"logprobs":[%b]' % (self._head, encode_json(text), logprobs)
+        fields = b'%b%b,"logprobs":[%b]' % (self._head, encode_json(text), logprobs)
+        return b"response.output_text.delta", (fields,)
 
-    def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
-        content = b"" if is_new else self._part(is_growing=status == b"in_progress")
-        form = b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}'
-        return form % (self.id, status, content)
+    def encoded(self, status: bytes, *, is_new: bool = False) -> Sequence[bytes]:
+        head = b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[' % (self.id, status)
+        return head, *(() if is_new else self._part(is_growing=status == b"in_progress")), b"]}"
 
-    def _part(self, *, is_new: bool = False, is_growing: bool = False) -> bytes:
+    def _part(self, *, is_new: bool = False, is_growing: bool = False) -> Sequence[bytes]:
         text = b'""' if is_new else self._text()
-        logprobs = b"" if is_new or is_growing else self._all_logprobs()
-        return b'{"type":"output_text","annotations":[],"logprobs":[%b],"text":%b}' % (logprobs, text)
+        logprobs = () if is_new or is_growing else _listed((piece,) for piece in list(self._logprobs))
+        return b'{"type":"output_text","annotations":[],"logprobs":[', *logprobs, b'],"text":%b}' % text
 
-    def _rest(self) -> bytes:
-        return b',"logprobs":[%b]' % self._all_logprobs()
-
-    def _all_logprobs(self) -> bytes:
-        if len(self._logprobs) > 1:
-            self._logprobs = [b",".join(self._logprobs)]
-        return self._logprobs[0] if self._logprobs else b""
+    def _rest(self) -> Sequence[bytes]:
+        return b',"logprobs":[', *_listed((piece,) for piece in list(self._logprobs)), b"]"
 
 
 class _Called(_OutputItem):
@@ -152,16 +144,17 @@ class _Called(_OutputItem):
 
     def grown(self, text: str) -> Event:
         self._texts.append(text)
-        return b"response.function_call_arguments.delta", b'%b,"delta":%b' % (self._place(), encode_json(text))
+        fields = b'%b,"delta":%b' % (self._place(), encode_json(text))
+        return b"response.function_call_arguments.delta", (fields,)
 
     def ended(self, status: bytes) -> list[Event]:
         done = b'%b,%b,"arguments":%b' % (self._place(), self._name, self._text())
-        return [(b"response.function_call_arguments.done", done), *super().ended(status)]
+        return [(b"response.function_call_arguments.done", (done,)), *super().ended(status)]
 
-    def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
+    def encoded(self, status: bytes, *, is_new: bool = False) -> Sequence[bytes]:
         arguments = b'""' if is_new else self._text()
         form = b'{"id":"%b","type":"function_call","status":"%b",%b,"arguments":%b}'
-        return form % (self.id, status, self._name, arguments)
+        return (form % (self.id, status, self._name, arguments),)
 
 
 _Kind = TypeVar("_Kind", _Thought, _Said)
@@ -172,7 +165,7 @@ class GrowingOutput:
 
     def __init__(self, response: str, spell: Spell) -> None:
         self._response, self._spell = response, spell
-        self._ended: list[bytes] = []
+        self._ended: list[Sequence[bytes]] = []
         self._open: _OutputItem | None = None
         self._space = ""  # white space that matters only if text follows
         self._logprobs: list[bytes] = []  # of tokens whose text has not come yet
@@ -204,12 +197,12 @@ class GrowingOutput:
             self._finish(delta.finish_reason, events)
         return events
 
-    def output(self, status: bytes) -> bytes:
-        """Encode all items as an array; one that is open has this status."""
+    def output(self, status: bytes) -> list[bytes]:
+        """Encode all items as an array, in pieces; one that is open has this status."""
         is_open, items = self._open, list(self._ended)
         if is_open is not None and is_open.index == len(items):
             items.append(is_open.encoded(status))
-        return b"[%b]" % b",".join(items)
+        return [b"[", *_listed(items), b"]"]
 
     def _say(self, text: str, events: list[Event]) -> None:
         said = self._open
@@ -242,6 +235,14 @@ class GrowingOutput:
         if isinstance(self._open, _Said) and self._logprobs:
             self._open.grown("", b",".join(self._logprobs))
         self._end(b"incomplete" if self.is_cut else b"completed", events)
+
+
+def _listed(entries: Iterable[Sequence[bytes]]) -> Iterator[bytes]:
+    """Yield the pieces of entries of an array, with commas between."""
+    for at, entry in enumerate(entries):
+        if at:
+            yield b","
+        yield from entry
 
 
 def _is_text(delta: ChoiceDelta) -> bool:

@@ -67,8 +67,8 @@ class ResponseJob:
         """Return the plan."""
         return self.plan
 
-    def now(self) -> bytes:
-        """Return the response object as it is."""
+    def now(self) -> list[bytes]:
+        """Return the response object as it is, as JSON in pieces."""
         return self._encoder.now()
 
     async def cancel(self, *, is_stopping: bool = False) -> None:

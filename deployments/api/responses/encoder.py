@@ -35,14 +35,14 @@ class ResponseObject:
     def encoded(
         self,
         status: str,
-        output: bytes = b"[]",
+        output: Sequence[bytes] = (b"[]",),
         *,
         usage: dict[str, Any] | None = None,
         error: dict[str, Any] | None = None,
         cut_by: str | None = None,
         timings: dict[str, Any] | None = None,
-    ) -> bytes:
-        """Encode it in one of its states. `cut_by` is the reason for which it is incomplete."""
+    ) -> list[bytes]:
+        """Encode it in one of its states, in pieces. `cut_by` is the reason for which it is incomplete."""
         state: dict[str, Any] = {
             "status": status,
             "error": error,
@@ -54,7 +54,7 @@ class ResponseObject:
         if timings is not None:
             state["timings"] = timings
         rest = encode_json(state)[1:-1]
-        return b'%b,%b,"output":%b,%b}' % (self._head, rest, output, self._fields)
+        return [self._head, b",", rest, b',"output":', *output, b",", self._fields, b"}"]
 
 
 class ResponsesEncoder:
@@ -78,20 +78,21 @@ class ResponsesEncoder:
         self._is_begun = False
         self.is_failed = False
         """Whether it ended without a complete answer."""
-        self.final: bytes | None = None
-        """The response as it ended; None before that."""
+        self.final: list[bytes] | None = None
+        """The response as it ended, in pieces; None before that."""
 
     # --- a stream ------------------------------------------------------------------------------------------
 
     def opening(self, index: int, num_cached: int) -> bytes:
         """Encode the events that begin the stream."""
         self._is_begun = True
-        running = b'"response":' + self._form.encoded("in_progress")
+        running = [b'"response":', *self._form.encoded("in_progress")]
         if not self._is_background:
             return self._events([(b"response.created", running), (b"response.in_progress", running)])
-        queued = b'"response":' + self._form.encoded("queued")
-        events = [(b"response.created", queued), (b"response.queued", queued), (b"response.in_progress", running)]
-        return self._events(events)
+        queued = [b'"response":', *self._form.encoded("queued")]
+        return self._events(
+            [(b"response.created", queued), (b"response.queued", queued), (b"response.in_progress", running)]
+        )
 
     def delta(self, delta: ChoiceDelta) -> bytes:
         """Encode the events of one delta."""
@@ -101,45 +102,45 @@ class ResponsesEncoder:
         """Encode the event with the whole response."""
         ended = self._finish(extras)
         kind = b"response.incomplete" if self._answer.is_cut else b"response.completed"
-        return self._events([(kind, b'"response":' + ended)])
+        return self._events([(kind, [b'"response":', *ended])])
 
     def failure(self, error: ApiError, request_id: str) -> bytes:
         """Encode the events that end a stream which failed after it had begun."""
         what = {"code": error.code or error.type, "message": error.message, "param": error.param}
         fields = encode_json(what | {"request_id": request_id})[1:-1]
-        failed = b'"response":' + self.failed(error)
-        return self._events([(b"error", fields), (b"response.failed", failed)])
+        failed = [b'"response":', *self.failed(error)]
+        return self._events([(b"error", (fields,)), (b"response.failed", failed)])
 
     # --- states --------------------------------------------------------------------------------------------
 
-    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
         """Encode the response from all its deltas."""
         for delta in deltas[0]:
             self._answer.take(delta)
         return self._finish(extras)
 
-    def failed(self, error: ApiError) -> bytes:
+    def failed(self, error: ApiError) -> list[bytes]:
         """End the response with an error, and encode it."""
         self.is_failed = True
         what = {"code": _ERRORS.get(error.status, "server_error"), "message": error.message}
         self.final = self._form.encoded("failed", self._answer.output(b"incomplete"), error=what)
         return self.final
 
-    def cancelled(self) -> bytes:
+    def cancelled(self) -> list[bytes]:
         """End the response with what there is of it, and encode it."""
         self.is_failed = True
         self.final = self._form.encoded("cancelled", self._answer.output(b"incomplete"))
         return self.final
 
-    def now(self) -> bytes:
-        """Encode the response as it is."""
+    def now(self) -> list[bytes]:
+        """Encode the response as it is, in pieces."""
         if self.final is not None:
             return self.final
         if not self._is_begun:
             return self._form.encoded("queued")
         return self._form.encoded("in_progress", self._answer.output(b"in_progress"))
 
-    def _finish(self, extras: dict[str, Any]) -> bytes:
+    def _finish(self, extras: dict[str, Any]) -> list[bytes]:
         is_cut = self._answer.is_cut
         self.final = self._form.encoded(
             "incomplete" if is_cut else "completed",
@@ -151,12 +152,12 @@ class ResponsesEncoder:
         return self.final
 
     def _events(self, events: Iterable[Event]) -> bytes:
-        encoded = []
+        encoded = list[bytes]()
         for kind, fields in events:
-            form = b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b}\n\n'
-            encoded.append(form % (kind, kind, self._num_events, fields))
+            head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,' % (kind, kind, self._num_events)
+            encoded += (head, *fields, b"}\n\n")
             self._num_events += 1
-        return b"".join(encoded)
+        return b"".join(encoded)  # which lets other threads go on where it is large
 
     def _spelled(self, logprobs: Sequence[TokenLogprobs]) -> bytes:
         return encode_json(chat_logprobs(self._codec, logprobs, self._num_top)["content"])[1:-1]

@@ -20,7 +20,7 @@ from deployments.api.exchange import GenerationPlan
 from deployments.api.http.access import as_tenant
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.scopes import request_id
-from deployments.api.http.transport import EventStream
+from deployments.api.http.transport import EventStream, json_in_pieces
 from deployments.api.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.request.protocol import ChatRequest, parse
@@ -31,7 +31,7 @@ from deployments.api.responses.ids import new_response_id
 from deployments.api.responses.items import Item, references, taken_items
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.responses.protocol import ResponsesRequest
-from deployments.api.responses.record import ResponseKeeper
+from deployments.api.responses.record import INLINE_BYTES, ResponseKeeper
 from deployments.api.responses.stored import Conversation, Shelf, StoredResponse, output_of
 from deployments.api.responses.translation import as_named_here, chat_request
 from deployments.api.service import ServedModel
@@ -154,9 +154,12 @@ async def _before(request: ResponsesRequest, shelf: Shelf, conversations: Conver
 
 async def _enter(conversations: Conversations, name: str, items: bytes, encoder: ResponsesEncoder) -> None:
     """Add what a response was asked, and what it has answered, to its conversation."""
-    assert encoder.final is not None
+    final = encoder.final
+    assert final is not None
+    size = len(items) + sum(map(len, final))
     try:
-        await conversations.add(name, joined(items, output_of(encoder.final)))
+        added = await near_or_far(size, INLINE_BYTES, lambda: joined(items, output_of(b"".join(final))))
+        await conversations.add(name, added)
     except ApiError as error:  # deleted meanwhile, or full: the answer is given all the same
         logger.warning("response %s is not in its conversation: %s", encoder.context.id, error.message)
 
@@ -203,7 +206,7 @@ async def begin_later(
         raise
     if is_stream:
         return EventStream(job.events(-1), nothing, limits.slow_reader_timeout_s, ticket.headers())
-    return Response(job.now(), headers=ticket.headers(), media_type="application/json")
+    return json_in_pieces(job.now(), ticket.headers())
 
 
 async def nothing() -> None:

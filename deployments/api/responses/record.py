@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 """Seconds between two times that a response in the background tells of itself, and looks for a mark."""
 CANCEL, DELETE = b"cancel", b"delete"
-_INLINE_BYTES = 2**20
-"""Larger records are packed in a thread."""
+INLINE_BYTES = 2**20
+"""What is larger is packed, and read again, in a thread."""
 
 
 def mark_of(name: str) -> str:
@@ -58,12 +58,11 @@ class ResponseKeeper:
             if self._is_unwanted:
                 return
             beat_at = self._clock() if self._encoder.final is None and self._store.is_shared else None
-            record = msgspec.structs.replace(
-                self._stored, response=self._encoder.now(), events=events, beat_at=beat_at
-            )
-            size = len(record.response) + len(record.items) + len(events)
+            record = msgspec.structs.replace(self._stored, events=events, beat_at=beat_at)
+            response = self._encoder.now()
+            size = sum(map(len, response)) + len(record.items) + len(events)
             try:
-                packed = await near_or_far(size, _INLINE_BYTES, record.packed)
+                packed = await near_or_far(size, INLINE_BYTES, lambda: _packed(record, response))
                 await self._store.put(self._tenant, self._encoder.context.id, packed)
             except Exception:
                 logger.exception("response %s could not be stored", self._encoder.context.id)
@@ -87,3 +86,7 @@ class ResponseKeeper:
                 return
             if self._encoder.final is None:
                 await self.keep()
+
+
+def _packed(record: StoredResponse, response: Sequence[bytes]) -> bytes:
+    return msgspec.structs.replace(record, response=b"".join(response)).packed()

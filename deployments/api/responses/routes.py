@@ -13,7 +13,7 @@ from starlette.responses import Response
 from deployments.api.errors import ApiError, invalid, quoted
 from deployments.api.http.access import tenant_of
 from deployments.api.http.body_memory import BodyRoom
-from deployments.api.http.transport import EventStream, json_response
+from deployments.api.http.transport import EventStream, json_in_pieces, json_response
 from deployments.api.off_loop import off_loop
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.background import ResponseJob
@@ -57,7 +57,7 @@ class _ResponseRoutes:
         if request.query_params.get("stream", "").lower() in ("true", "1"):
             return await self._stream(request, response_id, job)
         if job is not None:
-            return _json(job.now())
+            return json_in_pieces(job.now())
         return _json((await self._shelf(request).find(response_id)).response)
 
     async def delete(self, request: Request, response_id: str) -> Response:
@@ -76,7 +76,7 @@ class _ResponseRoutes:
         job = self._job(request, response_id)
         if job is not None:
             await job.cancel()
-            return _json(job.now())
+            return json_in_pieces(job.now())
         stored = await self._shelf(request).find(response_id)
         if not is_background(stored.response):
             raise invalid("Only a response that was asked for with background can be cancelled.", "response_id")
@@ -189,4 +189,4 @@ def _listed(items: list[Item], limit: int) -> bytes:
 
 
 def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    return json_in_pieces([body])

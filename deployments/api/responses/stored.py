@@ -49,8 +49,15 @@ class StoredResponse(msgspec.Struct):
     ended, or where no other ingress can read this."""
 
     def packed(self) -> bytes:
-        """Return it as bytes."""
-        return msgspec.msgpack.encode(self)
+        """Return it as bytes, in MessagePack. Its encoder would hold up other threads while it copies."""
+        pieces = [bytes([_MAP_OF + len(self.__struct_fields__)])]
+        for name, value in msgspec.structs.asdict(self).items():
+            is_long = isinstance(value, bytes)
+            pieces += (
+                _pack(name),
+                *((_BYTES, len(value).to_bytes(4, "big"), value) if is_long else (_pack(value),)),
+            )
+        return b"".join(pieces)
 
 
 class Conversation(msgspec.Struct):
@@ -71,6 +78,9 @@ class _Output(msgspec.Struct):
     output: msgspec.Raw
 
 
+_pack = msgspec.msgpack.Encoder().encode
+_MAP_OF, _BYTES = 0x80, b"\xc6"
+"""How MessagePack marks a map of fewer than 16 names, to be added to their number, and bytes."""
 _unpack = msgspec.msgpack.Decoder(StoredResponse).decode
 _state = msgspec.json.Decoder(_State).decode
 _output = msgspec.json.Decoder(_Output).decode

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from benchmarks.loop_gaps import Case, Watch, application, cases, post
-from deployments.api import Limits
+from benchmarks import loop_gaps
+from benchmarks.loop_gaps import Case, Watch, application, cases, large_answers, post
+from deployments.api import Limits, exchange
+from deployments.api.http.parts import PART_BYTES
+from deployments.api.http.transport import json_in_pieces
 
 MOST_S = 0.15
 """Three times what docs/security.md promises, for slow machines."""
@@ -75,6 +79,8 @@ NAMED = {
     "parameters of a flat tool: lists",
     "an answer with log-probabilities, whole",
     "an answer with log-probabilities, streamed",
+    "1,024 embeddings, float",
+    "1,024 embeddings, base64",
 }
 """Bodies by which some version stopped the loop, and one of each kind."""
 
@@ -97,3 +103,28 @@ def test_no_turn_of_the_loop_is_long(app: ASGIApp) -> None:
 
     asyncio.run(main())
     assert too_long == {}
+
+
+MOST_PIECE = 2**20
+"""Bytes that a thread encodes in one step at most. No other goes on meanwhile, for some milliseconds."""
+
+
+def test_a_large_answer_is_made_and_sent_in_pieces(app: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never put together, which would be a step of the interpreter as long as the answer."""
+    largest: list[int] = []
+
+    def noted(pieces: Sequence[bytes], headers: Mapping[str, str] | None = None) -> Response:
+        largest.append(max(map(len, pieces)))
+        return json_in_pieces(pieces, headers)
+
+    monkeypatch.setattr(loop_gaps, "LONG_ANSWER", 12_000)
+    monkeypatch.setattr(exchange, "json_in_pieces", noted)
+
+    async def main() -> None:
+        for case in large_answers():
+            status, sent = await post(app, case)
+            assert status == 200 and sum(map(len, sent)) > MOST_PIECE
+            assert max(map(len, sent)) <= PART_BYTES, case
+
+    asyncio.run(main())
+    assert len(largest) == 5 and max(largest) <= MOST_PIECE

@@ -203,7 +203,24 @@ def test_a_long_list_is_encoded_in_short_steps(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(response_encoder, "encode_json", encode)
     for values in ([], [{"a": 1}], [[number, "x"] for number in range(3 * response_encoder.PIECE + 1)]):
-        assert json.loads(bytes(response_encoder.encoded_list(values))) == values
+        assert json.loads(b"".join(response_encoder.encoded_list(values).pieces)) == values
     assert max(steps) == response_encoder.PIECE
     spelled = response_encoder.encoded_list(range(600), lambda piece: [-number for number in piece])
-    assert json.loads(bytes(spelled)) == [-number for number in range(600)]
+    assert json.loads(b"".join(spelled.pieces)) == [-number for number in range(600)]
+
+
+def test_what_is_encoded_in_pieces_is_put_together_nowhere() -> None:
+    long, longer = response_encoder.Pieces([b"[1,", b"2]"]), response_encoder.Pieces([b'{"a":', b"3}"])
+    answer = {"\0": "\0", "deep": [{"long": long}, {"longer": longer, "after": long}], "end": None}
+    pieces = response_encoder.in_pieces(answer)
+    assert [piece for piece in pieces if piece in (*long.pieces, *longer.pieces)] == [
+        b"[1,", b"2]", b'{"a":', b"3}", b"[1,", b"2]"
+    ]  # fmt: skip
+    spelled = {"\0": "\0", "deep": [{"long": [1, 2]}, {"longer": {"a": 3}, "after": [1, 2]}], "end": None}
+    assert json.loads(b"".join(pieces)) == spelled
+    choices = ({"index": index, "long": long} for index in range(2))
+    whole = response_encoder.encode_whole({"id": "x", "longer": longer}, choices, {"usage": {"total_tokens": 1}})
+    assert json.loads(b"".join(whole)) == {
+        "id": "x", "longer": {"a": 3}, "usage": {"total_tokens": 1},
+        "choices": [{"index": 0, "long": [1, 2]}, {"index": 1, "long": [1, 2]}],
+    }  # fmt: skip

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from deployments.api.responses.store import RECORD_BYTES, MemoryStore
+from deployments.api.responses.stored import StoredResponse
 from deployments.config.tenants import TenantSettings, hash_key
 from engine.loading.load_model import load_model
 from tests.deployments.api.responses.conftest import RESPONSES, Responses
@@ -30,6 +32,13 @@ def test_a_response_is_read_and_deleted(ask: Make) -> None:
             gone = it.client.request(method, path)
             assert gone.status_code == 404 and gone.json()["error"]["code"] == "response_not_found"
     assert it.client.get(f"{RESPONSES}/{it.whole(store=False)['id']}").status_code == 404
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    long = b"x" * 70_000
+    for record in (StoredResponse(b"{}", b"[]"), StoredResponse(long, b"", ["a"] * 40, long, "conv_1", 1.5)):
+        assert msgspec.msgpack.decode(record.packed(), type=StoredResponse) == record
+        assert msgspec.msgpack.decode(record.packed()) == msgspec.structs.asdict(record)
 
 
 def test_a_response_is_stored_before_its_stream_ends(ask: Make) -> None:

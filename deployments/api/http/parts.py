@@ -1,0 +1,24 @@
+"""Cuts what is sent into parts: a server copies what it sends in one turn of its event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+PART_BYTES = 2**18
+"""Most bytes that are sent in one turn of the event loop."""
+
+
+def parts_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what the pieces are together, in parts of `PART_BYTES`; the last one may be shorter."""
+    waiting, room = list[bytes](), PART_BYTES
+    for piece in pieces:
+        at = 0
+        while len(piece) - at >= room:
+            yield b"".join([*waiting, piece[at : at + room]])
+            at += room
+            waiting, room = [], PART_BYTES
+        if at < len(piece):
+            waiting.append(piece[at:])
+            room -= len(piece) - at
+    if waiting:
+        yield b"".join(waiting)
