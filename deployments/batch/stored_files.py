@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -81,11 +82,13 @@ class StoredFiles:
 
     def begin(self) -> Upload:
         """Begin to take a file."""
-        self._folder.make()
-        path = self._folder.uploads / secrets.token_hex(16)
-        file = lock(path)  # for as long as this process lives, nobody takes it for what a dead one has left
-        assert file is not None, "nobody else knows its name"
-        return Upload(path, file)
+        while True:
+            self._folder.make()
+            path = self._folder.uploads / secrets.token_hex(16)
+            # Locked, nobody takes it for what a dead process has left; a sweep may have come between.
+            with contextlib.suppress(FileNotFoundError):
+                if (file := lock(path)) is not None:
+                    return Upload(path, file)
 
     def keep(self, upload: Upload, filename: str, purpose: str, ttl_s: float | None) -> FileRecord:
         """Keep an upload as a file. Raises SpoolFull where others have taken its room meanwhile."""
