@@ -24,7 +24,7 @@ from deployments.api.pooling.protocol import EmbeddingsRequest
 from deployments.api.request.sampling import in_range
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
-from engine.embedding import Vector, embedding
+from engine.embedding import Vector, embeddings
 from engine.pooling import Pooling
 
 STEP_NUMBERS = 16_384
@@ -75,20 +75,20 @@ class EmbeddingsEncoder(PooledEncoder):
         self, context: ResponseContext, dimensions: int | None, *, normalizes: bool, as_base64: bool
     ) -> None:
         super().__init__(context)
-        self._embedding = partial(embedding, dimensions=dimensions, normalizes=normalizes)
+        self._embeddings = partial(embeddings, dimensions=dimensions, normalizes=normalizes)
         self._as_base64 = as_base64
 
     def results(self, values: Sequence[Vector]) -> dict[str, Any]:
         """Return the embeddings."""
-        size = max(1, STEP_NUMBERS // max(1, len(values[0])))
-        data = encoded_list(list(enumerate(values)), self._entries, size)
+        vectors = self._embeddings(values)
+        size = max(1, STEP_NUMBERS // max(1, vectors.shape[1]))
+        data = encoded_list(list(enumerate(vectors)), self._entries, size)
         head = self.context
         return {"id": head.id, "object": "list", "created": head.created, "model": head.model, "data": data}
 
     def _entries(self, some: Sequence[tuple[int, Vector]]) -> list[dict[str, Any]]:
         return [
-            {"object": "embedding", "index": index, "embedding": self._encoded(self._embedding(state))}
-            for index, state in some
+            {"object": "embedding", "index": index, "embedding": self._encoded(vector)} for index, vector in some
         ]
 
     def _encoded(self, vector: Vector) -> str | list[float]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from deployments.api.errors import invalid
 from deployments.api.output.response_encoder import EncodedPrompt
 from deployments.api.pooling.embeddings import instructed
@@ -15,7 +13,7 @@ from deployments.api.pooling.plan import Text, check_request, encode_all, trunca
 from deployments.api.pooling.protocol import PooledRequest
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
-from engine.embedding import Vector, embedding
+from engine.embedding import Vector, embeddings
 from engine.pooling import Pooling
 
 Pair = tuple[Text, Text]
@@ -77,7 +75,7 @@ async def _compared(
         return served.codec.encode(text, max_tokens=most)
 
     def scores(values: Sequence[Vector]) -> list[float]:
-        vectors = np.stack([embedding(state) for state in values])
+        vectors = embeddings(values)
         first = vectors[[places[text.given] for text in queries]]
         second = vectors[[places[text.given] for text in documents]]
         return [float(score) for score in (first * second).sum(axis=1)]
