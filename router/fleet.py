@@ -30,6 +30,18 @@ MemberState = Literal["available", "draining", "lost", "circuit_open"]
 
 
 @dataclass(frozen=True, slots=True)
+class KVAddress:
+    """Where a replica lends KV to others."""
+
+    endpoint: str
+    """ZeroMQ address."""
+    secret: str = field(repr=False)
+    """Key with which another replica proves that it is one."""
+    public_key: str = ""
+    """As in `ReplicaAddress`."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaAddress:
     """How to reach a replica's wire."""
 
@@ -42,6 +54,8 @@ class ReplicaAddress:
     """Number drawn at the replica's start; None when it was not advertised."""
     public_key: str = ""
     """Key by which the replica is known, and with which traffic is encrypted; "" where it is not."""
+    kv: KVAddress | None = None
+    """Where it lends KV; None where it lends none."""
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):

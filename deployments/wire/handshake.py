@@ -23,8 +23,6 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils import z85
 
-from router.fleet import ReplicaAddress
-
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
@@ -121,11 +119,13 @@ class Doorkeeper:
         return False
 
 
-def prove(socket: Socket, address: ReplicaAddress) -> None:
-    """Have a socket prove to a replica that it is an ingress's. Call it before the socket connects."""
-    secret = address.secret.encode()
-    if address.public_key:
-        socket.setsockopt(zmq.CURVE_SERVERKEY, address.public_key.encode())
+def prove(socket: Socket, secret_key: str, public_key: str) -> None:
+    """Have a socket prove to a replica of that public key ("": not encrypted) that it may connect. Call it before
+    the socket connects.
+    """
+    secret = secret_key.encode()
+    if public_key:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, public_key.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(secret))
         socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
     else:

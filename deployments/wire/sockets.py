@@ -12,7 +12,7 @@ import zmq
 
 from deployments.wire.handshake import Context, Doorkeeper, Socket, prove
 from deployments.wire.messages import MAX_MESSAGE_BYTES
-from router.fleet import ReplicaAddress
+from router.fleet import KVAddress, ReplicaAddress
 
 MAX_REQUEST_BYTES = 16 * 2**20
 """Largest message that an ingress may send: a request of four million tokens, or a hello that names streams."""
@@ -55,7 +55,8 @@ def _bind_to_first(socket: Socket, address: str, low: int, high: int) -> int:
             if error.errno != zmq.EADDRINUSE:
                 raise
     raise OSError(
-        f"no port from {low} to {high} is free on {address}: each engine replica of a node takes one; "
+        f"no port from {low} to {high} is free on {address}: each engine replica of a node takes one, and "
+        "one more where replicas fetch KV from each other (engines.kv_fetch); "
         "widen wire.ports, and the firewall rule for it (k8s/base/network.yaml)"
     )
 
@@ -78,7 +79,18 @@ def connect_dealer(context: Context, address: ReplicaAddress) -> Socket:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    prove(socket, address)
+    prove(socket, address.secret, address.public_key)
+    socket.connect(address.endpoint)
+    return socket
+
+
+def connect_peer(context: Context, address: KVAddress, max_message_bytes: int) -> Socket:
+    """Create a replica's socket to another one, which lends it KV."""
+    socket = _make(context, zmq.DEALER)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    prove(socket, address.secret, address.public_key)
     socket.connect(address.endpoint)
     return socket
 

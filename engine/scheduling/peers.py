@@ -10,7 +10,7 @@ a prompt's start, and name a prompt by its namespace and tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 from cache.node import Namespace
@@ -20,7 +20,7 @@ from engine.scheduling.lower_tier import NOTHING_FINISHED, Finished
 class KVSource(NamedTuple):
     """Where the KV of a request's beginning can be fetched from."""
 
-    peer: str
+    peer: Hashable
     """The engine that has it, as who moves pages names it."""
     num_tokens: int
     """Leading tokens whose KV it is said to hold."""

@@ -42,7 +42,7 @@ class BarePeer:
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         address = replace(address_of(server), **wrong)
-        prove(self.socket, address)
+        prove(self.socket, address.secret, address.public_key)
         if identity is not None:
             self.socket.setsockopt(zmq.IDENTITY, identity)
         self.socket.connect(address.endpoint)

@@ -1,0 +1,22 @@
+"""The setting `engines.kv_fetch`: how engine replicas fetch KV from each other."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class KvFetchSettings(BaseModel):
+    """KV that a replica fetches from another; see `deployments/kv_fetch/`. Needs `engine.host_kv_gib`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_transfers: int = Field(default=8, ge=1)
+    """Transfers that a replica sends at once; it declines further ones, whose prompts are computed."""
+    window_mib: float = Field(default=8.0, gt=0, le=1024)
+    """MiB of pages that are on their way at once, for each transfer."""
+    silence_s: float = Field(default=2.0, gt=0)
+    """Seconds without a page after which either end gives a transfer up."""
+    retry_s: float = Field(default=10.0, ge=0)
+    """Seconds for which nothing is fetched from a replica that fell silent."""
+    expected_mib_per_s: float = Field(default=200.0, gt=0)
+    """Rate by which routers judge a fetch until a replica has measured its own."""

@@ -1,0 +1,298 @@
+"""Fetches pages of KV from other replicas into host memory, in a thread of its own beside the engine's steps.
+
+    engine's thread ── load ──▶ thread ── Fetch, More ──▶ the other replica
+                    ◀─ finished ──      ◀── Lent, Page, Page, ..., End
+
+Pages come in order, each with a checksum. A transfer that breaks off, however it does, leaves the rest of its
+pages as failed: their tokens are computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+
+from cache.node import Namespace
+from deployments.config.kv_fetch import KvFetchSettings
+from deployments.kv_fetch import messages
+from deployments.kv_fetch.messages import Fetch, Lent, More, Page, Stop
+from deployments.wire.messages import pack_tokens
+from deployments.wire.sockets import connect_peer
+from engine.scheduling.lower_tier import Finished
+from engine.scheduling.peers import KVSource, PageMemory, PeerTotals
+from router.fleet import KVAddress
+
+logger = logging.getLogger("ray.serve")
+
+Socket = zmq.Socket[bytes]
+_HEADER_BYTES = 4096
+"""Room in a message beside its page."""
+_SMOOTHING = 0.2
+_LOOK_S = 0.1
+_IDLE_S = 60.0
+"""Seconds after which an unused connection is closed."""
+_STOP_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """Pages on their way here."""
+
+    number: int
+    address: KVAddress
+    namespace: Namespace
+    prompt_ids: bytes
+    first: int
+    hosts: Sequence[int]
+    """The host page for each, in order."""
+    began_at: float = 0.0
+    heard_at: float = 0.0
+    num_come: int = 0
+    num_granted: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """The socket to one replica, and what comes through it."""
+
+    socket: Socket
+    used_at: float
+    transfers: dict[int, _Transfer] = field(default_factory=dict)
+
+
+class KVFetcher:
+    """The engine's `Peers`. A `KVSource.peer` is a `KVAddress`."""
+
+    def __init__(self, memory: PageMemory, page_size: int, settings: KvFetchSettings) -> None:
+        """`page_size` in tokens."""
+        self._memory, self._settings = memory, settings
+        self._page_size, self._page_bytes = page_size, memory.page_bytes
+        self._window = min(max(2, int(settings.window_mib * 2**20 / self._page_bytes)), messages.MAX_WINDOW)
+        self._page_seconds = 0.0
+        self._num_pending = 0  # pages, on the engine's thread
+        self._num_loaded = self._num_failed = self._num_fetches = self._num_failed_fetches = 0
+        self._number = 0
+        self._silent_until: dict[KVAddress, float] = {}
+        self._wanted: deque[_Transfer] = deque()
+        self._over: deque[tuple[int, bool]] = deque()
+        self._on_finished: Callable[[], None] = lambda: None
+        self._connections: dict[KVAddress, _Connection] = {}
+        self._context = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
+        self._wake_up, self._waker = os.pipe()
+        os.set_blocking(self._wake_up, False)
+        os.set_blocking(self._waker, False)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kv-fetcher", daemon=True)
+        self._thread.start()
+
+    # --- from the engine's thread --------------------------------------------------------------------------
+
+    def load(
+        self, source: KVSource, namespace: Namespace, tokens: Sequence[int], first: int, hosts: Sequence[int]
+    ) -> None:
+        """Begin to fetch pages of a prompt, from position `first` on, into host pages."""
+        assert isinstance(source.peer, KVAddress)
+        self._number += 1
+        # A sender finds all but the last token of what it is asked for, as with every prompt.
+        asked = tokens[: (first + len(hosts)) * self._page_size + 1]
+        self._wanted.append(
+            _Transfer(self._number, source.peer, namespace, pack_tokens(asked), first, list(hosts))
+        )
+        self._num_pending += len(hosts)
+        self._wake()
+
+    def seconds(self, source: KVSource, num_pages: int) -> float:
+        """Predict how long it takes until `num_pages` more are there; 0 until that was measured."""
+        assert isinstance(source.peer, KVAddress)
+        if time.monotonic() < self._silent_until.get(source.peer, 0.0):
+            return math.inf
+        return (self._num_pending + num_pages) * self._page_seconds
+
+    def finished(self) -> Finished:
+        """Return what is over since the last call."""
+        over = [self._over.popleft() for _ in range(len(self._over))]
+        self._num_pending -= len(over)
+        return Finished((), [page for page, came in over if came], [page for page, came in over if not came])
+
+    def on_finished(self, call: Callable[[], None]) -> None:
+        """Have `call` called, in the fetcher's thread, when a transfer has ended."""
+        self._on_finished = call
+
+    # --- from any thread -----------------------------------------------------------------------------------
+
+    def totals(self) -> PeerTotals:
+        """Return what was fetched since the start."""
+        return PeerTotals(self._num_loaded, self._num_failed, self._num_fetches, self._num_failed_fetches)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens whose KV a transfer brings in a second, as measured, or as expected until then."""
+        if self._page_seconds:
+            return self._page_size / self._page_seconds
+        return self._settings.expected_mib_per_s * 2**20 / self._page_bytes * self._page_size
+
+    def close(self) -> None:
+        """Give up what is under way. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._wake()
+        self._thread.join(_STOP_S)
+        self._context.destroy(linger=0)
+        os.close(self._wake_up)
+        os.close(self._waker)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
+            os.write(self._waker, b"\0")
+
+    # --- the thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        looked_at = time.monotonic()
+        while not self._closing.is_set():
+            try:
+                self._poll()
+                while self._wanted:
+                    self._begin(self._wanted.popleft())
+                for connection in list(self._connections.values()):
+                    self._receive(connection)
+                if (now := time.monotonic()) - looked_at >= _LOOK_S:
+                    looked_at = now
+                    self._look(now)
+            except Exception:  # a defect ends no more than what it concerns: the look gives up what is silent
+                logger.exception("fetching KV from another replica failed")
+                self._closing.wait(_LOOK_S)
+
+    def _poll(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_up, zmq.POLLIN)
+        for connection in self._connections.values():
+            poller.register(connection.socket, zmq.POLLIN)
+        poller.poll(int(_LOOK_S * 1000))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_up, 4096)
+
+    def _begin(self, transfer: _Transfer) -> None:
+        now = time.monotonic()
+        connection = self._connections.get(transfer.address)
+        if connection is None:
+            socket = connect_peer(self._context, transfer.address, self._page_bytes + _HEADER_BYTES)
+            connection = self._connections[transfer.address] = _Connection(socket, now)
+        connection.transfers[transfer.number] = transfer
+        transfer.began_at = transfer.heard_at = now
+        transfer.num_granted = self._window
+        self._num_fetches += 1
+        fetch = Fetch(
+            messages.VERSION,
+            transfer.number,
+            self._memory.identity,
+            transfer.namespace.model,
+            transfer.namespace.salt,
+            transfer.prompt_ids,
+            transfer.first,
+            self._window,
+        )
+        if not self._post(connection, fetch):
+            self._end(connection, transfer, "its connection takes no messages")
+
+    def _receive(self, connection: _Connection) -> None:
+        """Take in what has come, as much as a window of each transfer at a time."""
+        for _ in range(self._window):
+            try:
+                header, *rest = connection.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            message = messages.decode_to_fetcher(header.bytes)
+            transfer = None if message is None else connection.transfers.get(message.number)
+            if message is None or transfer is None:  # of a transfer that was given up
+                continue
+            transfer.heard_at = connection.used_at = time.monotonic()
+            if isinstance(message, Page):
+                self._take_page(connection, transfer, message, rest[0].buffer if rest else memoryview(b""))
+            elif isinstance(message, Lent):
+                self._shorten(connection, transfer, message.count)
+            else:
+                self._end(connection, transfer, message.reason)
+
+    def _take_page(self, connection: _Connection, transfer: _Transfer, page: Page, data: memoryview) -> None:
+        is_next = page.position == transfer.first + transfer.num_come and transfer.num_come < len(transfer.hosts)
+        if not is_next or len(data) != self._page_bytes or zlib.crc32(data) != page.checksum:
+            self._post(connection, Stop(transfer.number))
+            return self._end(connection, transfer, "it sent another page than was asked for")
+        host, start = transfer.hosts[transfer.num_come], 0
+        for piece in self._memory.host(host):
+            piece[:] = data[start : start + len(piece)]
+            start += len(piece)
+        transfer.num_come += 1
+        self._num_loaded += 1
+        self._over.append((host, True))
+        if transfer.num_come == len(transfer.hosts):
+            return self._end(connection, transfer, "")
+        if transfer.num_granted - transfer.num_come <= self._window // 2:
+            count = self._window - (transfer.num_granted - transfer.num_come)
+            transfer.num_granted += count
+            self._post(connection, More(transfer.number, count))
+        return None
+
+    def _shorten(self, connection: _Connection, transfer: _Transfer, num_lent: int) -> None:
+        """Give up the pages that the other replica has not."""
+        kept, missing = transfer.hosts[:num_lent], transfer.hosts[num_lent:]
+        transfer.hosts = kept
+        if missing:
+            self._fail(missing)
+        if not kept:
+            self._end(connection, transfer, "")
+        elif missing:
+            self._on_finished()
+
+    def _post(self, connection: _Connection, message: Fetch | More | Stop) -> bool:
+        try:
+            connection.socket.send(messages.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _end(self, connection: _Connection, transfer: _Transfer, reason: str) -> None:
+        """End a transfer; pages that have not come are failed."""
+        del connection.transfers[transfer.number]
+        missing = transfer.hosts[transfer.num_come :]
+        if transfer.num_come:
+            seconds = (time.monotonic() - transfer.began_at) / transfer.num_come
+            share = _SMOOTHING if self._page_seconds else 1.0
+            self._page_seconds += (seconds - self._page_seconds) * share
+        if missing:
+            self._num_failed_fetches += 1
+            logger.info("%d pages of KV did not come from %s: %s", len(missing), transfer.address.endpoint, reason)
+            self._fail(missing)
+        self._on_finished()
+
+    def _fail(self, hosts: Sequence[int]) -> None:
+        self._num_failed += len(hosts)
+        self._over.extend((host, False) for host in hosts)
+
+    def _look(self, now: float) -> None:
+        """Give up what is silent, and close what is not used."""
+        settings = self._settings
+        for address, connection in list(self._connections.items()):
+            silent = [t for t in connection.transfers.values() if now - t.heard_at > settings.silence_s]
+            for transfer in silent:
+                self._silent_until[address] = now + settings.retry_s
+                self._post(connection, Stop(transfer.number))
+                self._end(connection, transfer, f"it sent nothing for {settings.silence_s:g} s")
+            if not connection.transfers and now - connection.used_at > _IDLE_S:
+                connection.socket.close(linger=0)
+                del self._connections[address]
+        for address in [address for address, until in self._silent_until.items() if until < now]:
+            del self._silent_until[address]

@@ -1,0 +1,265 @@
+"""Sends pages of KV to replicas that fetch them: a socket and a thread of its own beside the engine.
+
+    Fetch ──▶ engine lends ──▶ Lent ──▶ Page, Page, ... as the fetcher grants them ──▶ End, and given back
+
+A loan ends with its transfer: when all is sent, when the fetcher stops or grants nothing for `silence_s`, or when
+its connection is gone. Transfers take turns, a page each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import zmq
+
+from cache.node import Namespace
+from deployments.config.kv_fetch import KvFetchSettings
+from deployments.config.settings import WireSettings
+from deployments.kv_fetch import messages
+from deployments.kv_fetch.messages import End, Fetch, Lent, More, Page, Stop
+from deployments.wire.handshake import Doorkeeper
+from deployments.wire.messages import unpack_tokens
+from deployments.wire.sockets import bind, make_router
+from engine.errors import EngineStopped
+from engine.scheduling.peers import LentPages, PageMemory
+from router.fleet import KVAddress
+
+logger = logging.getLogger("ray.serve")
+
+_MESSAGES_PER_TURN = 64
+_LOOK_S = 0.1
+_STOP_S = 5.0
+
+
+class Lender(Protocol):
+    """The part of `EngineLoop` that a sender uses."""
+
+    def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> Future[LentPages]:
+        """Keep whole pages of a prompt, from the one at position `first` on, as they are. Raises EngineStopped."""
+        ...
+
+    def give_back(self, number: int) -> None:
+        """End a loan. Idempotent."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """Pages on their way to one fetcher."""
+
+    peer: bytes
+    number: int
+    first: int
+    credit: int
+    """Pages that may be sent."""
+    heard_at: float
+    is_over: bool = False
+    loan: LentPages | None = None
+    """None until the engine has lent the pages."""
+    num_sent: int = 0
+    pages: list[tuple[bool, int]] = field(default_factory=list)
+    """Whether a page is on the device, and its id."""
+
+
+class KVSender:
+    """Lends an engine's pages to other replicas. Bound when it is made; it answers from `start` on."""
+
+    def __init__(
+        self, host: str, lender: Lender, memory: PageMemory, settings: KvFetchSettings, wire: WireSettings
+    ) -> None:
+        """Raises OSError when no port of `wire.ports` is free."""
+        self._lender, self._memory, self._settings = lender, memory, settings
+        self.counts: Counter[str] = Counter()
+        """Transfers "sent", "declined", "given_up", and messages that were "malformed"; "pages"."""
+        self._transfers: dict[tuple[bytes, int], _Transfer] = {}
+        self._lent: deque[tuple[_Transfer, Future[LentPages]]] = deque()
+        self._closing = threading.Event()
+        self._context = zmq.Context(io_threads=1)
+        try:
+            self._doorkeeper = Doorkeeper(self._context, wire.encrypt, wire.handshake_s)
+            self._socket = make_router(self._context, self._doorkeeper)
+            endpoint, _ = bind(self._socket, host, wire.ports)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self.address = KVAddress(endpoint, self._doorkeeper.secret, self._doorkeeper.public_key)
+        """Where fetchers connect, and the keys they need."""
+        self._wake_up, self._waker = os.pipe()
+        os.set_blocking(self._wake_up, False)
+        os.set_blocking(self._waker, False)
+        self._thread = threading.Thread(target=self._run, name="kv-sender", daemon=True)
+
+    @property
+    def num_transfers(self) -> int:
+        """Transfers under way."""
+        return len(self._transfers)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give up all transfers and close the socket. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+        for transfer in list(self._transfers.values()):
+            self._end(transfer)
+        self._context.destroy(linger=0)
+        os.close(self._wake_up)
+        os.close(self._waker)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
+            os.write(self._waker, b"\0")
+
+    # --- the thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._socket, self._doorkeeper.socket, self._wake_up):
+            poller.register(source, zmq.POLLIN)
+        looked_at = time.monotonic()
+        while not self._closing.is_set():
+            try:
+                poller.poll(0 if any(map(_is_sendable, self._transfers.values())) else int(_LOOK_S * 1000))
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_up, 4096)
+                self._doorkeeper.answer()
+                self._receive()
+                self._take_loans()
+                for transfer in list(self._transfers.values()):
+                    self._send_next(transfer)
+                if (now := time.monotonic()) - looked_at >= _LOOK_S:
+                    looked_at = now
+                    self._give_up_silent(now)
+            except Exception:  # no fetcher may end the thread
+                logger.exception("sending KV to another replica failed")
+                self._closing.wait(_LOOK_S)
+
+    def _receive(self) -> None:
+        for _ in range(_MESSAGES_PER_TURN):
+            try:
+                peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = messages.decode_to_sender(parts[0]) if len(parts) == 1 else None
+            if message is None:
+                self.counts["malformed"] += 1
+            elif isinstance(message, Fetch):
+                self._open(peer, message)
+            elif (transfer := self._transfers.get((peer, message.number))) is not None:
+                self._hear(transfer, message)
+
+    def _open(self, peer: bytes, fetch: Fetch) -> None:
+        if (peer, fetch.number) in self._transfers:
+            return
+        if fetch.version != messages.VERSION or fetch.identity != self._memory.identity:
+            return self._decline(peer, fetch.number, "this replica's pages are of another kind")
+        if len(self._transfers) >= self._settings.max_transfers:
+            return self._decline(peer, fetch.number, "as many transfers as engines.kv_fetch.max_transfers run")
+        transfer = _Transfer(peer, fetch.number, fetch.first, fetch.window, time.monotonic())
+        try:
+            tokens = unpack_tokens(fetch.prompt_ids)
+            loan = self._lender.lend(Namespace(fetch.model, salt=fetch.salt), tokens, fetch.first)
+        except (ValueError, EngineStopped) as error:
+            return self._decline(peer, fetch.number, str(error))
+        self._transfers[peer, fetch.number] = transfer
+
+        def note(done: Future[LentPages]) -> None:  # in the engine's thread
+            self._lent.append((transfer, done))
+            self._wake()
+
+        loan.add_done_callback(note)
+        return None
+
+    def _decline(self, peer: bytes, number: int, reason: str) -> None:
+        self.counts["declined"] += 1
+        self._post(peer, End(number, reason))
+
+    def _hear(self, transfer: _Transfer, message: More | Stop) -> None:
+        transfer.heard_at = time.monotonic()
+        if isinstance(message, Stop):
+            self.counts["given_up"] += 1
+            self._end(transfer)
+        else:
+            transfer.credit = min(transfer.credit + message.count, messages.MAX_WINDOW)
+
+    def _take_loans(self) -> None:
+        """Begin with what the engine has lent meanwhile."""
+        while self._lent:
+            transfer, done = self._lent.popleft()
+            try:
+                loan = done.result()
+            except (Exception, CancelledError) as error:
+                self._post(transfer.peer, End(transfer.number, f"the engine lends nothing: {error}"))
+                self._end(transfer)
+                continue
+            transfer.loan = loan
+            if transfer.is_over:  # the fetcher has left
+                self._lender.give_back(loan.number)
+                continue
+            transfer.pages = [(True, page) for page in loan.device] + [(False, page) for page in loan.host]
+            if not self._post(transfer.peer, Lent(transfer.number, len(transfer.pages))):
+                self._end(transfer)
+
+    def _send_next(self, transfer: _Transfer) -> None:
+        """Send a transfer's next page if it is granted, and end a transfer of which all was sent."""
+        if _is_sendable(transfer):
+            is_device, page = transfer.pages[transfer.num_sent]
+            memory = self._memory
+            data = memory.device(page) if is_device else b"".join(memory.host(page))
+            header = Page(transfer.number, transfer.first + transfer.num_sent, zlib.crc32(data))
+            if not self._post(transfer.peer, header, data):
+                return self._end(transfer)
+            transfer.num_sent += 1
+            transfer.credit -= 1
+            self.counts["pages"] += 1
+        if transfer.loan is not None and transfer.num_sent == len(transfer.pages):
+            self._post(transfer.peer, End(transfer.number))
+            self.counts["sent"] += 1
+            self._end(transfer)
+        return None
+
+    def _post(self, peer: bytes, message: Lent | Page | End, data: bytes | memoryview | None = None) -> bool:
+        """Send a message; False if the fetcher's connection is gone or takes nothing."""
+        parts: list[bytes | memoryview] = [peer, messages.encode(message)]
+        if data is not None:
+            parts.append(data)
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return False
+        return True
+
+    def _give_up_silent(self, now: float) -> None:
+        for transfer in list(self._transfers.values()):
+            if transfer.loan is not None and now - transfer.heard_at > self._settings.silence_s:
+                self.counts["given_up"] += 1
+                self._post(transfer.peer, End(transfer.number, "the fetcher has granted nothing for too long"))
+                self._end(transfer)
+
+    def _end(self, transfer: _Transfer) -> None:
+        transfer.is_over = True
+        self._transfers.pop((transfer.peer, transfer.number), None)
+        if transfer.loan is not None:
+            self._lender.give_back(transfer.loan.number)
+
+
+def _is_sendable(transfer: _Transfer) -> bool:
+    return transfer.credit > 0 and transfer.num_sent < len(transfer.pages)

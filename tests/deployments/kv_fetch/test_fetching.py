@@ -1,0 +1,304 @@
+"""KV that goes from one replica to another over real sockets: whole, in part, and not at all."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+import zmq
+
+from cache.node import Namespace
+from deployments.config.kv_fetch import KvFetchSettings
+from deployments.config.settings import WireSettings
+from deployments.kv_fetch import messages
+from deployments.kv_fetch.fetcher import KVFetcher
+from deployments.kv_fetch.sender import KVSender
+from deployments.wire.handshake import Context
+from deployments.wire.sockets import connect_peer
+from engine.scheduling.lower_tier import Finished
+from engine.scheduling.peers import KVSource
+from router.fleet import KVAddress
+from tests.deployments.support.lent_pages import PAGE_BYTES, PAGE_SIZE, Pages, ScriptedLender
+from tests.deployments.support.wire_peer import impostor
+
+FOR_LONG = KvFetchSettings(silence_s=60, window_mib=8 * PAGE_BYTES / 2**20)
+AT_ONCE = KvFetchSettings(silence_s=0.2, retry_s=60, window_mib=8 * PAGE_BYTES / 2**20)
+SPACE = Namespace("demo", salt="acme")
+
+
+class Ends:
+    """A sender and a fetcher, and what came of the fetches."""
+
+    def __init__(
+        self, lender: ScriptedLender, settings: KvFetchSettings = FOR_LONG, wire: WireSettings | None = None
+    ) -> None:
+        self.lender, self.there, self.here = lender, Pages(1), Pages(2)
+        self.sender = KVSender("127.0.0.1", lender, self.there, settings, wire or WireSettings())
+        self.sender.start()
+        self.fetcher = KVFetcher(self.here, PAGE_SIZE, settings)
+        self.source = KVSource(self.sender.address, 10**6)
+        self._has_changed = threading.Event()
+        self.fetcher.on_finished(self._has_changed.set)
+        self.loaded: list[int] = []
+        self.failed: list[int] = []
+
+    def fetch(self, first: int, hosts: list[int], num_tokens: int = 4000) -> None:
+        """Begin a fetch into `hosts`."""
+        self.fetcher.load(self.source, SPACE, list(range(num_tokens)), first, hosts)
+
+    def wait(self, num_over: int) -> None:
+        """Wait until so many pages are over."""
+        while len(self.loaded) + len(self.failed) < num_over:
+            self._has_changed.wait(0.05)
+            self._has_changed.clear()
+            self.take()
+
+    def take(self) -> Finished:
+        finished = self.fetcher.finished()
+        self.loaded += finished.loaded
+        self.failed += finished.failed
+        return finished
+
+    def close(self) -> None:
+        self.fetcher.close()
+        self.sender.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Callable[..., Ends]]:
+    made: list[Ends] = []
+
+    def make(*args: object, **options: object) -> Ends:
+        made.append(Ends(*args, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_pages_of_device_and_host_arrive_as_they_were_lent(ends: Callable[..., Ends], is_encrypted: bool) -> None:
+    both = ends(ScriptedLender(20, 20), wire=WireSettings(encrypt=is_encrypted))
+    before = both.here.host_bytes(200)
+    hosts = list(range(50, 88))
+    both.fetch(2, hosts)
+    both.wait(38)
+
+    assert (both.loaded, both.failed) == (hosts, [])
+    wanted = [bytes(both.there.device(page)) for page in range(2, 20)]
+    wanted += [both.there.host_bytes(page) for page in range(100, 120)]
+    assert [both.here.host_bytes(page) for page in hosts] == wanted
+    assert both.here.host_bytes(200) == before
+    assert both.lender.asked == [(SPACE, list(range(40 * PAGE_SIZE + 1)), 2)]
+    assert both.lender.all_back.wait(60)
+    assert both.fetcher.totals()[:4] == (38, 0, 1, 0)
+    assert both.fetcher.seconds(both.source, 10) > 0 and both.fetcher.tokens_per_s > 0
+    until(lambda: not both.sender.num_transfers)
+    assert both.sender.counts == {"pages": 38, "sent": 1}
+
+
+def test_what_the_other_replica_has_not_is_failed_and_the_rest_comes(ends: Callable[..., Ends]) -> None:
+    both = ends(ScriptedLender(5))
+    both.fetch(0, list(range(10, 20)))
+    both.wait(10)
+    assert (both.loaded, both.failed) == ([10, 11, 12, 13, 14], [15, 16, 17, 18, 19])
+    both.fetch(5, [30, 31])
+    both.wait(12)
+    assert (both.loaded, both.failed) == ([10, 11, 12, 13, 14], [15, 16, 17, 18, 19, 30, 31])
+    assert both.lender.all_back.wait(60)
+
+
+def test_fetches_of_many_at_once_share_the_connection(ends: Callable[..., Ends]) -> None:
+    both = ends(ScriptedLender(30))
+    for number in range(8):
+        both.fetch(0, list(range(30 * number, 30 * number + 30)))
+    both.wait(240)
+    assert not both.failed
+    for number in range(8):
+        assert both.here.host_bytes(30 * number + 7) == bytes(both.there.device(7))
+
+
+def test_more_transfers_than_allowed_are_declined(ends: Callable[..., Ends]) -> None:
+    lender = ScriptedLender(3)
+    lender.waits = []
+    both = ends(lender, FOR_LONG.model_copy(update={"max_transfers": 2}))
+    for number in range(3):
+        both.fetch(0, [3 * number, 3 * number + 1, 3 * number + 2])
+    both.wait(3)
+    assert both.failed == [6, 7, 8] and both.sender.counts["declined"] == 1
+    for future in list(lender.waits):
+        lender.make(future)
+    both.wait(9)
+    assert sorted(both.loaded) == [0, 1, 2, 3, 4, 5]
+
+
+def test_pages_of_another_kind_are_not_lent(ends: Callable[..., Ends]) -> None:
+    both = ends(ScriptedLender(9))
+    both.there.identity = "model y"
+    both.fetch(0, [1, 2])
+    both.wait(2)
+    assert both.failed == [1, 2] and not both.lender.asked
+
+
+def test_an_engine_that_stops_lends_nothing(ends: Callable[..., Ends]) -> None:
+    lender = ScriptedLender(9)
+    both = ends(lender)
+    lender.is_stopped = True
+    both.fetch(0, [1])
+    both.wait(1)
+    lender.is_stopped, lender.waits = False, []
+    both.fetch(0, [2])
+    until(lambda: bool(lender.waits))
+    lender.waits[0].cancel()
+    lender.waits[0].set_running_or_notify_cancel()
+    both.wait(2)
+    assert both.failed == [1, 2] and not both.sender.num_transfers
+
+
+def test_a_silent_replica_is_given_up_and_asked_no_more_for_a_while(ends: Callable[..., Ends]) -> None:
+    lender = ScriptedLender(9)
+    lender.waits = []
+    both = ends(lender, AT_ONCE)
+    both.fetch(0, [1, 2])
+    both.wait(2)
+    assert both.failed == [1, 2]
+    assert both.fetcher.seconds(both.source, 1) == math.inf
+    other = KVSource(KVAddress("tcp://127.0.0.1:9", "s" * 40), 8)
+    assert both.fetcher.seconds(other, 1) == 0
+    lender.make(lender.waits[0])  # too late: the loan is given back
+    assert lender.all_back.wait(60)
+    assert not both.here.reads
+
+
+def test_a_replica_that_is_gone_fails_what_was_asked_of_it(ends: Callable[..., Ends]) -> None:
+    lender = ScriptedLender(9)
+    lender.waits = []
+    both = ends(lender, AT_ONCE)
+    both.fetch(0, [1, 2])
+    until(lambda: bool(lender.waits))
+    both.sender.close()
+    both.wait(2)
+    assert both.failed == [1, 2]
+
+
+def test_a_loan_ends_when_its_fetcher_grants_nothing_more(ends: Callable[..., Ends]) -> None:
+    lender = ScriptedLender(200)
+    both = ends(lender, AT_ONCE)
+    context: Context = zmq.Context()
+    socket = connect_peer(context, both.sender.address, PAGE_BYTES + 100)
+    tokens = messages.Fetch(messages.VERSION, 1, both.here.identity, "demo", "", bytes(4 * 801), 0, 3)
+    socket.send(messages.encode(tokens))
+    answers = [messages.decode_to_fetcher(socket.recv_multipart()[0]) for _ in range(5)]
+    assert [type(answer).__name__ for answer in answers] == ["Lent", "Page", "Page", "Page", "End"]
+    assert lender.all_back.wait(60) and not both.sender.num_transfers
+    context.destroy(linger=0)
+
+
+def test_what_is_no_message_changes_nothing(ends: Callable[..., Ends]) -> None:
+    both = ends(ScriptedLender(4))
+    context: Context = zmq.Context()
+    socket = connect_peer(context, both.sender.address, PAGE_BYTES + 100)
+    version, identity = messages.VERSION, both.here.identity
+    fetch = messages.Fetch(version, 1, identity, "demo", "", b"abc", 0, 3)  # no whole token ids
+    for parts in (
+        [b""],
+        [b"\xc1"],
+        [b"a", b"b"],
+        [messages.encode(messages.More(7, 1))],
+        [messages.encode(fetch)],
+    ):
+        socket.send_multipart(parts)
+    end = messages.decode_to_fetcher(socket.recv())
+    assert isinstance(end, messages.End) and end.number == 1
+    assert both.sender.counts == {"malformed": 3, "declined": 1}
+    both.fetch(0, [5])
+    both.wait(1)
+    assert both.loaded == [5]
+    context.destroy(linger=0)
+
+
+def test_nobody_without_the_key_is_answered(ends: Callable[..., Ends]) -> None:
+    both = ends(ScriptedLender(4), AT_ONCE)
+    address = both.sender.address
+    _, secret = zmq.curve_keypair()
+    both.source = KVSource(KVAddress(address.endpoint, secret.decode(), address.public_key), 100)
+    both.fetch(0, [1])
+    both.wait(1)
+    assert both.failed == [1] and not both.lender.asked
+    assert secret.decode() not in repr(both.source)
+
+
+class Liar:
+    """Answers a fetch with the messages that a test wants."""
+
+    def __init__(self, answers: list[list[bytes]]) -> None:
+        self._context: Context = zmq.Context()
+        self._socket, address = impostor(self._context)
+        self.source = KVSource(KVAddress(address.endpoint, address.secret, address.public_key), 100)
+        self._answers = answers
+
+    def answer(self) -> list[bytes]:
+        """Answer the next fetch; return what the fetcher says then."""
+        peer, _ = self._socket.recv_multipart()
+        for parts in self._answers:
+            self._socket.send_multipart([peer, *parts])
+        return list(self._socket.recv_multipart()[1:])
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def page(position: int, checksum: int = 0, number: int = 1) -> bytes:
+    return messages.encode(messages.Page(number, position, checksum))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [page(0, 1), bytes(PAGE_BYTES)],
+        [page(1, 0), b""],
+        [page(0, 0)],
+        [page(0, 0), b""],
+    ],
+    ids=["checksum", "position", "no page", "size"],
+)
+def test_a_page_that_is_not_what_was_asked_for_ends_the_transfer(answer: list[bytes]) -> None:
+    here = Pages(2)
+    fetcher = KVFetcher(here, PAGE_SIZE, FOR_LONG)
+    has_ended = threading.Event()
+    fetcher.on_finished(has_ended.set)
+    before = here.host_bytes(3)
+    liar = Liar([[b"\xc1"], [page(0, number=9)], answer])
+    fetcher.load(liar.source, SPACE, list(range(30)), 0, [3, 4])
+    assert isinstance(messages.decode_to_sender(liar.answer()[0]), messages.Stop)
+    assert has_ended.wait(60)
+    assert fetcher.finished() == Finished((), [], [3, 4])
+    assert here.host_bytes(3) == before
+    assert fetcher.totals() == (0, 2, 1, 1)
+    fetcher.close()
+    liar.close()
+
+
+def test_both_ends_close_in_the_midst_of_a_transfer(ends: Callable[..., Ends]) -> None:
+    lender = ScriptedLender(9)
+    lender.waits = []
+    both = ends(lender)
+    both.fetch(0, [1, 2])
+    until(lambda: bool(lender.waits))
+    both.fetcher.close()
+    both.fetcher.close()
+    both.sender.close()
+    both.sender.close()
+    late: Future[object] = lender.waits[0]  # type: ignore[assignment]
+    late.cancel()
+    assert late.set_running_or_notify_cancel() is False
