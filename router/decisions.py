@@ -14,6 +14,7 @@ from typing import Any
 
 from cache.tiers import Tier
 from router.cost import RouteQuery, Terms
+from router.fetch_sources import PlannedFetch
 from router.overlap import Overlap
 from router.policies import Decision
 
@@ -41,11 +42,15 @@ class DecisionRecord:
     predicted_tiers: dict[str, int]
     """Those tokens by the tier in which they lie: "device", "host", ..."""
     regret_tokens: int
-    """Tokens that the best holder able to serve had and the chosen replica had not."""
+    """Tokens that the best holder able to serve had and the chosen replica neither had nor was to fetch."""
     terms: dict[str, Terms] = field(default_factory=dict)
     """The cost of each replica that was compared, in seconds; empty for policies that do not compare."""
+    fetch_from: str | None = None
+    """The replica from which the chosen one was told to fetch KV; None: from none."""
+    fetch_tokens: int = 0
+    """Tokens that it was told to fetch."""
     actual_cached: int | None = None
-    """Tokens that the engine found in its cache; None until the first token."""
+    """Tokens that the engine found in its cache, fetched ones included; None until the first token."""
     is_overruled: bool = False
     """Whether Serve took another replica because the first choice had no room."""
 
@@ -80,11 +85,21 @@ class DecisionLog:
         """Tokens of requests that have their first token, as in `actual_tokens`."""
         self.actual_tokens = 0
 
-    def add(self, request_id: str, at: float, model: str, query: RouteQuery, decision: Decision) -> None:
-        """Record that a request was placed at `decision.order[0]`."""
+    def add(
+        self,
+        request_id: str,
+        at: float,
+        model: str,
+        query: RouteQuery,
+        decision: Decision,
+        fetch: PlannedFetch | None = None,
+    ) -> None:
+        """Record that a request was placed at `decision.order[0]`, which is to `fetch` something for it."""
         chosen = decision.order[0]
+        num_fetched = 0 if fetch is None else fetch.fetched
+        regret_tokens = max(decision.regret_tokens - num_fetched, 0)
         self.by_reason[decision.policy, decision.reason] += 1
-        self.regret_tokens += decision.regret_tokens
+        self.regret_tokens += regret_tokens
         self._records[request_id] = DecisionRecord(
             request_id=request_id,
             at=at,
@@ -97,8 +112,10 @@ class DecisionLog:
             runner_up=decision.order[1] if len(decision.order) > 1 else None,
             predicted_cached=sum((tiers := by_tier(query.overlap, chosen)).values()),
             predicted_tiers=tiers,
-            regret_tokens=decision.regret_tokens,
+            regret_tokens=regret_tokens,
             terms=dict(decision.terms),
+            fetch_from=None if fetch is None else fetch.source,
+            fetch_tokens=num_fetched,
         )
         while len(self._records) > self._capacity:
             self._records.popitem(last=False)
@@ -109,6 +126,7 @@ class DecisionLog:
         if record is not None:
             record.replica, record.is_overruled = replica, True
             record.predicted_cached, record.predicted_tiers = overlap.get(replica, 0), by_tier(overlap, replica)
+            record.fetch_from, record.fetch_tokens = None, 0
 
     def settle(self, request_id: str, num_cached: int) -> None:
         """Record how many cached tokens the engine found for a request, known with its first token."""
@@ -116,7 +134,7 @@ class DecisionLog:
         if record is None or record.actual_cached is not None:
             return
         record.actual_cached = num_cached
-        self.predicted_tokens += record.predicted_cached
+        self.predicted_tokens += record.predicted_cached + record.fetch_tokens
         self.actual_tokens += num_cached
 
     def get(self, request_id: str) -> DecisionRecord | None:

@@ -19,7 +19,7 @@ import msgspec
 
 from router.candidates import Candidates
 from router.cost import Candidate
-from router.ready_candidates import ReadyCandidates
+from router.ready_candidates import ExactMean, ReadyCandidates
 
 CIRCUIT_FAILURES = 3
 """Failed calls in a row after which a replica's circuit opens: it gets nothing while others can serve."""
@@ -93,6 +93,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     """Requests per second that it finished lately."""
     load_rates: tuple[float, ...] = ()
     """Tokens/s whose KV it copies to its device, by the tier below it (cache/tiers.py): host memory first."""
+    fetch_rate: float = 0.0
+    """Tokens/s whose KV it fetches from another replica; 0 where it fetches none."""
 
 
 @dataclass(slots=True)
@@ -134,6 +136,9 @@ class Fleet:
         self._ready = ReadyCandidates()
         self._open_circuits: set[str] = set()
         self._kv_tokens = 0
+        self._fetch_rates = ExactMean()
+        self._lenders: tuple[int, Mapping[str, KVAddress]] | None = None
+        """What `lenders` returns at this version."""
 
     # --- members -------------------------------------------------------------------------------------------
 
@@ -145,6 +150,7 @@ class Fleet:
                 self._kv_tokens -= _kv_tokens(self._members.pop(replica).load)
                 self._open_circuits.discard(replica)
                 self._ready.remove(replica)
+                self._fetch_rates.put(replica, None)
             for replica, address in addresses.items():
                 if replica in self._members:
                     self._members[replica].address = address
@@ -221,6 +227,8 @@ class Fleet:
             if member is None:
                 return
             self._kv_tokens += _kv_tokens(load) - _kv_tokens(member.load)
+            if load.fetch_rate != member.load.fetch_rate:
+                self._fetch_rates.put(replica, load.fetch_rate or None)
             member.load = load
             is_seen = lambda dispatch: dispatch[1][0] <= load.dispatches_seen  # noqa: E731  # numbers ascend
             for request_id, _ in list(takewhile(is_seen, member.unseen.items())):
@@ -307,6 +315,20 @@ class Fleet:
         """Return how many tokens the KV memory of all replicas together has room for, by their heartbeats."""
         with self._lock:
             return self._kv_tokens
+
+    def lenders(self) -> Mapping[str, KVAddress]:
+        """Return where the replicas that answer lend KV. O(replicas) after a change of one of them, else O(1)."""
+        with self._lock:
+            if self._lenders is None or self._lenders[0] != self.version:
+                known = ((name, member) for name, member in self._members.items() if not member.is_lost)
+                found = {name: member.address.kv for name, member in known if member.address and member.address.kv}
+                self._lenders = self.version, found
+            return self._lenders[1]
+
+    def fetch_rate(self) -> float:
+        """Return the mean rate at which replicas fetch KV from each other, in tokens/s; 0 where none does."""
+        with self._lock:
+            return self._fetch_rates.get(0.0)
 
     def _drop(self, replica: str, request_id: str) -> None:
         member = self._members[replica]

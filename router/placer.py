@@ -24,6 +24,7 @@ from cache.prefix_hash import block_hashes, prefix_key, prefix_root
 from cache.shared_prefixes import SharedPrefixes
 from router.cost import RouteQuery, uncached_tokens
 from router.decisions import DecisionLog, DecisionRecord
+from router.fetch_sources import FetchSources, PlannedFetch
 from router.fleet import Fleet
 from router.hot_prefixes import HotPrefix, HotPrefixes
 from router.policies import Decision, Policy
@@ -146,6 +147,7 @@ class Placer:
             tokens, half_life_s = self.settings.hot_tokens, self.settings.hot_half_life_s
             self._hot = HotPrefixes(self.settings.block_tokens, tokens, half_life_s=half_life_s)
         self._open: dict[str, _Open] = {}
+        self._sources = FetchSources(fleet)
         self._shared = SharedPrefixes()
         self._lock = threading.Lock()
         fleet.subscribe(self._forget_departed)
@@ -188,17 +190,21 @@ class Placer:
             usable = chain[: request.num_reusable // block_tokens]
             overlap = self._index.match(usable, now).times(block_tokens)
             query = RouteQuery(len(tokens), overlap, key, request.session_id, utilisation, chain)
+            query = self._sources.query(query, overlap)
             decision = self._policy.decide(query, replicas, self._rng)
             if not decision.order:
                 return decision
             chosen = decision.order[0]
-            self._log.add(request.request_id, time.time(), request.model, query, decision)
+            fetch = self._sources.plan(request.request_id, query, chosen, replicas)
+            self._log.add(request.request_id, time.time(), request.model, query, decision, fetch)
             held, most_held = overlap.get(chosen, 0), overlap.most
             self._index.use(chain[: most_held // block_tokens])
             self._index.expect(chosen, chain, now)  # from here on, the overlap is outdated
             if self._hot is not None and not request.output_ids:
                 self._hot.record(namespace, tokens, chain, now)
             self._open[request.request_id] = _Open(tokens, seed, chain, usable)
+            if fetch is not None:
+                held = fetch.num_tokens
         self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), held))
         if self._fleet.placement(request.request_id) is None:  # The client disconnected meanwhile.
             self.release(request.request_id)
@@ -246,6 +252,7 @@ class Placer:
         replica = self._fleet.placement(request_id)
         self._fleet.release(request_id)
         with self._lock:
+            self._sources.end(request_id)
             request = self._open.pop(request_id, None)
             # A replica that no longer exists must not return to the index.
             if request is not None and replica is not None and generated and replica in self._fleet.names():
@@ -290,7 +297,13 @@ class Placer:
     def settle(self, request_id: str, num_cached: int) -> None:
         """Record how many prompt tokens the engine found in its cache, known with a request's first token."""
         with self._lock:
+            self._sources.end(request_id)
             self._log.settle(request_id, num_cached)
+
+    def planned_fetch(self, request_id: str) -> PlannedFetch | None:
+        """Return what the replica at which an open request was placed is to fetch for it; None: nothing."""
+        with self._lock:
+            return self._sources.planned(request_id)
 
     def _forget_departed(self) -> None:
         with self._lock:

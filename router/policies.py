@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 
 from router.candidates import Candidates, Order
 from router.cost import DEFAULT_COST, Candidate, CostSettings, RouteQuery, Terms, cost, queue_seconds
+from router.fetching import fetch_or_compute
 from router.overlap import Overlap
 from router.rendezvous import RendezvousOrder, session_key
 
@@ -313,7 +314,7 @@ class Split:
 
 POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {
-        "cost": CostPolicy,
+        "cost": lambda: CostPolicy(price=fetch_or_compute),
         "session": lambda: PlacePolicy("session"),
         "least_loaded": LeastLoadedPolicy,
         "rendezvous": lambda: PlacePolicy("rendezvous"),

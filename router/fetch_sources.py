@@ -1,0 +1,99 @@
+"""From which replicas a prompt's KV can be fetched, as far as this process knows, and what is fetched already.
+
+Rates are in tokens/s and sizes in tokens here, as replicas report them: the KV of every token has the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from router.candidates import Candidates
+from router.cost import RouteQuery
+from router.fetching import FetchQuery, Source, best_fetch
+from router.fleet import Fleet, KVAddress
+from router.overlap import Overlap
+
+NUM_SOURCES = 2
+"""Holders of a prompt's beginning among which a replica has the choice."""
+
+
+class PlannedFetch(NamedTuple):
+    """What a request's replica is to fetch."""
+
+    source: str
+    """The replica that has it."""
+    address: KVAddress
+    num_tokens: int
+    """Leading tokens of the prompt that it has."""
+    fetched: int
+    """Those of them that the request's replica has not."""
+
+
+class FetchSources:
+    """Plans the fetches of one deployment's requests. Not thread-safe: its owner locks."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._transfers: Counter[str] = Counter()
+        """Fetches under way, planned by this process, at either end."""
+        self._planned: dict[str, tuple[PlannedFetch, str]] = {}
+        """Fetches of open requests without a token yet, and who fetches."""
+
+    def query(self, query: RouteQuery, overlap: Overlap) -> RouteQuery:
+        """Return the prompt with the best holders as its sources; as it is where none lends."""
+        lenders, rate = self._fleet.lenders(), self._fleet.fetch_rate()
+        if not lenders or not rate:
+            return query
+        names: list[str] = []
+        for _, mask in overlap.levels:
+            same = [name for name in overlap.names(mask) if name in lenders]
+            names += sorted(same, key=self._transfers.__getitem__)
+            if len(names) >= NUM_SOURCES:
+                break
+        if not names:
+            return query
+        return FetchQuery(
+            query.num_tokens,
+            query.overlap,
+            query.key,
+            query.session,
+            query.utilisation,
+            query.chain,
+            [Source(name, overlap.get(name, 0), rate, 0.0) for name in names[:NUM_SOURCES]],
+            None,
+            self._transfers,
+            1.0,
+        )
+
+    def plan(
+        self, request_id: str, query: RouteQuery, replica: str, replicas: Candidates
+    ) -> PlannedFetch | None:
+        """Return what `replica`, one of `replicas`, had best fetch for a request, which counts until `end`; None:
+        nothing.
+        """
+        self.end(request_id)
+        candidate = replicas.serving.get(replica) if isinstance(query, FetchQuery) else None
+        fetch = None if candidate is None else best_fetch(query, candidate)
+        if fetch is None:
+            return None
+        address = self._fleet.lenders().get(fetch.source.name)
+        if address is None:  # it has left meanwhile
+            return None
+        self._transfers.update((fetch.source.name, replica))
+        planned = PlannedFetch(fetch.source.name, address, fetch.source.tokens, fetch.tokens)
+        self._planned[request_id] = planned, replica
+        return planned
+
+    def planned(self, request_id: str) -> PlannedFetch | None:
+        """Return the fetch of a request, until it has ended."""
+        planned = self._planned.get(request_id)
+        return None if planned is None else planned[0]
+
+    def end(self, request_id: str) -> None:
+        """Note that a request's fetch is over, if there was one. Idempotent."""
+        planned = self._planned.pop(request_id, None)
+        for name in () if planned is None else (planned[0].source, planned[1]):
+            self._transfers[name] -= 1
+            if not self._transfers[name]:
+                del self._transfers[name]
