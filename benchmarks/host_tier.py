@@ -1,12 +1,13 @@
-"""Measure what host memory and files do for prefixes that the device has no room for.
+"""Measure what host memory, files and other replicas do for prefixes that the device has no room for.
 
     python -m benchmarks.host_tier [--rounds 3] [--json benchmarks/results/host_tier.json]
 
 Two measurements, each with the tokens of both sides compared:
 
 - The time to the first token of a prompt of 4,096 cached tokens and one more, with random weights of the shape of
-  Qwen3-0.6B: with an empty cache, with the prefix on the device, with the prefix in host memory, and in an engine
-  that has just started, with the prefix in files that the system has dropped from its memory.
+  Qwen3-0.6B: with an empty cache, with the prefix on the device, with the prefix in host memory, and in engines
+  that have just started, with the prefix in files that the system has dropped from its memory, and on the device
+  of an engine in another process, from which it is fetched as replicas do.
 - Answers per second of the embedded model to questions about one of many texts, drawn at random, which together
   take four times the device's KV pages: with and without host memory, in turns.
 """
@@ -24,11 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import this_machine
+from benchmarks.lending_engine import exchange_of, lending
 from benchmarks.peers.models import make_model
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_tier.settings import KVTier
 from engine.sampling_params import SamplingParams
+from engine.scheduling.peers import KVSource
 
 PREFIX_TOKENS = 4096
 PAGE_SIZE = 16
@@ -39,9 +42,9 @@ AT_ONCE = 4
 HOST_GIB = 1.0
 
 
-def engine_for(model: str, kv_pages: int, host_gib: float, **options: Any) -> Engine:
-    """Return an engine on this machine's processors."""
-    config = EngineConfig(
+def config_for(model: str, kv_pages: int, host_gib: float, **options: Any) -> EngineConfig:
+    """Return the settings of an engine on this machine's processors."""
+    return EngineConfig(
         model=model,
         device="cpu",
         page_size=PAGE_SIZE,
@@ -50,15 +53,20 @@ def engine_for(model: str, kv_pages: int, host_gib: float, **options: Any) -> En
         host_kv_min_uses=1,
         **options,
     )
-    return Engine.from_config(config)
+
+
+def engine_for(model: str, kv_pages: int, host_gib: float, **options: Any) -> Engine:
+    """Return an engine on this machine's processors."""
+    return Engine.from_config(config_for(model, kv_pages, host_gib, **options))
 
 
 # --- one prefix --------------------------------------------------------------------------------------------
 
 
-def first_token(engine: Engine, prompt: list[int]) -> tuple[float, int, int]:
+def first_token(engine: Engine, prompt: list[int], source: KVSource | None = None) -> tuple[float, int, int]:
     """Return the seconds to a prompt's first token, the tokens that were not computed for it, and the token."""
-    request = engine.new_request("asked", prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    request = engine.new_request("asked", prompt, sampling, source=source)
     began = time.perf_counter()
     engine.loop.submit(request)
     token, cached = -1, 0
@@ -70,7 +78,7 @@ def first_token(engine: Engine, prompt: list[int]) -> tuple[float, int, int]:
 
 def one_prefix(rounds: int) -> dict[str, Any]:
     """Return median seconds to the first token, by where the prefix was."""
-    num_pages = PREFIX_TOKENS // PAGE_SIZE + 8
+    num_pages = PREFIX_TOKENS // PAGE_SIZE + 1  # none is left of one prompt when another has been computed
     with tempfile.TemporaryDirectory() as directory:
         model = str(make_model("qwen3-0.6b", Path(directory)))
         files = Path(directory) / "kv"
@@ -82,7 +90,7 @@ def one_prefix(rounds: int) -> dict[str, Any]:
         }
         engine = engine_for(model, num_pages, HOST_GIB, **options)
         draw = random.Random(1)
-        seconds: dict[str, list[float]] = {"computed": [], "device": [], "host": [], "file": []}
+        seconds: dict[str, list[float]] = {"computed": [], "device": [], "host": [], "file": [], "peer": []}
         expected: list[tuple[list[int], int]] = []
         for _ in range(rounds):
             prompt, other = (draw.choices(range(300, 100_000), k=PREFIX_TOKENS + 1) for _ in range(2))
@@ -108,7 +116,32 @@ def one_prefix(rounds: int) -> dict[str, Any]:
             assert again == token, "the tokens differ"
             seconds["file"].append(elapsed)
         engine.close()
+        del options["kv_tier"]
+        fetched(model, num_pages, options, expected, seconds["peer"])
     return {"tokens": PREFIX_TOKENS, "seconds": {name: statistics.median(each) for name, each in seconds.items()}}
+
+
+def fetched(
+    model: str,
+    num_pages: int,
+    options: dict[str, Any],
+    expected: list[tuple[list[int], int]],
+    seconds: list[float],
+) -> None:
+    """Measure prompts whose KV lies in another process, in an engine that is warm and has none of it."""
+    prompts = [prompt for prompt, _ in expected]
+    source = config_for(model, num_pages * len(prompts), HOST_GIB, **options)
+    with lending(source, prompts) as address:
+        engine = engine_for(model, num_pages, HOST_GIB, **options)
+        exchange = exchange_of(engine)
+        first_token(engine, prompts[0][::-1])
+        for prompt, token in expected:
+            elapsed, cached, again = first_token(engine, prompt, KVSource(address, PREFIX_TOKENS))
+            assert cached == PREFIX_TOKENS, f"{cached} tokens came from the other engine"
+            assert again == token, "the tokens differ"
+            seconds.append(elapsed)
+        engine.close()
+        exchange.close()
 
 
 def finish_writing(engine: Engine) -> None:

@@ -77,6 +77,7 @@ def bind_engines(
         chat=model.chat,
         shared_prefixes=args.shared_prefixes,
         kv_events=model.engines.kv_events,
+        kv_fetch=model.engines.kv_fetch,
     )
     options = _options(args, model.engines, model.gpus_per_rank)
     if model.engine.tensor_parallel_size > 1:

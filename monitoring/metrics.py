@@ -78,6 +78,7 @@ _PHASE = ("prefill", "decode", "mixed")
 _STAGE = ("schedule", "prepare", "forward", "sample", "output")
 _TIER = ("device",)
 _TIERS = ("device", "host")
+_MOVED = ("host", "file", "peer")
 _METHOD = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "other")
 
 
@@ -168,10 +169,14 @@ METRICS: tuple[Metric, ...] = (
     _gauge("kv_page_size_tokens", "Tokens that fit in a KV page.", "tokens"),
     _counter("kv_evictions_total", "engine", "KV pages evicted from the prefix cache.", "pages", tier=_TIERS,
              reason=("capacity", "reset")),
-    _counter("kv_transfer_pages_total", "engine", "KV pages copied from the device and to it.", "pages",
-             tier=("host",), direction=("out", "in")),
+    # out: from the device to host memory, from there to files, to a replica that fetches them; in: the reverse.
+    _counter("kv_transfer_pages_total", "engine", "KV pages copied to another memory or replica, and from it.",
+             "pages", tier=_MOVED, direction=("out", "in")),
     _counter("kv_transfer_bytes_total", "engine", "Bytes of these pages, of an engine's first rank.", "bytes",
-             tier=("host",), direction=("out", "in")),
+             tier=_MOVED, direction=("out", "in")),
+    _counter("kv_transfer_failed_pages_total", "engine",
+             "KV pages that did not come, or not as they were written; their tokens were computed.", "pages",
+             tier=("file", "peer")),
     # It falls where copies took longer than computing would have; a preempted request's are counted too.
     _gauge("kv_saved_seconds", "Prefill that KV from below the device has saved since the start, less its copies.",
            "seconds", tier=("host",)),

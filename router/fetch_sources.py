@@ -66,9 +66,13 @@ class FetchSources:
             1.0,
         )
 
-    def plan(
-        self, request_id: str, query: RouteQuery, replica: str, replicas: Candidates
-    ) -> PlannedFetch | None:
+    def best_holder(self, overlap: Overlap) -> tuple[KVAddress, int] | None:
+        """Return who lends most of a prompt, and how many of its tokens."""
+        lenders = self._fleet.lenders()
+        name = next((name for name in overlap if name in lenders), None) if lenders else None
+        return None if name is None else (lenders[name], overlap[name])
+
+    def plan(self, request_id: str, query: RouteQuery, replica: str, replicas: Candidates) -> PlannedFetch | None:
         """Return what `replica`, one of `replicas`, had best fetch for a request, which counts until `end`; None:
         nothing.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import takewhile
 from typing import Literal, get_args
 
@@ -39,6 +39,17 @@ class KVAddress:
     """Key with which another replica proves that it is one."""
     public_key: str = ""
     """As in `ReplicaAddress`."""
+
+    @classmethod
+    def advertised(cls, metadata: Mapping[str, str]) -> KVAddress | None:
+        """Return the address of what a replica has advertised (`metadata`); None where it lends none."""
+        if any(f"kv_{field.name}" not in metadata for field in fields(cls)):
+            return None
+        return cls(**{field.name: metadata[f"kv_{field.name}"] for field in fields(cls)})
+
+    def metadata(self) -> dict[str, str]:
+        """Return what a replica advertises."""
+        return {f"kv_{field.name}": getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)

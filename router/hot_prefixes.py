@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cache import Namespace
+from router.fleet import KVAddress
 
 # The weight of a new use grows with time in place of all others' decay; all are scaled down before they overflow.
 _MAX_DOUBLINGS = 64.0
@@ -39,6 +40,8 @@ class HotPrefix:
 
     The uses of a part that several prefixes share are listed in one of them only.
     """
+    source: tuple[KVAddress, int] | None = None
+    """Where its KV can be fetched, and how many of its tokens are there; None where nobody lends it."""
 
     @property
     def tokens_per_s(self) -> float:

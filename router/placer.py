@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cache.node import Namespace
@@ -340,9 +340,20 @@ class Placer:
             }
 
     def hot_prefixes(self, max_tokens: int) -> list[HotPrefix]:
-        """Return the shared prefixes most worth holding, at most `max_tokens` tokens together."""
+        """Return the shared prefixes most worth holding, at most `max_tokens` tokens together, and who lends them.
+
+        O(tokens) where replicas lend KV.
+        """
         with self._lock:
-            return [] if self._hot is None else self._hot.top(max_tokens, self._clock())
+            prefixes = [] if self._hot is None else self._hot.top(max_tokens, self._clock())
+        return [self._with_source(prefix) for prefix in prefixes] if self._fleet.lenders() else prefixes
+
+    def _with_source(self, prefix: HotPrefix) -> HotPrefix:
+        block_tokens = self.settings.block_tokens
+        chain = self._shared.chain(prefix.namespace, prefix.token_ids, block_tokens)
+        with self._lock:
+            overlap = self._index.match(chain, self._clock()).times(block_tokens)
+            return replace(prefix, source=self._sources.best_holder(overlap))
 
     def uncached_tokens(self, request: Placeable) -> int:
         """Count the prompt tokens that the best holder would have to compute. O(tokens of the prompt)."""

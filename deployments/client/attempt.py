@@ -15,9 +15,10 @@ from deployments.client.stream import Stream
 from deployments.client.suspects import Blame, Suspects, Trial
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import CLEARED_TOKENS, Generate, NotRun, RefusalKind, pack_tokens
+from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, RefusalKind, pack_tokens
 from engine.stream_delta import StreamDelta
 from router.decisions import as_json
+from router.fetch_sources import PlannedFetch
 from router.fleet import Fleet
 from router.placer import Placer
 
@@ -246,7 +247,8 @@ class Attempt:
             dispatch.suspects.place(self.wire_id, self._target)
         try:
             number, is_alone = dispatch.fleet.dispatch_number(self.wire_id), self.trial == "alone"
-            self._message = message_of(request, number, is_suspect=is_alone)
+            planned = dispatch.placer.planned_fetch(self.wire_id)
+            self._message = message_of(request, number, is_suspect=is_alone, fetch=planned)
             if not dispatch.connections[self._target].generate(self._message):
                 return self._loss("silent", "it does not take in messages", self.suspicion)
         except (ValueError, OverflowError) as error:
@@ -357,7 +359,9 @@ class Attempt:
             connection.abort(self.wire_id)
 
 
-def message_of(request: GenerateRequest, number: int, *, is_suspect: bool = False) -> Generate:
+def message_of(
+    request: GenerateRequest, number: int, *, is_suspect: bool = False, fetch: PlannedFetch | None = None
+) -> Generate:
     """Return the message that sends a request as the `number`th of this process to a replica.
 
     Raises OverflowError when a token id does not fit into 32 bits.
@@ -373,4 +377,11 @@ def message_of(request: GenerateRequest, number: int, *, is_suspect: bool = Fals
         request.salt,
         request.tenant,
         is_suspect,
+        None if fetch is None else origin_of(fetch),
     )
+
+
+def origin_of(fetch: PlannedFetch) -> KVOrigin:
+    """Return what a replica is told of whom to ask for KV."""
+    address = fetch.address
+    return KVOrigin(address.endpoint, address.secret, address.public_key, fetch.num_tokens)

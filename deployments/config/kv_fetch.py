@@ -6,12 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class KvFetchSettings(BaseModel):
-    """KV that a replica fetches from another; see `deployments/kv_fetch/`. Needs `engine.host_kv_gib`."""
+    """KV that a replica fetches from another; see `deployments/replica/kv_fetch/`. Needs `engine.host_kv_gib`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_transfers: int = Field(default=8, ge=1)
-    """Transfers that a replica sends at once; it declines further ones, whose prompts are computed."""
+    """Transfers that a replica asks another one for at once, and most that it sends; it declines further ones,
+    whose prompts are computed."""
     window_mib: float = Field(default=8.0, gt=0, le=1024)
     """MiB of pages that are on their way at once, for each transfer."""
     silence_s: float = Field(default=2.0, gt=0)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from deployments.config.hosts import LOCAL_HOSTS, check_host, check_origin, is_local
 from deployments.config.kv_events import KvEventSettings
+from deployments.config.kv_fetch import KvFetchSettings
 from router.policy_names import check_policy_name
 
 PolicyName = Annotated[str, AfterValidator(check_policy_name)]
@@ -250,6 +251,8 @@ class EngineDeploymentSettings(DeploymentSettings):
     """Scales the number of replicas; given instead of `count`."""
     kv_events: KvEventSettings | None = None
     """Where replicas tell routers of others which blocks they hold. None: nowhere."""
+    kv_fetch: KvFetchSettings | None = KvFetchSettings()
+    """How replicas fetch KV from each other, where they have `engine.host_kv_gib`. None: they fetch none."""
 
     @property
     def num_expected(self) -> int:

@@ -7,9 +7,11 @@ new replica  ── which are worth most? ──▶ hub ──▶ their tokens �
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from cache.prefix_hash import block_hashes, prefix_root
+from router.fleet import KVAddress
 from router.hot_prefixes import HotPrefix, HotPrefixes
 
 MAX_REPORTS = 256
@@ -62,6 +64,7 @@ class WarmUpBoard:
         as the ingress's prompts may come again elsewhere.
         """
         merged: HotPrefixes | None = None
+        sources: dict[int, tuple[KVAddress, int]] = {}
         for at, report in self._reports.values():
             if report.model != model:
                 continue
@@ -70,8 +73,21 @@ class WarmUpBoard:
             for prefix in report.prefixes:
                 chain = block_hashes(prefix.token_ids, prefix_root(prefix.namespace), merged.block_tokens)
                 merged.merge(prefix, chain, now, _weight(at, report, now))
-        return [] if merged is None else merged.top(max_tokens, now)
+                if prefix.source is not None and chain:
+                    sources[chain[-1]] = prefix.source  # of a later report: it is the newer
+        top = [] if merged is None else merged.top(max_tokens, now)
+        if merged is None or not sources:
+            return top
+        return [replace(prefix, source=_source_of(prefix, merged.block_tokens, sources)) for prefix in top]
 
 
 def _weight(at: float, report: PrefixReport, now: float) -> float:
     return float(0.5 ** ((now - at) / report.half_life_s))
+
+
+def _source_of(
+    prefix: HotPrefix, block_tokens: int, sources: Mapping[int, tuple[KVAddress, int]]
+) -> tuple[KVAddress, int] | None:
+    """Return where to fetch a prefix, or most of it: `sources` are by the hash of a prefix's last block."""
+    chain = block_hashes(prefix.token_ids, prefix_root(prefix.namespace), block_tokens)
+    return next((sources[block] for block in reversed(chain) if block in sources), None)

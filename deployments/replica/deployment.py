@@ -20,6 +20,7 @@ from typing import Any
 from deployments.client.attempt import message_of
 from deployments.client.protocol import CallOutcome, GenerateRequest
 from deployments.config.kv_events import KvEventSettings
+from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import (
     ChatSettings,
     HealthSettings,
@@ -32,6 +33,7 @@ from deployments.config.version import raydix_version
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.intake import Intake, Refusal
 from deployments.replica.kv_events import KvEventPublisher
+from deployments.replica.kv_fetch.exchange import KVExchange
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
 from deployments.replica.metrics import EngineMetrics
@@ -74,6 +76,8 @@ class ReplicaSettings:
     """Computed at the start, for all tenants; each has its text."""
     kv_events: KvEventSettings | None = None
     """Where blocks of KV are told to routers of others, if anywhere."""
+    kv_fetch: KvFetchSettings | None = None
+    """How KV is exchanged with other replicas, if at all."""
     timings: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire; its heartbeat is `health.heartbeat_s`."""
 
@@ -119,6 +123,7 @@ class EngineReplica:
         shared = share_prefixes(
             self._engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
         )
+        self._exchange = KVExchange.of(self._engine, host, settings.kv_fetch, settings.wire)
         self._calls: dict[str, _Call] = {}
         self._drain = DrainRate()
         self._intake = Intake(self._engine, self._drain, is_stopping)
@@ -135,6 +140,7 @@ class EngineReplica:
             lambda: self._drain.finish_rate,
             is_stopping,
             _load_rates(self._engine),
+            self._fetch_rate,
         )
         self._wire = WireServer(
             host,
@@ -179,6 +185,7 @@ class EngineReplica:
             "wire_secret": self._wire.secret,
             "wire_public_key": self._wire.public_key,
             "wire_epoch": str(self._wire.epoch),
+            **({} if self._exchange is None else self._exchange.sender.address.metadata()),
         }
 
     async def check_health(self) -> None:
@@ -210,6 +217,8 @@ class EngineReplica:
         self._beat.clear()
         self._intake.close()
         self._engine.close()
+        if self._exchange is not None:  # after the engine, whose thread wakes it
+            self._exchange.close()
         self._wire.close()
 
     def __del__(self) -> None:
@@ -281,6 +290,9 @@ class EngineReplica:
         self._work.on_step(stats)
         self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self._loop.load().num_finished)
 
+    def _fetch_rate(self) -> float:
+        return 0.0 if self._exchange is None else self._exchange.fetcher.tokens_per_s
+
     def _on_failure(self, reason: str) -> None:
         """Fail all requests at once, so that their streams resume elsewhere before this replica is replaced."""
         self._wire.fail_all(reason)
@@ -291,6 +303,8 @@ class EngineReplica:
         self._garbage.report(metrics)
         self._metrics.on_load(self._loop.load())
         self._metrics.on_grammars(self._engine.grammars)
+        if self._exchange is not None:
+            self._metrics.on_lent(self._exchange.sender.counts["pages"], self._exchange.page_bytes)
         self._metrics.on_evicted(self._engine.cache.page_ages.drain())
         if self._events is not None:
             self._metrics.on_kv_events(self._events.counts.copy())

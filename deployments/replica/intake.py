@@ -15,14 +15,16 @@ from functools import partial
 
 from deployments.admission.fair_threads import FairThreads
 from deployments.replica.load import DrainRate
-from deployments.wire.messages import CLEARED_TOKENS, Generate, RefusalKind, unpack_tokens
+from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, RefusalKind, unpack_tokens
 from deployments.wire.server import WireServer
 from engine.engine import Engine
 from engine.errors import EngineStopped, NeverFits, QueueFull
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.spec import Grammar
 from engine.request import Request
+from engine.scheduling.peers import KVSource
 from engine.tasks import check_task
+from router.fleet import KVAddress
 
 logger = logging.getLogger("ray.serve")
 
@@ -75,6 +77,7 @@ class Intake:
                 priority=request.priority,
                 tenant=request.tenant,
                 compiled=compiled,
+                source=None if request.origin is None else source_of(request.origin),
             )
         except ValueError as error:
             return Refusal("never_fits", str(error))
@@ -197,3 +200,8 @@ class Intake:
     def _wire(self) -> WireServer:
         assert self.wire is not None, "`wire` is set before it starts"
         return self.wire
+
+
+def source_of(origin: KVOrigin) -> KVSource:
+    """Return whom the engine is to ask for KV, as `KVFetcher` wants it."""
+    return KVSource(KVAddress(origin.endpoint, origin.secret, origin.public_key), origin.num_tokens)

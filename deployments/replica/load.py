@@ -42,12 +42,14 @@ class LoadReporter:
         finish_rate: Callable[[], float] = lambda: 0.0,
         is_draining: Callable[[], bool] = lambda: False,
         load_rates: tuple[float, ...] = (),
+        fetch_rate: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`max_running` requests fill the batch, `max_waiting` the queue; `clock` is the engine's.
 
-        `load_rates` are the tokens/s that each tier below the device gives back, the fastest first.
+        `load_rates` are the tokens/s that each tier below the device gives back, the fastest first; `fetch_rate`
+        returns those that come from another replica, 0 where none do.
         """
-        self._load_rates = load_rates
+        self._load_rates, self._fetch_rate = load_rates, fetch_rate
         self._max_running, self._finish_rate = max_running, finish_rate
         self._is_draining = is_draining
         self._load, self._clock, self._max_waiting = load, clock, max_waiting
@@ -88,6 +90,7 @@ class LoadReporter:
             max_running=self._max_running,
             finish_rate=self._finish_rate(),
             load_rates=self._load_rates,
+            fetch_rate=self._fetch_rate(),
         )
 
     def _decayed(self) -> float:

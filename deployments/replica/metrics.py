@@ -84,6 +84,16 @@ class EngineMetrics:
         for outcome in ("buffered", "snapshot", "malformed", "broken_off"):
             self._metrics.count_to("kv_event_replays_total", counts[outcome], outcome=outcome)
 
+    def on_lent(self, num_pages: int, page_bytes: int) -> None:
+        """Set how many pages other replicas have fetched; called before each snapshot."""
+        self._moved("peer", "out", num_pages, page_bytes)
+
+    def _moved(self, tier: str, direction: str, num_pages: int, page_bytes: int) -> None:
+        """Set how many pages were copied to a tier, or from it, since the start."""
+        self._metrics.count_to("kv_transfer_pages_total", num_pages, tier=tier, direction=direction)
+        num_bytes = num_pages * page_bytes
+        self._metrics.count_to("kv_transfer_bytes_total", num_bytes, tier=tier, direction=direction)
+
     def on_load(self, load: EngineLoad) -> None:
         """Set gauges and totals; called before each snapshot."""
         metrics, pages, cache = self._metrics, load.pages, load.cache
@@ -101,11 +111,14 @@ class EngineMetrics:
         metrics.set("kv_pages", host.held + host.arriving + host.lent, state="active", tier=_HOST)
         metrics.set("kv_pages", host.cached, state="cached", tier=_HOST)
         metrics.set("kv_pages_capacity", host.total, tier=_HOST)
-        traffic = load.host_traffic
-        for direction, pages_moved in (("out", traffic.pages_out), ("in", traffic.pages_in)):
-            metrics.count_to("kv_transfer_pages_total", pages_moved, tier=_HOST, direction=direction)
-            num_bytes = pages_moved * traffic.page_bytes
-            metrics.count_to("kv_transfer_bytes_total", num_bytes, tier=_HOST, direction=direction)
+        traffic, files, peers = load.host_traffic, load.lower_tier, load.peers
+        self._moved(_HOST, "out", traffic.pages_out, traffic.page_bytes)
+        self._moved(_HOST, "in", traffic.pages_in, traffic.page_bytes)
+        self._moved("file", "out", files.saved, files.page_bytes)
+        self._moved("file", "in", files.loaded, files.page_bytes)
+        self._moved("peer", "in", peers.loaded, traffic.page_bytes)
+        metrics.count_to("kv_transfer_failed_pages_total", files.failed, tier="file")
+        metrics.count_to("kv_transfer_failed_pages_total", peers.failed, tier="peer")
         metrics.set("kv_saved_seconds", traffic.saved_seconds, tier=_HOST)
         for stage, seconds in self._stage_seconds._asdict().items():
             metrics.count_to("engine_stage_seconds_total", seconds, stage=stage)

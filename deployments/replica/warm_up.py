@@ -1,7 +1,9 @@
-"""A new replica computes shared prefixes and the fleet's most valuable ones before it takes requests.
+"""A new replica gets shared prefixes and the fleet's most valuable ones before it takes requests.
 
 Shared prefixes are those of the configuration, and stay as long as the replica lives. The others are known to the
 hub (`deployments/hub/warm_up_board.py`): without it, or before it has learned any, a replica starts without them.
+They are fetched from a replica that holds them where replicas do that (`deployments/replica/kv_fetch/`), and
+computed otherwise.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from deployments.config.shared_prefixes import SharedPrefixSettings
 from engine.engine import Engine, model_directory
 from engine.precompute import Precomputed, precompute
 from engine.sampling_params import SamplingParams
+from engine.scheduling.peers import KVSource
 from engine.tokenizer import load_tokenizer
 from router.hot_prefixes import HotPrefix
 
@@ -63,7 +66,7 @@ async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomp
 
 
 def compute_prefixes(engine: Engine, prefixes: Iterable[HotPrefix], max_seconds: float) -> Precomputed:
-    """Compute prefixes in this order, each in its namespace, until the time is up.
+    """Compute prefixes in this order, each in its namespace, until the time is up; fetch what others lend.
 
     Skips prefixes of another model and those with token ids that this model lacks; cuts one that is too long.
     """
@@ -74,6 +77,6 @@ def compute_prefixes(engine: Engine, prefixes: Iterable[HotPrefix], max_seconds:
         if prefix.namespace != Namespace(engine.config.name, salt=prefix.namespace.salt):
             continue
         with contextlib.suppress(ValueError):
-            salt = prefix.namespace.salt
-            requests.append(engine.new_request(f"warm-up-{number}", token_ids, sampling, salt=salt))
+            salt, source = prefix.namespace.salt, None if prefix.source is None else KVSource(*prefix.source)
+            requests.append(engine.new_request(f"warm-up-{number}", token_ids, sampling, salt=salt, source=source))
     return precompute(engine.loop, requests, max_seconds)

@@ -36,7 +36,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -93,6 +93,16 @@ class NextPart(msgspec.Struct, tag=6, array_like=True, frozen=True):
     """Send the next part of the snapshot."""
 
 
+class KVOrigin(msgspec.Struct, array_like=True, frozen=True):
+    """Where a replica can fetch the KV of a request's beginning (`router.fleet.KVAddress`)."""
+
+    endpoint: str
+    secret: str
+    public_key: str
+    num_tokens: Count
+    """Leading tokens that are there."""
+
+
 class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """Run a request. Sent again under the same id it is not run again: its stream is sent from the start."""
 
@@ -113,6 +123,8 @@ class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     is_suspect: bool = False
     """Whether it may have ended another replica's engine: a replica runs one such request at a time, until it has
     CLEARED_TOKENS tokens, and accepts it before its engine gets it."""
+    origin: KVOrigin | None = None
+    """Whom to ask for KV; None: nobody."""
 
 
 class Backlog(msgspec.Struct, tag=5, array_like=True, frozen=True):

@@ -172,11 +172,15 @@ _MEMORY = PanelRow(
             is_stacked=True,
         ),
         Panel(
-            "Pages to and from host memory",
-            "KV pages copied per second: out of the device when it gives them up, and in when a prompt or a "
-            "preempted request continues there. In without out is best: what was copied once is used often.",
+            "Pages moved",
+            "KV pages copied per second: out of the device to host memory, from there to files, to replicas that "
+            "fetch them (peer), and in again when a prompt or a preempted request continues there. In without out "
+            "is best: what was copied once is used often. Those that failed were computed.",
             Unit.PAGES_PER_SECOND,
-            (Target(ENGINES.rate("kv_transfer_pages_total", "tier", "direction"), "{{tier}}, {{direction}}"),),
+            (
+                Target(ENGINES.rate("kv_transfer_pages_total", "tier", "direction"), "{{tier}}, {{direction}}"),
+                Target(ENGINES.rate("kv_transfer_failed_pages_total", "tier"), "{{tier}}, failed"),
+            ),
         ),
         Panel(
             "Prefill saved by host memory",

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from router.cost import Candidate, RouteQuery, uncached_tokens
-from router.fetching import fetch_or_compute
 from router.policies import POLICIES, CostPolicy, Decision, Policy, Split
 from router.simulator.affinity import AffinityPolicy
 
@@ -144,6 +143,6 @@ RIVALS: Mapping[str, Callable[[], Policy]] = MappingProxyType(
 )
 
 SIMULATED: Mapping[str, Callable[[], Policy]] = MappingProxyType(
-    {**POLICIES, "cost_fetch": lambda: CostPolicy(price=fetch_or_compute), **RIVALS}
+    {**POLICIES, "cost": CostPolicy, "cost_fetch": POLICIES["cost"], **RIVALS}
 )
 """Everything that can be simulated: Raydix's policies, `cost` that counts on fetches, and the rivals' rules."""

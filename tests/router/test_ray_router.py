@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.fleet import ReplicaAddress, ReplicaLoad
+from router.fleet import KVAddress, ReplicaAddress, ReplicaLoad
 from router.placer import PlacerSettings
 from router.ray_router import PrefixRouter, address_of
 from router.state import router_state
@@ -173,6 +173,19 @@ def test_a_replica_is_reached_where_and_with_what_keys_it_advertises() -> None:
     (replica,) = replicas("a")
     replica.replica_metadata = WIRE
     assert address_of(replica) == ReplicaAddress("a", "tcp://a:1", "s", 7, "p")
+
+
+def test_a_replica_lends_kv_where_it_advertises_that() -> None:
+    (replica,) = replicas("a")
+    lends = KVAddress("tcp://a:2", "k", "q")
+    replica.replica_metadata = {**WIRE, **lends.metadata()}
+    address = address_of(replica)
+    assert address is not None and address.kv == lends
+    for missing in lends.metadata():
+        replica.replica_metadata = {
+            key: value for key, value in {**WIRE, **lends.metadata()}.items() if key != missing
+        }
+        assert address_of(replica) == ReplicaAddress("a", "tcp://a:1", "s", 7, "p")
 
 
 @pytest.mark.parametrize("missing", WIRE)

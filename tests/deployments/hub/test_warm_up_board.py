@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.hub.warm_up_board import MAX_PREFIXES, MAX_REPORTS, WarmUpBoard
+from router.fleet import KVAddress
 from tests.deployments.support.prefix_reports import report, tokens_of
 
 
@@ -19,6 +20,20 @@ def test_the_reports_of_several_ingresses_are_summed_up() -> None:
     assert tokens_of(board.top("m", 1000, 0.0)) == [b, c, a]
     assert tokens_of(board.top("m", 16, 0.0)) == [b, c]
     assert board.top("another", 1000, 0.0) == []
+
+
+def test_who_lends_a_prefix_is_told_by_the_last_that_knows_it() -> None:
+    board = WarmUpBoard()
+    a, b, longer = list(range(8)), list(range(50, 58)), list(range(12))
+    first, second = (KVAddress(f"tcp://{name}", "secret") for name in "xy")
+    for at, (ingress, address) in enumerate((("i1", first), ("i2", second))):
+        known = report(*[a] * 5, *[b] * 4)
+        lent = [replace(one, source=(address, 8)) if list(one.token_ids) == a else one for one in known.prefixes]
+        board.take(ingress, replace(known, prefixes=lent), now=float(at))
+    assert [prefix.source for prefix in board.top("m", 1000, 1.0)] == [(second, 8), None]
+    board.take("i3", report(*[longer] * 9), now=1.0)
+    best = board.top("m", 1000, 1.0)[0]
+    assert (list(best.token_ids), best.source) == (longer, (second, 8))
 
 
 def test_a_new_report_replaces_the_one_before_and_an_old_one_fades_and_is_dropped() -> None:

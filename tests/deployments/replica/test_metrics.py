@@ -16,6 +16,8 @@ from engine.grammar.compiler import Compiler
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 from engine.scheduling.host_pool import HostAccount, HostTraffic
+from engine.scheduling.lower_tier import TierTotals
+from engine.scheduling.peers import PeerTotals
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
@@ -45,9 +47,16 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     engine.on_grammars(compiler)
     engine.on_load(
         structs.replace(
-            load, num_preemptions=9, num_swapped=2, num_host_evicted=8, host_traffic=HostTraffic(5, 3, 100, 1.5)
+            load,
+            num_preemptions=9,
+            num_swapped=2,
+            num_host_evicted=8,
+            host_traffic=HostTraffic(5, 3, 100, 1.5),
+            lower_tier=TierTotals(saved=6, loaded=2, failed=1, page_bytes=100),
+            peers=PeerTotals(loaded=9, failed=4),
         )
     )
+    engine.on_lent(7, 100)
     engine.on_kv_events(Counter(stored=7, removed=4, snapshot=2))
     values, counts = observations_of(metrics)
     assert values["engine_stage_seconds_total"] == pytest.approx(
@@ -61,8 +70,11 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["spec_draft_tokens_total"] == {(): 8}
     assert values["spec_accepted_tokens_total"] == {(): 5}
     assert values["requests_waiting"] == {("capacity",): 3, ("deferred",): 2}
-    assert values["kv_transfer_pages_total"] == {("host", "out"): 5, ("host", "in"): 3}
-    assert values["kv_transfer_bytes_total"] == {("host", "out"): 500, ("host", "in"): 300}
+    moved = {("host", "out"): 5, ("host", "in"): 3, ("file", "out"): 6, ("file", "in"): 2}
+    moved |= {("peer", "out"): 7, ("peer", "in"): 9}
+    assert values["kv_transfer_pages_total"] == moved
+    assert values["kv_transfer_bytes_total"] == {key: 100 * pages for key, pages in moved.items()}
+    assert values["kv_transfer_failed_pages_total"] == {("file",): 1, ("peer",): 4}
     assert values["kv_saved_seconds"] == {("host",): 1.5}
     assert values["kv_event_blocks_total"] == {("stored",): 7, ("removed",): 4}
     assert values["kv_event_replays_total"][("snapshot",)] == 2

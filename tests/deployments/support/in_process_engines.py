@@ -14,6 +14,7 @@ from deployments.client.attempt import ClientTimings
 from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.replica_watch import Watcher
+from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import HealthSettings
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.wire.server import WireTimings
@@ -26,7 +27,7 @@ from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.lower_tier import NoLowerTier
 from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
 from monitoring.metrics import Metrics
-from router.fleet import Fleet, ReplicaAddress
+from router.fleet import Fleet, KVAddress, ReplicaAddress
 from router.placer import Placeable, Placer
 from router.state import RouterState
 
@@ -111,11 +112,14 @@ class InProcessEngines:
         wire: WireTimings = WIRE,
         load: Callable[[EngineConfig], LoadedRunner] | None = None,
         shared: Sequence[Sequence[int]] = (),
+        kv_fetch: KvFetchSettings | None = None,
         **config: Any,
     ) -> None:
-        """`load` makes real runners for them; `shared` are prefixes that they compute for all salts."""
+        """`load` makes real runners for them; `shared` are prefixes that they compute for all salts; `kv_fetch`
+        says how they fetch KV from each other, if they have the memory for it.
+        """
         health = HealthSettings(stall_timeout_s=0.5, heartbeat_s=wire.heartbeat_s)
-        settings = ReplicaSettings(health=health, timings=wire)
+        settings = ReplicaSettings(health=health, timings=wire, kv_fetch=kv_fetch)
         engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
         self.stopping: set[str] = set()
         """Replicas that Serve has asked to shut down."""
@@ -148,6 +152,7 @@ class InProcessEngines:
                 metadata["wire_secret"],
                 int(metadata["wire_epoch"]),
                 metadata["wire_public_key"],
+                KVAddress.advertised(metadata),
             )
         self.fleet.update(addresses)
 
@@ -179,6 +184,13 @@ class ChosenPlacer(Placer):
         return [name]
 
 
+class WeighingPlacer(ChosenPlacer):
+    """Lets the router weigh the replica that `engines.choose` says, as if it were the only one."""
+
+    def order(self, request: Placeable, candidates: Collection[str], avoid: Collection[str] = ()) -> Sequence[str]:
+        return Placer.order(self, request, super().order(request, candidates, avoid))
+
+
 def _engine_with(runner: LoadedRunner, shared: Sequence[Sequence[int]]) -> Callable[[EngineConfig], Engine]:
     def make(config: EngineConfig) -> Engine:
         engine = Engine(config, runner)
@@ -202,16 +214,17 @@ class ClientAndEngines:
         health: Mapping[str, Any] | None = None,
         metrics: Metrics | None = None,
         watcher: Watcher | None = None,
+        placer: type[ChosenPlacer] = ChosenPlacer,
         **config: Any,
     ) -> None:
-        self._watcher = watcher
+        self._watcher, self._placer = watcher, placer
         self._count, self._timings, self._config, self._metrics = count, timings, config, metrics
         self._health = HealthSettings(**{"lost_after_s": LOST_AFTER_S, **(health or {})})
 
     async def __aenter__(self) -> tuple[RemoteEngines, InProcessEngines]:
         self._engines = InProcessEngines(self._count, **self._config)
         self._client = RemoteEngines(
-            RouterState(self._engines.fleet, ChosenPlacer(self._engines)),
+            RouterState(self._engines.fleet, self._placer(self._engines)),
             self._count,
             self._watcher,
             self._health,

@@ -65,7 +65,7 @@ class ScriptedLender:
     def make(self, future: Future[LentPages]) -> None:
         """Lend what was asked for last."""
         _, tokens, first = self.asked[-1]
-        last = min(self._num_device + self._num_host, (len(tokens) - 1) // PAGE_SIZE)
+        last = min(self._num_device + self._num_host, len(tokens) // PAGE_SIZE)
         device = range(first, min(last, self._num_device))
         host = range(100 + max(first - self._num_device, 0), 100 + last - self._num_device)
         number = len(self.asked)

@@ -66,7 +66,7 @@ class InProcessPeers:
     def _fetch(
         self, source: KVSource, namespace: Namespace, tokens: list[int], first: int, hosts: list[int]
     ) -> None:
-        engine = self._sources[source.peer]
+        engine = self._sources[str(source.peer)]
         lent = engine.loop.lend(namespace, tokens, first).result(60)
         theirs, ours = engine.runner.page_memory, self._receiver.runner.page_memory
         assert theirs is not None and ours is not None and theirs.identity == ours.identity

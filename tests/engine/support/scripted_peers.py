@@ -35,13 +35,13 @@ class ScriptedPeers:
     def load(
         self, source: KVSource, namespace: Namespace, tokens: Sequence[int], first: int, hosts: Sequence[int]
     ) -> None:
-        self.asked.append((source.peer, first, len(hosts)))
+        self.asked.append((str(source.peer), first, len(hosts)))
         page_size = self._receiver.page_size
         assert len(tokens) == (first + len(hosts)) * page_size
         for host in hosts:
             for slot in range(page_size):
                 self._receiver.runner.host[host, slot] = (-4, -4)
-        script = self._sources.get(source.peer)
+        script = self._sources.get(str(source.peer))
         if script is None:
             self._lost += hosts
             self._num_failed_fetches += 1

@@ -1,7 +1,7 @@
 """The messages between a replica that fetches KV and one that lends it, over a ZeroMQ connection of their own.
 
     fetcher                              sender
-      Fetch(prompt, window)  ──────────▶            the engine lends what it has of the prompt
+      FetchPages(prompt, window)  ──────────▶            the engine lends what it has of the prompt
                              ◀──────────  Lent      so many pages
                              ◀──────────  Page      with the page itself as a second part, `window` of them
       More                   ──────────▶            and as many again
@@ -25,7 +25,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 Pages = Annotated[int, msgspec.Meta(ge=1, le=MAX_WINDOW)]
 
 
-class Fetch(msgspec.Struct, tag=0, array_like=True, frozen=True):
+class FetchPages(msgspec.Struct, tag=0, array_like=True, frozen=True):
     """Lend the whole pages of a prompt, from the page at position `first` on, and send the first of them."""
 
     version: int
@@ -81,7 +81,7 @@ class End(msgspec.Struct, tag=12, array_like=True, frozen=True):
     """Why not all pages came; "" if they did."""
 
 
-ToSender = Fetch | More | Stop
+ToSender = FetchPages | More | Stop
 ToFetcher = Lent | Page | End
 
 encode = msgspec.msgpack.Encoder().encode

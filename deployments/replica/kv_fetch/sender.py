@@ -25,8 +25,8 @@ import zmq
 from cache.node import Namespace
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
-from deployments.kv_fetch import messages
-from deployments.kv_fetch.messages import End, Fetch, Lent, More, Page, Stop
+from deployments.replica.kv_fetch import messages
+from deployments.replica.kv_fetch.messages import End, FetchPages, Lent, More, Page, Stop
 from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import unpack_tokens
 from deployments.wire.sockets import bind, make_router
@@ -41,7 +41,7 @@ _LOOK_S = 0.1
 _STOP_S = 5.0
 
 
-class Lender(Protocol):
+class PageLender(Protocol):
     """The part of `EngineLoop` that a sender uses."""
 
     def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> Future[LentPages]:
@@ -75,7 +75,7 @@ class KVSender:
     """Lends an engine's pages to other replicas. Bound when it is made; it answers from `start` on."""
 
     def __init__(
-        self, host: str, lender: Lender, memory: PageMemory, settings: KvFetchSettings, wire: WireSettings
+        self, host: str, lender: PageLender, memory: PageMemory, settings: KvFetchSettings, wire: WireSettings
     ) -> None:
         """Raises OSError when no port of `wire.ports` is free."""
         self._lender, self._memory, self._settings = lender, memory, settings
@@ -123,7 +123,7 @@ class KVSender:
         os.close(self._waker)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
+        with contextlib.suppress(BlockingIOError):  # it is awake
             os.write(self._waker, b"\0")
 
     # --- the thread ----------------------------------------------------------------------------------------
@@ -159,12 +159,12 @@ class KVSender:
             message = messages.decode_to_sender(parts[0]) if len(parts) == 1 else None
             if message is None:
                 self.counts["malformed"] += 1
-            elif isinstance(message, Fetch):
+            elif isinstance(message, FetchPages):
                 self._open(peer, message)
             elif (transfer := self._transfers.get((peer, message.number))) is not None:
                 self._hear(transfer, message)
 
-    def _open(self, peer: bytes, fetch: Fetch) -> None:
+    def _open(self, peer: bytes, fetch: FetchPages) -> None:
         if (peer, fetch.number) in self._transfers:
             return
         if fetch.version != messages.VERSION or fetch.identity != self._memory.identity:

@@ -14,9 +14,9 @@ import zmq
 from cache.node import Namespace
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
-from deployments.kv_fetch import messages
-from deployments.kv_fetch.fetcher import KVFetcher
-from deployments.kv_fetch.sender import KVSender
+from deployments.replica.kv_fetch import messages
+from deployments.replica.kv_fetch.fetcher import KVFetcher
+from deployments.replica.kv_fetch.sender import KVSender
 from deployments.wire.handshake import Context
 from deployments.wire.sockets import connect_peer
 from engine.scheduling.lower_tier import Finished
@@ -46,9 +46,9 @@ class Ends:
         self.loaded: list[int] = []
         self.failed: list[int] = []
 
-    def fetch(self, first: int, hosts: list[int], num_tokens: int = 4000) -> None:
+    def fetch(self, first: int, hosts: list[int]) -> None:
         """Begin a fetch into `hosts`."""
-        self.fetcher.load(self.source, SPACE, list(range(num_tokens)), first, hosts)
+        self.fetcher.load(self.source, SPACE, list(range((first + len(hosts)) * PAGE_SIZE)), first, hosts)
 
     def wait(self, num_over: int) -> None:
         """Wait until so many pages are over."""
@@ -99,7 +99,7 @@ def test_pages_of_device_and_host_arrive_as_they_were_lent(ends: Callable[..., E
     wanted += [both.there.host_bytes(page) for page in range(100, 120)]
     assert [both.here.host_bytes(page) for page in hosts] == wanted
     assert both.here.host_bytes(200) == before
-    assert both.lender.asked == [(SPACE, list(range(40 * PAGE_SIZE + 1)), 2)]
+    assert both.lender.asked == [(SPACE, list(range(40 * PAGE_SIZE)), 2)]
     assert both.lender.all_back.wait(60)
     assert both.fetcher.totals()[:4] == (38, 0, 1, 0)
     assert both.fetcher.seconds(both.source, 10) > 0 and both.fetcher.tokens_per_s > 0
@@ -128,18 +128,38 @@ def test_fetches_of_many_at_once_share_the_connection(ends: Callable[..., Ends])
         assert both.here.host_bytes(30 * number + 7) == bytes(both.there.device(7))
 
 
-def test_more_transfers_than_allowed_are_declined(ends: Callable[..., Ends]) -> None:
+def test_a_replica_asks_for_so_many_at_once_and_the_others_wait(ends: Callable[..., Ends]) -> None:
     lender = ScriptedLender(3)
     lender.waits = []
     both = ends(lender, FOR_LONG.model_copy(update={"max_transfers": 2}))
     for number in range(3):
         both.fetch(0, [3 * number, 3 * number + 1, 3 * number + 2])
-    both.wait(3)
-    assert both.failed == [6, 7, 8] and both.sender.counts["declined"] == 1
-    for future in list(lender.waits):
+    until(lambda: len(lender.asked) == 2)
+    assert both.sender.num_transfers == 2
+    lender.make(lender.waits[0])
+    until(lambda: len(lender.asked) == 3)
+    for future in lender.waits[1:]:
         lender.make(future)
     both.wait(9)
-    assert sorted(both.loaded) == [0, 1, 2, 3, 4, 5]
+    assert sorted(both.loaded) == list(range(9)) and not both.sender.counts["declined"]
+
+
+def test_more_transfers_of_all_than_allowed_are_declined(ends: Callable[..., Ends]) -> None:
+    lender = ScriptedLender(3)
+    lender.waits = []
+    both = ends(lender, FOR_LONG.model_copy(update={"max_transfers": 1}))
+    other = KVFetcher(both.here, PAGE_SIZE, FOR_LONG)
+    both.fetch(0, [0, 1, 2])
+    until(lambda: bool(lender.waits))
+    has_ended = threading.Event()
+    other.on_finished(has_ended.set)
+    other.load(both.source, SPACE, list(range(8)), 0, [3, 4])
+    assert has_ended.wait(60)
+    assert other.finished().failed == [3, 4] and both.sender.counts["declined"] == 1
+    lender.make(lender.waits[0])
+    both.wait(3)
+    assert both.loaded == [0, 1, 2]
+    other.close()
 
 
 def test_pages_of_another_kind_are_not_lent(ends: Callable[..., Ends]) -> None:
@@ -196,7 +216,7 @@ def test_a_loan_ends_when_its_fetcher_grants_nothing_more(ends: Callable[..., En
     both = ends(lender, AT_ONCE)
     context: Context = zmq.Context()
     socket = connect_peer(context, both.sender.address, PAGE_BYTES + 100)
-    tokens = messages.Fetch(messages.VERSION, 1, both.here.identity, "demo", "", bytes(4 * 801), 0, 3)
+    tokens = messages.FetchPages(messages.VERSION, 1, both.here.identity, "demo", "", bytes(4 * 801), 0, 3)
     socket.send(messages.encode(tokens))
     answers = [messages.decode_to_fetcher(socket.recv_multipart()[0]) for _ in range(5)]
     assert [type(answer).__name__ for answer in answers] == ["Lent", "Page", "Page", "Page", "End"]
@@ -209,7 +229,7 @@ def test_what_is_no_message_changes_nothing(ends: Callable[..., Ends]) -> None:
     context: Context = zmq.Context()
     socket = connect_peer(context, both.sender.address, PAGE_BYTES + 100)
     version, identity = messages.VERSION, both.here.identity
-    fetch = messages.Fetch(version, 1, identity, "demo", "", b"abc", 0, 3)  # no whole token ids
+    fetch = messages.FetchPages(version, 1, identity, "demo", "", b"abc", 0, 3)  # no whole token ids
     for parts in (
         [b""],
         [b"\xc1"],
@@ -279,7 +299,7 @@ def test_a_page_that_is_not_what_was_asked_for_ends_the_transfer(answer: list[by
     fetcher.on_finished(has_ended.set)
     before = here.host_bytes(3)
     liar = Liar([[b"\xc1"], [page(0, number=9)], answer])
-    fetcher.load(liar.source, SPACE, list(range(30)), 0, [3, 4])
+    fetcher.load(liar.source, SPACE, list(range(8)), 0, [3, 4])
     assert isinstance(messages.decode_to_sender(liar.answer()[0]), messages.Stop)
     assert has_ended.wait(60)
     assert fetcher.finished() == Finished((), [], [3, 4])

@@ -24,8 +24,8 @@ import zmq
 
 from cache.node import Namespace
 from deployments.config.kv_fetch import KvFetchSettings
-from deployments.kv_fetch import messages
-from deployments.kv_fetch.messages import Fetch, Lent, More, Page, Stop
+from deployments.replica.kv_fetch import messages
+from deployments.replica.kv_fetch.messages import FetchPages, Lent, More, Page, Stop
 from deployments.wire.messages import pack_tokens
 from deployments.wire.sockets import connect_peer
 from engine.scheduling.lower_tier import Finished
@@ -68,6 +68,8 @@ class _Connection:
     socket: Socket
     used_at: float
     transfers: dict[int, _Transfer] = field(default_factory=dict)
+    waiting: deque[_Transfer] = field(default_factory=deque)
+    """Transfers that begin when others have ended."""
 
 
 class KVFetcher:
@@ -104,10 +106,8 @@ class KVFetcher:
         """Begin to fetch pages of a prompt, from position `first` on, into host pages."""
         assert isinstance(source.peer, KVAddress)
         self._number += 1
-        # A sender finds all but the last token of what it is asked for, as with every prompt.
-        asked = tokens[: (first + len(hosts)) * self._page_size + 1]
         self._wanted.append(
-            _Transfer(self._number, source.peer, namespace, pack_tokens(asked), first, list(hosts))
+            _Transfer(self._number, source.peer, namespace, pack_tokens(tokens), first, list(hosts))
         )
         self._num_pending += len(hosts)
         self._wake()
@@ -154,7 +154,7 @@ class KVFetcher:
         os.close(self._waker)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
+        with contextlib.suppress(BlockingIOError):  # it is awake
             os.write(self._waker, b"\0")
 
     # --- the thread ----------------------------------------------------------------------------------------
@@ -185,16 +185,26 @@ class KVFetcher:
             os.read(self._wake_up, 4096)
 
     def _begin(self, transfer: _Transfer) -> None:
-        now = time.monotonic()
+        """Begin a transfer, or have it wait for those before it."""
         connection = self._connections.get(transfer.address)
         if connection is None:
             socket = connect_peer(self._context, transfer.address, self._page_bytes + _HEADER_BYTES)
-            connection = self._connections[transfer.address] = _Connection(socket, now)
+            connection = self._connections[transfer.address] = _Connection(socket, time.monotonic())
+        connection.waiting.append(transfer)
+        self._ask_next(connection)
+
+    def _ask_next(self, connection: _Connection) -> None:
+        """Ask for what waits, as much at once as the other replica would send."""
+        while connection.waiting and len(connection.transfers) < self._settings.max_transfers:
+            self._ask(connection, connection.waiting.popleft())
+
+    def _ask(self, connection: _Connection, transfer: _Transfer) -> None:
+        now = connection.used_at = time.monotonic()
         connection.transfers[transfer.number] = transfer
         transfer.began_at = transfer.heard_at = now
         transfer.num_granted = self._window
         self._num_fetches += 1
-        fetch = Fetch(
+        fetch = FetchPages(
             messages.VERSION,
             transfer.number,
             self._memory.identity,
@@ -257,7 +267,7 @@ class KVFetcher:
         elif missing:
             self._on_finished()
 
-    def _post(self, connection: _Connection, message: Fetch | More | Stop) -> bool:
+    def _post(self, connection: _Connection, message: FetchPages | More | Stop) -> bool:
         try:
             connection.socket.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -277,10 +287,18 @@ class KVFetcher:
             logger.info("%d pages of KV did not come from %s: %s", len(missing), transfer.address.endpoint, reason)
             self._fail(missing)
         self._on_finished()
+        self._ask_next(connection)
 
     def _fail(self, hosts: Sequence[int]) -> None:
         self._num_failed += len(hosts)
         self._over.extend((host, False) for host in hosts)
+
+    def _give_up_waiting(self, connection: _Connection) -> None:
+        for transfer in connection.waiting:
+            self._num_fetches += 1
+            self._num_failed_fetches += 1
+            self._fail(transfer.hosts)
+        connection.waiting.clear()
 
     def _look(self, now: float) -> None:
         """Give up what is silent, and close what is not used."""
@@ -289,6 +307,7 @@ class KVFetcher:
             silent = [t for t in connection.transfers.values() if now - t.heard_at > settings.silence_s]
             for transfer in silent:
                 self._silent_until[address] = now + settings.retry_s
+                self._give_up_waiting(connection)
                 self._post(connection, Stop(transfer.number))
                 self._end(connection, transfer, f"it sent nothing for {settings.silence_s:g} s")
             if not connection.transfers and now - connection.used_at > _IDLE_S:

@@ -1,0 +1,41 @@
+"""A replica's exchange of KV with others: it lends what its engine holds, and fetches what its requests lack."""
+
+from __future__ import annotations
+
+from deployments.config.kv_fetch import KvFetchSettings
+from deployments.config.settings import WireSettings
+from deployments.replica.kv_fetch.fetcher import KVFetcher
+from deployments.replica.kv_fetch.sender import KVSender
+from engine.engine import Engine
+from engine.scheduling.peers import PageMemory
+
+
+class KVExchange:
+    """Both ends of one engine, whose loop must not have begun when it is made."""
+
+    def __init__(
+        self, engine: Engine, memory: PageMemory, host: str, settings: KvFetchSettings, wire: WireSettings
+    ) -> None:
+        """Raises OSError when no port of `wire.ports` is free."""
+        self.page_bytes = memory.page_bytes
+        self.sender = KVSender(host, engine.loop, memory, settings, wire)
+        self.fetcher = KVFetcher(memory, engine.config.page_size, settings)
+        engine.connect_peers(self.fetcher)
+        self.sender.start()
+
+    @classmethod
+    def of(
+        cls, engine: Engine, host: str, settings: KvFetchSettings | None, wire: WireSettings
+    ) -> KVExchange | None:
+        """Return the exchange of an engine; None if it is turned off, or the engine has no memory for it: it needs
+        host pages, a prefix cache and a single rank.
+        """
+        memory = engine.runner.page_memory
+        if settings is None or memory is None or not engine.config.prefix_cache:
+            return None
+        return cls(engine, memory, host, settings, wire)
+
+    def close(self) -> None:
+        """Give up what is under way. Idempotent; the engine closes the fetcher too."""
+        self.sender.close()
+        self.fetcher.close()
