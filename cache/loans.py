@@ -55,6 +55,8 @@ class Loans:
 
         A node is locked by those that hold it and by its locked children, so the lowest nodes are looked at first.
         """
+        if not self._ends:
+            return 0
         path = {step for node in self._ends for step in self._tree.path(node)}
         num_pages, num_lent = 0, Counter[Node]()  # by node, its children that nothing but loans locks
         for node in sorted(path, key=lambda node: (node.end, not node.tokens), reverse=True):

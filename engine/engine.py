@@ -157,13 +157,14 @@ class Engine:
         return cls(config, loaded, drafter, None if isinstance(loaded, ModelRunner) else loaded.rank_group)
 
     def connect_peers(self, peers: KVPeers) -> None:
-        """Fetch through `peers` what the sources of requests have of them, if there are host pages and a prefix
-        cache. To be called before the loop starts; `peers` are closed with this engine.
+        """Fetch through `peers` what the sources of requests have of them, given a prefix cache and memory for it.
+
+        To be called before the loop starts; `peers` are closed with this engine.
         """
         if self.loop.has_started:
             raise RuntimeError("the loop is running; call connect_peers before start")
         self._peers = peers
-        if self.config.prefix_cache:
+        if self.config.prefix_cache and self.runner.page_memory is not None:
             self._host.connect(peers)
             peers.on_finished(self.loop.wake)
 

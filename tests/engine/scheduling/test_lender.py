@@ -11,6 +11,7 @@ import pytest
 from cache import Namespace
 from engine.beam_search import BeamParams
 from engine.errors import EngineStopped
+from engine.scheduling.host_pool import HostAccount
 from engine.scheduling.peers import LentPages
 from tests.engine.scenarios.conftest import Make
 from tests.engine.scenarios.conftest import engine as engine
@@ -77,6 +78,8 @@ def test_what_is_lent_survives_pressure_and_a_reset(engine: Make) -> None:
     script.scheduler.give_back(lent.number)
     script.scheduler.give_back(lent.number)
     assert script.scheduler.account().lent == script.host.account().lent == 0
+    script.scheduler.reset_cache()
+    assert script.host.account() == HostAccount(14), "what was lent can be given up"
 
 
 def test_what_is_not_held_is_not_lent_and_needs_no_return(engine: Make) -> None:
