@@ -164,6 +164,7 @@ class ModelRunner:
         )  # if the step fails, nothing remains
         inputs = self._inputs(step, before)
         if inputs is None:
+            stages.wait()
             return StepResult((), ())
         stages.begin_forward()
         hidden = self._decoder(*inputs, self._pages)
@@ -171,6 +172,7 @@ class ModelRunner:
         scores = score(self._decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
         pooled = pool(self._decoder, hidden, step.pooled) if step.pooled else {}
         if not step.num_rows:
+            stages.wait()  # Its pages are read in other threads once its result is there.
             return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores, pooled=pooled)
         logits = self._decoder.logits(step.sampling(hidden))
         stages.begin_sampling()

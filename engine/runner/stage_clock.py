@@ -17,6 +17,7 @@ class StageClock:
     def __init__(self, device: torch.device) -> None:
         self._began = time.perf_counter()
         self._forward_at = self._sample_at = self._began
+        self._device = device
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if device.type == "cuda":
             self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -32,6 +33,11 @@ class StageClock:
         self._sample_at = time.perf_counter()
         if self._events is not None:
             self._events[1].record()
+
+    def wait(self) -> None:
+        """Wait until the device has done all that was queued, as a step does that samples nothing."""
+        if self._events is not None:
+            torch.cuda.current_stream(self._device).synchronize()
 
     @property
     def prepare_seconds(self) -> float:

@@ -10,6 +10,7 @@ import torch
 
 from cache import PageCopy
 from engine.config import EngineConfig
+from engine.runner.stage_clock import StageClock
 from engine.scheduling.plan import StepPlan
 from tests.engine.support.oracle import FAMILIES, VOCAB, Tiny, oracle_greedy, oracle_logits, tiny_models
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt, run_step
@@ -165,3 +166,17 @@ def test_a_step_says_how_long_it_prepared_and_sampled(tiny: Tiny) -> None:
     sequence.computed = 4
     result = runner.run(StepPlan((sequence.chunk(),)))
     assert result.prepare_seconds > 0 and result.sample_seconds > 0
+
+
+def test_a_step_that_samples_nothing_has_ended_on_its_device(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else waits for it there, and once it is over, other threads read and write its pages."""
+    waits: list[StageClock] = []
+    monkeypatch.setattr(StageClock, "wait", lambda clock: waits.append(clock))
+    runner = load_runner(tiny("qwen3"))
+    row = RequestByHand(random_prompt(60, seed=1), range(4))
+    run_step(runner, [(row, 40)])
+    assert len(waits) == 1
+    runner.run(StepPlan())
+    assert len(waits) == 2
+    run_step(runner, [(row, None)])
+    assert len(waits) == 2, "who reads the tokens waits"
