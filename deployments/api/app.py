@@ -80,8 +80,11 @@ _Parser = Callable[[dict[str, Any], Limits], tuple[T, Sequence[str]]]
 """Reads a body: returns a request, and the names of ignored fields to be shown."""
 
 
-def create_app(service: ApiService) -> ASGIApp:
-    """Create the HTTP API of one service: the endpoints, and around them what holds for all of them."""
+def create_app(service: ApiService, *, at_once: bool = False) -> ASGIApp:
+    """Create the HTTP API of one service: the endpoints, and around them what holds for all of them.
+
+    What FastAPI routes is created when it is first asked for, or `at_once`, so that no request waits for it.
+    """
     endpoints = _Endpoints(service)
     hot = {
         "/v1/chat/completions": endpoints.chat,
@@ -91,7 +94,10 @@ def create_app(service: ApiService) -> ASGIApp:
         "/v1/responses": endpoints.responses,
         **{path: endpoints.pooled(kind) for path, kind in POOLED.items()},
     }
-    app: ASGIApp = HotPaths(_framework_app(service, endpoints), hot)
+    rest = HotPaths(partial(_framework_app, service, endpoints), hot)
+    if at_once:
+        rest.make()
+    app: ASGIApp = rest
     if service.max_open is not None:
         app = Bounded(app, service.max_open, num_tenants=len(service.access.weights))
     app = Gate(app, service.access, service.metrics)

@@ -156,7 +156,7 @@ class Ingress:
     async def _listen(self, service: ApiService) -> None:
         settings = self._args.ingresses
         check_proxy(settings.port, await self._controller.proxy_port())
-        self._http = HttpServer(create_app(service), settings, self._args.limits)
+        self._http = HttpServer(create_app(service, at_once=True), settings, self._args.limits)
         self._http.start()
         logger.info("the API is at http://%s:%d/v1", settings.host, settings.port)
 

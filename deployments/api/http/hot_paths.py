@@ -26,10 +26,18 @@ class _Route:
 class HotPaths:
     """Answers POST requests to some paths itself and passes all others on."""
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> None:
-        """`endpoints` has the endpoints by their paths below the application's route prefix."""
-        self._app = app
+    def __init__(self, make_rest: Callable[[], ASGIApp], endpoints: Mapping[str, Endpoint]) -> None:
+        """`endpoints` has the endpoints by their paths below the application's route prefix. `make_rest` makes
+        what answers all others when the first of them comes: a framework takes tens of milliseconds for that.
+        """
+        self._make_rest = make_rest
+        self._rest: ASGIApp | None = None
         self._endpoints = {path: (_Route(path), endpoint) for path, endpoint in endpoints.items()}
+
+    def make(self) -> ASGIApp:
+        """Make what answers all others now."""
+        self._rest = self._make_rest()
+        return self._rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -37,7 +45,7 @@ class HotPaths:
         if scope["type"] == "http" and scope["method"] == "POST":
             found = self._endpoints.get(route_path(scope))
         if found is None:
-            await self._app(scope, receive, send)
+            await (self._rest or self.make())(scope, receive, send)
             return
         scope["route"], endpoint = found
         try:
