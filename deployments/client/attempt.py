@@ -10,16 +10,15 @@ from functools import partial
 from typing import Any, Literal
 
 from deployments.client.futures import retrieve
-from deployments.client.protocol import GenerateRequest
+from deployments.client.outgoing import message_of, origin_of
 from deployments.client.stream import Stream
 from deployments.client.suspects import Blame, Suspects, Trial
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, RefusalKind, pack_tokens
+from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, RefusalKind
 from engine.stream_delta import StreamDelta
 from router.decisions import as_json
-from router.fetch_sources import PlannedFetch
-from router.fleet import Fleet
+from router.fleet import Fleet, KVAddress
 from router.placer import Placer
 
 
@@ -35,9 +34,9 @@ class ClientTimings:
     """Time after which what a replica has not answered is sent again: a connection that broke may have lost it."""
 
 
-LossReason = Literal["died", "silent", "failed"]
+LossReason = Literal["died", "silent", "failed", "drained"]
 """Why a replica did not finish a request: its process is gone; it does not answer; its engine cannot go on, or no
-longer knows the request."""
+longer knows the request; it is being stopped, and another one takes the request with its KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,8 @@ class AttemptFailure:
     loss: LossReason | None = None
     blame: Blame | None = None
     """Whether the request may have ended the replica, or must have; then it goes on as a suspect, if at all."""
+    kv: KVAddress | None = None
+    """Where the next replica can fetch what this one has computed."""
 
 
 @dataclass(slots=True)
@@ -118,6 +119,18 @@ class DispatchContext:
         """Note that a connection was opened or closed, is lost or answers again."""
         self._reachable = None
 
+    def leave(self, replica: str) -> None:
+        """Have the streams of a replica that is being stopped go on elsewhere, with their KV.
+
+        They stay where it lends none, and while no other replica has room.
+        """
+        kv = self.connections[replica].address.kv
+        others = self.reachable() - {replica}
+        if kv is None or not others or self.fleet.candidates(others).none_available:
+            return
+        for attempt in self.sent_to(replica):
+            attempt.leave(kv)
+
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
         """Fail all attempts at a replica at once; the replica counts as lost until its next message.
 
@@ -145,8 +158,11 @@ class Attempt:
         avoid: tuple[str, ...],
         trial: Trial | None = None,
         on_cleared: Callable[[], None] = lambda: None,
+        before: AttemptFailure | None = None,
     ) -> None:
-        """`trial` says how a suspect runs, and `on_cleared` is called when it is cleared; None for all others."""
+        """`trial` says how a suspect runs, and `on_cleared` is called when it is cleared; None for all others.
+        `before` is how the attempt before it ended.
+        """
         self.stream = stream
         self.trial: Trial | None = trial
         """How a suspect runs; None for one that is none, or is cleared."""
@@ -156,7 +172,7 @@ class Attempt:
         """Done when the first token (or the end) has arrived."""
         self.is_muted = False
         """Whether another attempt won, so that further deltas of this one are dropped."""
-        self._dispatch, self._avoid, self._on_cleared = dispatch, avoid, on_cleared
+        self._dispatch, self._avoid, self._on_cleared, self._before = dispatch, avoid, on_cleared, before
         self._base = len(stream.journal)  # tokens received before this attempt: the replica counts from here
         self._sent_at = self._asked_at = time.monotonic()
         self._is_behind = False
@@ -247,13 +263,25 @@ class Attempt:
             dispatch.suspects.place(self.wire_id, self._target)
         try:
             number, is_alone = dispatch.fleet.dispatch_number(self.wire_id), self.trial == "alone"
-            planned = dispatch.placer.planned_fetch(self.wire_id)
-            self._message = message_of(request, number, is_suspect=is_alone, fetch=planned)
+            self._message = message_of(request, number, is_suspect=is_alone, origin=self._origin())
             if not dispatch.connections[self._target].generate(self._message):
                 return self._loss("silent", "it does not take in messages", self.suspicion)
         except (ValueError, OverflowError) as error:
             return AttemptFailure("never_fits", str(error), self._target)
         return None
+
+    def _origin(self) -> KVOrigin | None:
+        """Return whom the replica is to ask for KV: the one before it if that still has all of it, or the best."""
+        before, request = self._before, self._request
+        if before is not None and before.kv is not None:
+            return origin_of(before.kv, len(request.prompt_ids) + len(request.output_ids))
+        planned = self._dispatch.placer.planned_fetch(self.wire_id)
+        return None if planned is None else origin_of(planned.address, planned.num_tokens)
+
+    def leave(self, kv: KVAddress) -> None:
+        """End the attempt if its stream has begun, as its replica is being stopped and lends its KV."""
+        if self.num_received and self.trial is None and not self.stream.ended.is_set():
+            self._finish(AttemptFailure("lost", "it is being stopped", self.placed, loss="drained", kv=kv))
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
         """Apply a delta. Return False when tokens before it are missing and have to be requested again.
@@ -357,31 +385,3 @@ class Attempt:
         connection = self._dispatch.connections.get(self.placed or "")
         if connection is not None:
             connection.abort(self.wire_id)
-
-
-def message_of(
-    request: GenerateRequest, number: int, *, is_suspect: bool = False, fetch: PlannedFetch | None = None
-) -> Generate:
-    """Return the message that sends a request as the `number`th of this process to a replica.
-
-    Raises OverflowError when a token id does not fit into 32 bits.
-    """
-    return Generate(
-        number,
-        request.request_id,
-        pack_tokens(request.prompt_ids),
-        request.sampling,
-        pack_tokens(request.output_ids),
-        request.num_prompt_reported,
-        request.priority,
-        request.salt,
-        request.tenant,
-        is_suspect,
-        None if fetch is None else origin_of(fetch),
-    )
-
-
-def origin_of(fetch: PlannedFetch) -> KVOrigin:
-    """Return what a replica is told of whom to ask for KV."""
-    address = fetch.address
-    return KVOrigin(address.endpoint, address.secret, address.public_key, fetch.num_tokens)

@@ -103,7 +103,15 @@ class Failover:
                 watch.cancel()
 
     def _next(self, trial: Trial | None = None) -> Attempt:
-        attempt = Attempt(self._dispatch, self._stream, self._num_attempts, tuple(self._avoid), trial, self._clear)
+        attempt = Attempt(
+            self._dispatch,
+            self._stream,
+            self._num_attempts,
+            tuple(self._avoid),
+            trial,
+            self._clear,
+            self._migrating,
+        )
         self._num_attempts += 1
         return attempt
 
@@ -164,7 +172,8 @@ class Failover:
         if self._is_to_blame(failure):
             return self._end(failure)
         self._num_losses += 1
-        logger.warning(
+        logger.log(
+            logging.INFO if failure.loss == "drained" else logging.WARNING,
             "%s lost its replica %s after %d tokens: %s",
             self._stream.request.request_id,
             failure.replica,

@@ -348,9 +348,16 @@ class RemoteEngines:
             *ticks,
             *repeats,
             partial(self._end_unaccepted, now),
+            self._leave_draining,
             self._sync,
             partial(self._tell_backlog, now),
         ]
+
+    def _leave_draining(self) -> None:
+        for replica in list(self._dispatch.in_use):
+            connection = self._connections.get(replica)
+            if connection is not None and connection.is_answering and connection.load.is_draining:
+                self._dispatch.leave(replica)
 
     def _tell_backlog(self, now: float) -> None:
         """Report the backlog when it is due, to the replica that was connected first: it knows its own speed."""

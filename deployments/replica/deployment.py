@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deployments.client.attempt import message_of
+from deployments.client.outgoing import message_of
 from deployments.client.protocol import CallOutcome, GenerateRequest
 from deployments.config.kv_events import KvEventSettings
 from deployments.config.kv_fetch import KvFetchSettings

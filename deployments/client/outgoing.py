@@ -1,0 +1,34 @@
+"""The message that sends a request to a replica."""
+
+from __future__ import annotations
+
+from deployments.client.protocol import GenerateRequest
+from deployments.wire.messages import Generate, KVOrigin, pack_tokens
+from router.fleet import KVAddress
+
+
+def message_of(
+    request: GenerateRequest, number: int, *, is_suspect: bool = False, origin: KVOrigin | None = None
+) -> Generate:
+    """Return the message that sends a request as the `number`th of this process to a replica.
+
+    Raises OverflowError when a token id does not fit into 32 bits.
+    """
+    return Generate(
+        number,
+        request.request_id,
+        pack_tokens(request.prompt_ids),
+        request.sampling,
+        pack_tokens(request.output_ids),
+        request.num_prompt_reported,
+        request.priority,
+        request.salt,
+        request.tenant,
+        is_suspect,
+        origin,
+    )
+
+
+def origin_of(address: KVAddress, num_tokens: int) -> KVOrigin:
+    """Return what a replica is told of whom to ask for KV of a request's first tokens."""
+    return KVOrigin(address.endpoint, address.secret, address.public_key, num_tokens)
