@@ -145,7 +145,13 @@ def arguments(size: Size, port: int) -> dict[str, Any]:
     resources = {"resources": {HEAD: 0.001}} if size.nodes > 1 else {}
     seats = {"resources": {SEAT: 1}} if size.nodes > 1 else {}
     return {
-        "engine": {"model": "demo", "kv_pages": 1024, "threads": 1, "speculation": {"method": "ngram"}},
+        "engine": {
+            "model": "demo",
+            "kv_pages": 1024,
+            "host_kv_gib": 0.05,
+            "threads": 1,
+            "speculation": {"method": "ngram"},
+        },
         "engines": {"count": size.replicas, "num_cpus": 0.1, **seats},
         "ingresses": {"count": size.ingresses, "num_cpus": 0.1, "port": port, **resources},
         "admission": {"max_wait_s": 300.0},  # a slow machine is no failure
