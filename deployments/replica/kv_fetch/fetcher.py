@@ -25,7 +25,7 @@ import zmq
 from cache.node import Namespace
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.replica.kv_fetch import messages
-from deployments.replica.kv_fetch.messages import FetchPages, Lent, More, Page, Stop
+from deployments.replica.kv_fetch.messages import End, FetchPages, Lent, More, Page, Stop
 from deployments.wire.messages import pack_tokens
 from deployments.wire.sockets import connect_peer
 from engine.scheduling.lower_tier import Finished
@@ -233,7 +233,7 @@ class KVFetcher:
                 self._take_page(connection, transfer, message, rest[0].buffer if rest else memoryview(b""))
             elif isinstance(message, Lent):
                 self._shorten(connection, transfer, message.count)
-            else:
+            elif isinstance(message, End):
                 self._end(connection, transfer, message.reason)
 
     def _take_page(self, connection: _Connection, transfer: _Transfer, page: Page, data: memoryview) -> None:

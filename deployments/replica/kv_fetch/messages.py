@@ -2,6 +2,7 @@
 
     fetcher                              sender
       FetchPages(prompt, window)  ──────────▶            the engine lends what it has of the prompt
+                             ◀──────────  Busy      again and again, while the engine computes a step
                              ◀──────────  Lent      so many pages
                              ◀──────────  Page      with the page itself as a second part, `window` of them
       More                   ──────────▶            and as many again
@@ -81,8 +82,14 @@ class End(msgspec.Struct, tag=12, array_like=True, frozen=True):
     """Why not all pages came; "" if they did."""
 
 
+class Busy(msgspec.Struct, tag=13, array_like=True, frozen=True):
+    """The pages are lent when the engine's step has ended."""
+
+    number: Count
+
+
 ToSender = FetchPages | More | Stop
-ToFetcher = Lent | Page | End
+ToFetcher = Lent | Page | End | Busy
 
 encode = msgspec.msgpack.Encoder().encode
 _to_sender: msgspec.msgpack.Decoder[ToSender] = msgspec.msgpack.Decoder(ToSender)

@@ -26,7 +26,7 @@ from cache.node import Namespace
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
 from deployments.replica.kv_fetch import messages
-from deployments.replica.kv_fetch.messages import End, FetchPages, Lent, More, Page, Stop
+from deployments.replica.kv_fetch.messages import Busy, End, FetchPages, Lent, More, Page, Stop
 from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import unpack_tokens
 from deployments.wire.sockets import bind, make_router
@@ -145,7 +145,7 @@ class KVSender:
                     self._send_next(transfer)
                 if (now := time.monotonic()) - looked_at >= _LOOK_S:
                     looked_at = now
-                    self._give_up_silent(now)
+                    self._look(now)
             except Exception:  # no fetcher may end the thread
                 logger.exception("sending KV to another replica failed")
                 self._closing.wait(_LOOK_S)
@@ -234,7 +234,9 @@ class KVSender:
             self._end(transfer)
         return None
 
-    def _post(self, peer: bytes, message: Lent | Page | End, data: bytes | memoryview | None = None) -> bool:
+    def _post(
+        self, peer: bytes, message: Lent | Page | End | Busy, data: bytes | memoryview | None = None
+    ) -> bool:
         """Send a message; False if the fetcher's connection is gone or takes nothing."""
         parts: list[bytes | memoryview] = [peer, messages.encode(message)]
         if data is not None:
@@ -247,9 +249,13 @@ class KVSender:
             return False
         return True
 
-    def _give_up_silent(self, now: float) -> None:
+    def _look(self, now: float) -> None:
+        """Give up transfers whose fetchers are gone or silent; have those wait that the engine has not come to."""
         for transfer in list(self._transfers.values()):
-            if transfer.loan is not None and now - transfer.heard_at > self._settings.silence_s:
+            if transfer.loan is None:
+                if not self._post(transfer.peer, Busy(transfer.number)):
+                    self._end(transfer)
+            elif now - transfer.heard_at > self._settings.silence_s:
                 self.counts["given_up"] += 1
                 self._post(transfer.peer, End(transfer.number, "the fetcher has granted nothing for too long"))
                 self._end(transfer)

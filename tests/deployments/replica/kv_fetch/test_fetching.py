@@ -185,17 +185,42 @@ def test_an_engine_that_stops_lends_nothing(ends: Callable[..., Ends]) -> None:
     assert both.failed == [1, 2] and not both.sender.num_transfers
 
 
-def test_a_silent_replica_is_given_up_and_asked_no_more_for_a_while(ends: Callable[..., Ends]) -> None:
+def test_a_silent_replica_is_given_up_and_asked_no_more_for_a_while() -> None:
+    here, liar = Pages(2), Liar([])
+    fetcher = KVFetcher(here, PAGE_SIZE, AT_ONCE)
+    has_ended = threading.Event()
+    fetcher.on_finished(has_ended.set)
+    fetcher.load(liar.source, SPACE, list(range(8)), 0, [1, 2])
+    assert has_ended.wait(60)
+    assert fetcher.finished().failed == [1, 2] and not here.reads
+    assert fetcher.seconds(liar.source, 1) == math.inf
+    assert fetcher.seconds(KVSource(KVAddress("tcp://127.0.0.1:9", "s" * 40), 8), 1) == 0
+    fetcher.close()
+    liar.close()
+
+
+def test_a_replica_whose_step_takes_long_is_waited_for(ends: Callable[..., Ends]) -> None:
     lender = ScriptedLender(9)
     lender.waits = []
     both = ends(lender, AT_ONCE)
     both.fetch(0, [1, 2])
+    until(lambda: bool(lender.waits))
+    time.sleep(3 * AT_ONCE.silence_s)
+    assert not both.take().failed
+    lender.make(lender.waits[0])
     both.wait(2)
-    assert both.failed == [1, 2]
-    assert both.fetcher.seconds(both.source, 1) == math.inf
-    other = KVSource(KVAddress("tcp://127.0.0.1:9", "s" * 40), 8)
-    assert both.fetcher.seconds(other, 1) == 0
-    lender.make(lender.waits[0])  # too late: the loan is given back
+    assert both.loaded == [1, 2]
+
+
+def test_a_loan_that_is_made_when_its_fetcher_is_gone_is_given_back(ends: Callable[..., Ends]) -> None:
+    lender = ScriptedLender(9)
+    lender.waits = []
+    both = ends(lender, AT_ONCE)
+    both.fetch(0, [1, 2])
+    until(lambda: bool(lender.waits))
+    both.fetcher.close()
+    until(lambda: not both.sender.num_transfers)
+    lender.make(lender.waits[0])
     assert lender.all_back.wait(60)
     assert not both.here.reads
 
