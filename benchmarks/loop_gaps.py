@@ -22,6 +22,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,16 @@ LONG_ANSWER = 20_000
 
 @dataclass(frozen=True)
 class Case:
-    """One request."""
+    """One request. Its body is made when it is first asked for."""
 
     name: str
     path: str
-    body: bytes
+    made: bytes | Callable[[], bytes]
+
+    @cached_property
+    def body(self) -> bytes:
+        """The body."""
+        return self.made if isinstance(self.made, bytes) else self.made()
 
 
 def cases(max_bytes: int) -> Iterator[Case]:
@@ -72,7 +78,7 @@ def cases(max_bytes: int) -> Iterator[Case]:
     def case(name: str, path: str, head: str, unit: str, tail: str, separator: str = ",") -> Case:
         room = max_bytes - len(head.encode()) - len(tail.encode()) - 64
         count = room // len((unit + separator).encode())
-        return Case(name, path, (head + separator.join([unit] * count) + tail).encode())
+        return Case(name, path, lambda: (head + separator.join([unit] * count) + tail).encode())
 
     model = '{"model":"demo",'
     user = '{"role":"user","content":"a"}'

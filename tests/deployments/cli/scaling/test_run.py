@@ -32,7 +32,7 @@ def evenly(seconds: float) -> Arrivals:
     return arrivals(steady(seconds, LOAD * RATE / PROMPT, PROMPT), LOAD, RATE, 0)
 
 
-TRAFFIC = evenly(120 + 1000 + 600).with_burst(BURST)
+TRAFFIC = evenly(120 + 1000 + 300).with_burst(BURST)
 
 
 def scenario(boot_s: float = 40.0, **autoscaling: Any) -> ScalingScenario:
