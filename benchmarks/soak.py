@@ -6,9 +6,10 @@
 It needs no model and no device: the tests' runner keeps token and position in each KV slot, and samples a hash of
 the slots that the page tables refer to, so that a page shared, copied, swapped or freed wrongly gives a wrong
 token. Each episode draws an engine (memory, page size, limits, policy, preemption, overlap, ...) and clients that
-come and go, share prefixes and resume, while steps fail. On every step the pages must add up; every client must be
-sent what an engine of its own would send; at the end nothing may be held. After a violation the program exits with
-1 and prints the command to repeat it. Time per step is that of the scheduler and the cache alone.
+come and go, share prefixes and resume, while steps fail and another engine borrows pages. On every step the pages
+must add up; every client must be sent what an engine of its own would send; at the end nothing may be held. After
+a violation the program exits with 1 and prints the command to repeat it. Time per step is that of the scheduler
+and the cache alone.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.soak_borrower import Borrower
 from benchmarks.soak_clients import TOKEN_SECONDS, Clients, Options, Weather, draw_engine
 from engine.errors import NeverFits, QueueFull
 from engine.scheduling.plan import StepPlan
@@ -36,6 +37,7 @@ class Episode:
         self._asked: dict[str, Options] = {}  # names of the accepted requests
         self._live: dict[str, None] = {}  # accepted requests that have not ended, in order
         self._aborted: set[str] = set()
+        self._borrower = Borrower(self.script, random.Random(seed + " loans"))
         chance = random.Random(seed + " failures")  # a generator of its own, as steps run in another thread
         self.script.runner.fail_if = lambda plan: chance.random() < self.weather.failure * _frailty(plan)
         if not self.script.overlap:
@@ -48,7 +50,10 @@ class Episode:
         try:
             for _ in range(num_steps):
                 self._come_and_go()
+                self._borrower.borrow_and_return()
                 self._step()
+            self.counts["lent pages"] = self._borrower.num_pages
+            self._borrower.return_all()
             self.script.runner.fail_if = lambda plan: False
             most = 1000 + 200 * len(self._live)
             while self.script.loop.has_work:

@@ -10,6 +10,8 @@ import pytest
 from benchmarks.soak import STEPS
 from benchmarks.soak_episode import Episode
 from cache import KVCacheManager, Lease
+from cache.loans import Loan, Loans
+from cache.node import Node
 from cache.page_keys import PageKeys
 from cache.page_tier import PageTier, TierPage
 from engine.scheduling.host_prefixes import HostPrefixes
@@ -70,6 +72,19 @@ def unpinned(tier: PageTier, keys: PageKeys, first: int, stop: int) -> list[Tier
     return [tier._found[keys[page]] for page in range(first, stop)]
 
 
+def lends_a_page_too_many(lend: Any) -> Any:
+    """The one in which the match ends, which a request may write on in."""
+
+    def wrong(loans: Loans, node: Node | None, length: int) -> Loan | None:
+        loan: Loan | None = lend(loans, node, length)
+        if loan is not None and node is not None:
+            table = loans._tree.table(node)
+            return Loan(loan.node, table[: -(-length // loans._tree.page_size)])
+        return loan
+
+    return wrong
+
+
 DEFECTS: list[tuple[type, str, Wrap]] = [
     (KVCacheManager, "release_copy", lambda release: lambda *args: None),
     (KVCacheManager, "record_admission", counts_everybody_anew),
@@ -80,11 +95,15 @@ DEFECTS: list[tuple[type, str, Wrap]] = [
     (HostPrefixes, "load", copies_nothing_back),
     (HostPrefixes, "drop", lambda drop: lambda prefixes, copies: prefixes.settle(copies)),
     (PageTier, "pin", lambda pin: unpinned),
+    (PageTier, "lend", lambda lend: unpinned),
+    (Loans, "lend", lends_a_page_too_many),
     (Scheduler, "needs_results", lambda needs: False),
 ]
 
 
-@pytest.mark.parametrize(("owner", "name", "wrong"), DEFECTS, ids=[name for _, name, _ in DEFECTS])
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong"), DEFECTS, ids=[f"{owner.__name__}.{name}" for owner, name, _ in DEFECTS]
+)
 def test_a_defect_is_noticed(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, wrong: Wrap) -> None:
     monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
     with pytest.raises((AssertionError, ValueError)):
