@@ -126,7 +126,7 @@ class Ingress:
         service = await asyncio.to_thread(self._service)
         if self._args.ingresses.http == "direct":
             await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
-        app = create_app(service)
+        app = create_app(service, at_once=True)
         self._garbage.settle()
         self._lag.start()
         self._many = ManyPrompts(app, service, self._args.batch, serve_is_stopping)
