@@ -96,6 +96,7 @@ def test_no_turn_of_the_loop_is_long(app: ASGIApp) -> None:
 
     async def main() -> None:
         for case in slowest():
+            assert case.body  # it is made now, and not while the event loop is watched
             async with Watch() as watch:
                 await post(app, case)
             if watch.own_s > MOST_S:
