@@ -73,7 +73,7 @@ _REASON = ("holder", "cheaper", "cold", "session", "hash", "spill", "load", "ran
 # fmt: on
 
 _ENDPOINT = ("completions", "chat_completions", "messages", "responses", "embeddings", "rerank", "score")
-_LOSS = ("died", "silent", "failed", "drained")
+_LOSS = ("died", "silent", "failed", "drained", "handed_over")
 _PHASE = ("prefill", "decode", "mixed")
 _STAGE = ("schedule", "prepare", "forward", "sample", "output")
 _TIER = ("device",)

@@ -67,6 +67,8 @@ class ReplicaAddress:
     """Key by which the replica is known, and with which traffic is encrypted; "" where it is not."""
     kv: KVAddress | None = None
     """Where it lends KV; None where it lends none."""
+    role: str = ""
+    """"prefill" or "decode" where these are apart (`router.roles`)."""
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -150,6 +152,8 @@ class Fleet:
         self._fetch_rates = ExactMean()
         self._lenders: tuple[int, Mapping[str, KVAddress]] | None = None
         """What `lenders` returns at this version."""
+        self._roles: tuple[int, dict[str, frozenset[str]]] = (-1, {})
+        """What `with_role` returns at a version."""
 
     # --- members -------------------------------------------------------------------------------------------
 
@@ -335,6 +339,23 @@ class Fleet:
                 found = {name: member.address.kv for name, member in known if member.address and member.address.kv}
                 self._lenders = self.version, found
             return self._lenders[1]
+
+    def with_role(self, role: str) -> frozenset[str]:
+        """Return the replicas that have a role. O(replicas) after a change of one of them, else O(1)."""
+        with self._lock:
+            version, pools = self._roles
+            if version != self.version:
+                pools = {}
+                for name, member in self._members.items():
+                    if member.address is not None and member.address.role:
+                        pools[member.address.role] = pools.get(member.address.role, frozenset()) | {name}
+                self._roles = self.version, pools
+            return pools.get(role, frozenset())
+
+    def prefill_rate(self) -> float:
+        """Return the mean rate at which replicas compute prompts, in tokens/s; a default until one is known."""
+        with self._lock:
+            return self._ready.typical_rate()
 
     def fetch_rate(self) -> float:
         """Return the mean rate at which replicas fetch KV from each other, in tokens/s; 0 where none does."""

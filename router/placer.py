@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_key, prefix_root
@@ -30,6 +30,7 @@ from router.hot_prefixes import HotPrefix, HotPrefixes
 from router.policies import Decision, Policy
 from router.policy_names import policy_named
 from router.prefix_index import PrefixIndex
+from router.roles import Pools
 
 logger = logging.getLogger("ray.serve")
 
@@ -102,6 +103,9 @@ class PlacerSettings:
     """Tokens of shared prefixes whose use is tracked, for the warm-up of new replicas; 0: none."""
     hot_half_life_s: float = 600.0
     """Seconds after which the use of a prefix counts half."""
+    apart_above_tokens: int | Literal["auto"] | None = None
+    """Tokens to compute above which a prompt is computed apart, by replicas that have that role
+    (`router.roles`); None: replicas have no roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,9 @@ class Placer:
             self._hot = HotPrefixes(self.settings.block_tokens, tokens, half_life_s=half_life_s)
         self._open: dict[str, _Open] = {}
         self._sources = FetchSources(fleet)
+        above = self.settings.apart_above_tokens
+        self._pools = None if above is None else Pools(fleet, None if above == "auto" else above)
+        self._handed_over: set[str] = set()  # open requests that go on elsewhere after their first token
         self._shared = SharedPrefixes()
         self._lock = threading.Lock()
         fleet.subscribe(self._forget_departed)
@@ -184,11 +191,18 @@ class Placer:
         seed = self._shared.seed(namespace, tokens, chain, block_tokens)
         first = self.settings.key_blocks
         key = chain[first - 1] if len(chain) >= first else prefix_key(tokens, prefix_root(namespace))
-        replicas, utilisation = self._fleet.candidates(candidates, avoid), self._fleet.utilisation()
+        utilisation = self._fleet.utilisation()
         with self._lock:
             now = self._clock()
             usable = chain[: request.num_reusable // block_tokens]
             overlap = self._index.match(usable, now).times(block_tokens)
+            is_handed_over = False
+            if self._pools is not None:
+                is_resumed = bool(request.output_ids)
+                candidates, is_handed_over = self._pools.choose(
+                    candidates, avoid, len(tokens), overlap, is_resumed
+                )
+            replicas = self._fleet.candidates(candidates, avoid)
             query = RouteQuery(len(tokens), overlap, key, request.session_id, utilisation, chain)
             query = self._sources.query(query, overlap)
             decision = self._policy.decide(query, replicas, self._rng)
@@ -203,6 +217,8 @@ class Placer:
             if self._hot is not None and not request.output_ids:
                 self._hot.record(namespace, tokens, chain, now)
             self._open[request.request_id] = _Open(tokens, seed, chain, usable)
+            if is_handed_over:
+                self._handed_over.add(request.request_id)
             if fetch is not None:
                 held = fetch.num_tokens
         self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), held))
@@ -253,6 +269,7 @@ class Placer:
         self._fleet.release(request_id)
         with self._lock:
             self._sources.end(request_id)
+            self._handed_over.discard(request_id)
             request = self._open.pop(request_id, None)
             # A replica that no longer exists must not return to the index.
             if request is not None and replica is not None and generated and replica in self._fleet.names():
@@ -299,6 +316,11 @@ class Placer:
         with self._lock:
             self._sources.end(request_id)
             self._log.settle(request_id, num_cached)
+
+    def is_handed_over(self, request_id: str) -> bool:
+        """Whether an open request is to go on at another replica after its first token."""
+        with self._lock:
+            return request_id in self._handed_over
 
     def planned_fetch(self, request_id: str) -> PlannedFetch | None:
         """Return what the replica at which an open request was placed is to fetch for it; None: nothing."""

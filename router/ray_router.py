@@ -104,4 +104,5 @@ def address_of(replica: RunningReplica) -> ReplicaAddress | None:
         int(metadata["wire_epoch"]),
         metadata["wire_public_key"],
         KVAddress.advertised(metadata),
+        metadata.get("role", ""),
     )

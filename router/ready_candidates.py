@@ -64,7 +64,7 @@ class ReadyCandidates:
         is_measured = candidate.prefill_rate > 0.0
         self._rates.put(name, candidate.prefill_rate if is_measured else None)
         self._shares.put(name, prefill_share)
-        self._store(candidate if is_measured else replace(candidate, prefill_rate=self._typical_rate()))
+        self._store(candidate if is_measured else replace(candidate, prefill_rate=self.typical_rate()))
 
     def remove(self, name: str) -> None:
         """Remove a replica that no longer exists."""
@@ -98,7 +98,7 @@ class ReadyCandidates:
     def _one(self, name: str, is_avoided: bool) -> Candidate:
         candidate = self._serving.get(name) or self._unavailable.get(name)
         if candidate is None:
-            candidate = Candidate(name, 0.0, 0, 0, 0, 0.0, self._typical_rate(), 0.0, is_available=True)
+            candidate = Candidate(name, 0.0, 0, 0, 0, 0.0, self.typical_rate(), 0.0, is_available=True)
         return replace(candidate, is_available=False) if is_avoided else candidate
 
     def _store(self, candidate: Candidate) -> None:
@@ -128,7 +128,8 @@ class ReadyCandidates:
         self._num_running += sign * candidate.num_running
         self._total_rate += sign * round(candidate.prefill_rate * _SCALE)
 
-    def _typical_rate(self) -> float:
+    def typical_rate(self) -> float:
+        """Return the mean prefill rate, in tokens/s."""
         return self._rates.get(DEFAULT_PREFILL_RATE)
 
     def _hashed_names(self) -> HashedNames:

@@ -34,9 +34,10 @@ class ClientTimings:
     """Time after which what a replica has not answered is sent again: a connection that broke may have lost it."""
 
 
-LossReason = Literal["died", "silent", "failed", "drained"]
+LossReason = Literal["died", "silent", "failed", "drained", "handed_over"]
 """Why a replica did not finish a request: its process is gone; it does not answer; its engine cannot go on, or no
-longer knows the request; it is being stopped, and another one takes the request with its KV."""
+longer knows the request; it is being stopped, and another one takes the request with its KV; it was to compute the
+prompt alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,7 @@ class Attempt:
         self._outcome: asyncio.Future[AttemptFailure | None] = asyncio.get_running_loop().create_future()
         self._outcome.add_done_callback(retrieve)
         self._target: str | None = None
+        self._is_handed_over = False
         self._message: Generate | None = None
         # Each attempt has its own id, so that late tokens of an earlier replica are not taken for this one's.
         suffix = f"~{number}" if number else ""
@@ -258,6 +260,7 @@ class Attempt:
             return self._loss("silent", "no replica answers", self.suspicion)
         dispatch.place(self, order[0])
         self._target = order[0]
+        self._is_handed_over = dispatch.placer.is_handed_over(self.wire_id) and request.is_stream
         self.stream.placed()
         if self.trial is not None:
             dispatch.suspects.place(self.wire_id, self._target)
@@ -329,7 +332,16 @@ class Attempt:
             self._clear()
         if delta.finish_reason is not None:
             self._finish(None)
+        elif self._is_handed_over and self.trial is None:
+            self._hand_over(replica)
         return True
+
+    def _hand_over(self, replica: str) -> None:
+        """Have another replica go on, after the first tokens; where this one lends no KV, it goes on itself."""
+        kv = self._dispatch.connections[replica].address.kv
+        if kv is not None:
+            reason = "it computes prompts alone"
+            self._finish(AttemptFailure("lost", reason, self.placed, loss="handed_over", kv=kv))
 
     def _clear(self) -> None:
         """Suspect the request no more: it runs past the point at which a replica died."""

@@ -161,6 +161,9 @@ class Failover:
     async def _recover(self, failure: AttemptFailure) -> Exception | None:
         """Return None to try again, else the error for the client."""
         self._avoid.append(failure.replica or "?")
+        if failure.loss == "handed_over":
+            self._migrating, self._deadline = failure, time.monotonic() + self._health.migration_wait_s
+            return None
         has_tokens = len(self._stream.journal) > 0
         if failure.kind == "never_fits":
             return self._give_up(failure) if has_tokens else Rejected(failure.reason)

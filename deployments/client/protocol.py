@@ -55,6 +55,12 @@ class GenerateRequest(Struct, frozen=True):
             return self.num_prompt_reported
         return len(self.prompt_ids) + len(self.output_ids)
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether its tokens come one after the other, so that another replica can go on after any."""
+        sampling = self.sampling
+        return sampling.max_tokens > 1 and sampling.pooling is None and sampling.beams is None
+
 
 OverloadKind = Literal["queue_full", "tenant_queue_full", "deadline"]
 """Every queue that could take the request is full; its tenant has too much waiting; it would wait too long."""

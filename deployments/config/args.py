@@ -107,6 +107,25 @@ class ModelArgs(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _roles_need_fetches(self) -> Self:
+        engine, missing = self.engine, ""
+        if self.engines.roles is None:
+            return self
+        if not engine.host_kv_gib:
+            missing = "engine.host_kv_gib is 0: set it to the memory for the prompts on their way"
+        elif self.engines.kv_fetch is None:
+            missing = "engines.kv_fetch is null: leave it out"
+        elif not engine.prefix_cache:
+            missing = "engine.prefix_cache is false: leave it out"
+        elif engine.tensor_parallel_size > 1:
+            missing = f"engine.tensor_parallel_size is {engine.tensor_parallel_size}: only engines of 1 rank do"
+        if missing:
+            raise ValueError(
+                f"engines.roles has replicas fetch KV from each other, but {missing}; or remove roles"
+            )
+        return self
+
     @property
     def num_when_loaded(self) -> int:
         """Number of replicas that loading the model starts."""
@@ -211,6 +230,7 @@ class AppArgs(AccessSettings):
             decisions_kept=self.router.decisions_kept,
             hot_tokens=self.warm_up.track_tokens if self.warm_up.max_seconds else 0,
             hot_half_life_s=self.warm_up.half_life_s,
+            apart_above_tokens=None if (roles := model.engines.roles) is None else roles.disaggregate_above_tokens,
         )
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from deployments.config.hosts import LOCAL_HOSTS, check_host, check_origin, is_local
 from deployments.config.kv_events import KvEventSettings
 from deployments.config.kv_fetch import KvFetchSettings
+from deployments.config.roles import RoleSettings
 from router.policy_names import check_policy_name
 
 PolicyName = Annotated[str, AfterValidator(check_policy_name)]
@@ -253,6 +254,27 @@ class EngineDeploymentSettings(DeploymentSettings):
     """Where replicas tell routers of others which blocks they hold. None: nowhere."""
     kv_fetch: KvFetchSettings | None = KvFetchSettings()
     """How replicas fetch KV from each other, where they have `engine.host_kv_gib`. None: they fetch none."""
+    roles: RoleSettings | None = None
+    """Which replicas compute prompts and which generate; given instead of `count`. None: all do both."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _roles_say_how_many(cls, given: Any) -> Any:
+        """Count the replicas of all roles. What is no section is left to be refused by pydantic."""
+        roles = given.get("roles") if isinstance(given, dict) else None
+        if not roles:
+            return given
+        settings = RoleSettings.model_validate(roles)
+        if given.get("autoscaling") is not None:
+            raise ValueError(
+                "roles and autoscaling exclude each other: replicas with roles have fixed numbers; remove one"
+            )
+        if given.get("count", settings.count) != settings.count:
+            raise ValueError(
+                f"count is {given['count']}, but roles has {settings.prefill} replicas for prefill and "
+                f"{settings.decode} for decode: leave out count"
+            )
+        return {**given, "roles": settings, "count": settings.count}
 
     @property
     def num_expected(self) -> int:

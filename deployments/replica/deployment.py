@@ -21,6 +21,7 @@ from deployments.client.outgoing import message_of
 from deployments.client.protocol import CallOutcome, GenerateRequest
 from deployments.config.kv_events import KvEventSettings
 from deployments.config.kv_fetch import KvFetchSettings
+from deployments.config.roles import RoleSettings
 from deployments.config.settings import (
     ChatSettings,
     HealthSettings,
@@ -50,6 +51,7 @@ from engine.scheduling.stats import StepStats
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from router.ray_internals import serve_is_stopping
+from router.roles import Role
 
 logger = logging.getLogger("ray.serve")
 
@@ -78,6 +80,8 @@ class ReplicaSettings:
     """Where blocks of KV are told to routers of others, if anywhere."""
     kv_fetch: KvFetchSettings | None = None
     """How KV is exchanged with other replicas, if at all."""
+    roles: RoleSettings | None = None
+    """How many replicas have which role, if they have any."""
     timings: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire; its heartbeat is `health.heartbeat_s`."""
 
@@ -88,6 +92,13 @@ def serve_whereabouts() -> tuple[str, str]:
     from ray import serve
 
     return serve.get_replica_context().replica_id.unique_id, ray.util.get_node_ip_address()
+
+
+def serve_rank() -> int:
+    """This Serve replica's number among those of its deployment, from 0; a replica's successor gets its own."""
+    from ray import serve
+
+    return int(serve.get_replica_context().rank.rank)
 
 
 def _with_threads(config: EngineConfig, num_sharing: int | None) -> EngineConfig:
@@ -109,10 +120,14 @@ class EngineReplica:
         engine_factory: EngineFactory = load_engine,
         whereabouts: Callable[[], tuple[str, str]] = serve_whereabouts,
         is_stopping: Callable[[], bool] = serve_is_stopping,
+        rank: Callable[[], int] = serve_rank,
     ) -> None:
         log_through_serve()
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
+        self._role: Role | None = None
+        if settings.roles is not None:
+            self._role = "prefill" if rank() < settings.roles.prefill else "decode"
         self._events: KvEventPublisher | None = None
         if settings.kv_events is not None:  # before the model is loaded: unusable endpoints are told at once
             self._events = KvEventPublisher(settings.kv_events, self.replica, host, config.name)
@@ -186,6 +201,7 @@ class EngineReplica:
             "wire_public_key": self._wire.public_key,
             "wire_epoch": str(self._wire.epoch),
             **({} if self._exchange is None else self._exchange.sender.address.metadata()),
+            **({} if self._role is None else {"role": self._role}),
         }
 
     async def check_health(self) -> None:
@@ -205,7 +221,8 @@ class EngineReplica:
         """Describe this replica: its longest context in tokens, and its GPUs."""
         device = str(getattr(self._engine.runner, "device", "none"))
         gpus = await asyncio.to_thread(gpus_of, device)
-        return {"replica": self.replica, "max_model_len": self._engine.max_model_len, "gpus": gpus}
+        described = {"replica": self.replica, "max_model_len": self._engine.max_model_len, "gpus": gpus}
+        return described if self._role is None else {**described, "role": self._role}
 
     def close(self) -> None:
         """Stop the engine and the wire. Idempotent."""

@@ -1,4 +1,4 @@
-"""Replicas on Ray fetch KV from each other: addresses and keys reach the ingress, and a prompt its source."""
+"""Replicas on Ray compute long prompts for each other: roles, addresses and keys reach the ingress."""
 
 from __future__ import annotations
 
@@ -12,26 +12,33 @@ pytestmark = pytest.mark.e2e
 PROMPT = "The same long beginning of many prompts. " * 20
 
 
-def test_a_replica_fetches_what_the_other_one_has_computed(service: Service) -> None:
-    """Prompts go to one of two replicas at random, so after some both have been asked."""
+def test_a_long_prompt_is_computed_by_one_replica_and_answered_by_the_other(service: Service) -> None:
+    """The second answer comes from the second replica alone, which has fetched the prompt's KV for the first."""
     arguments = {
         "engine": {"model": "demo", "kv_pages": 512, "threads": 1, "host_kv_gib": 0.05},
-        "engines": {"count": 2, "num_cpus": 0.1, "kv_fetch": {"expected_mib_per_s": 100_000}},
+        "engines": {
+            "num_cpus": 0.1,
+            "roles": {"prefill": 1, "decode": 1, "disaggregate_above_tokens": 100},
+        },
         "ingresses": {"num_cpus": 0.1},
-        "router": {"policy": "random"},
     }
-    with running("fetching", arguments) as fetching:
-        answers: set[str] = set()
+    with running("apart", arguments) as apart:
 
-        def fetched() -> float:
-            ask = {"model": "demo", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
-            answer = httpx.post(f"{fetching.url}/v1/completions", json=ask, timeout=60).json()
-            answers.add(answer["choices"][0]["text"])
-            return fetching.metric("raydix_kv_transfer_pages_total", tier="peer", direction="in")
+        def ask() -> tuple[str, int]:
+            asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+            answer = httpx.post(f"{apart.url}/v1/completions", json=asked, timeout=60).json()
+            return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
-        fetching.wait_until(lambda: fetched() > 0)
-        fetching.wait_until(
-            lambda: fetching.metric("raydix_kv_transfer_pages_total", tier="peer", direction="out") == fetched()
+        first, num_cached = ask()
+        assert num_cached == 0
+        again, num_cached = ask()
+        assert again == first and num_cached > 100
+
+        def moved(direction: str) -> float:
+            return apart.metric("raydix_kv_transfer_pages_total", tier="peer", direction=direction)
+
+        apart.wait_until(lambda: moved("in") == moved("out") > 0)
+        apart.wait_until(
+            lambda: apart.metric("raydix_migrations_total", reason="handed_over", outcome="resumed") == 1
         )
-        assert len(answers) == 1
-        assert fetching.metric("raydix_kv_transfer_failed_pages_total", tier="peer") == 0
+        assert apart.metric("raydix_kv_transfer_failed_pages_total", tier="peer") == 0

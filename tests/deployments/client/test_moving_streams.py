@@ -5,19 +5,29 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deployments.client.protocol import GenerateRequest
 from deployments.config.kv_fetch import KvFetchSettings
+from deployments.config.roles import RoleSettings
+from engine.beam_search import BeamParams
 from engine.config import EngineConfig
 from engine.engine import LoadedRunner
 from engine.loading.load_model import load_model
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Step, StepPlan, StepResult
 from monitoring.metrics import Metrics
-from tests.deployments.support.in_process_engines import ClientAndEngines, WeighingPlacer, is_nothing_left, until
+from router.placer import Placer, PlacerSettings
+from tests.deployments.support.in_process_engines import (
+    ClientAndEngines,
+    InProcessEngines,
+    WeighingPlacer,
+    is_nothing_left,
+    until,
+)
 from tests.support.metric_values import observations_of
 
 PROMPT = random.Random(0).choices(range(300), k=100)
@@ -46,6 +56,60 @@ class HeldRunner:
             return step()
 
         return run
+
+
+class RolePlacer(Placer):
+    """Places prompts by their cost, where replicas have roles."""
+
+    def __init__(self, engines: InProcessEngines) -> None:
+        super().__init__(engines.fleet, PlacerSettings(apart_above_tokens=64))
+
+
+def moved_streams(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """Count streams that have moved, by reason and outcome."""
+    return {labels: count for labels, count in observations_of(metrics)[0]["migrations_total"].items() if count}
+
+
+async def tokens_of(stream: Any) -> list[int]:
+    return [token async for delta in stream for token in delta.token_ids]
+
+
+def test_the_replica_that_computed_a_long_prompt_hands_its_stream_over() -> None:
+    """The first token comes from there, and the rest from one that generates, which fetches the KV."""
+
+    async def scenario() -> None:
+        metrics = Metrics("m", "i0", "ingress")
+        async with ClientAndEngines(
+            3, placer=RolePlacer, load=load_model, model="demo", kv_pages=64, page_size=16, host_kv_gib=0.02,
+            kv_fetch=KvFetchSettings(), roles=RoleSettings(prefill=1, decode=2), metrics=metrics,
+        ) as (client, engines):  # fmt: skip
+            sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+            short = GenerateRequest("short", "m", list(range(50)), sampling)
+            assert len(await tokens_of(await client.generate(short))) == NUM_TOKENS
+            num_finished = [replica._loop.load().num_finished for replica in engines.replicas]
+            assert num_finished[0] == 0 and sum(num_finished) == 1
+
+            stream = await client.generate(GenerateRequest("long", "m", PROMPT, sampling))
+            tokens = await tokens_of(stream)
+            fetched = [replica._loop.load().peers.loaded for replica in engines.replicas]
+            assert fetched[0] == 0 and sum(fetched) >= len(PROMPT) // 16
+            assert [span.replica for span in stream.timeline.spans] in (["r0", "r1"], ["r0", "r2"])
+            assert moved_streams(metrics) == {("handed_over", "resumed"): 1}
+            assert not stream.timeline.migrations
+
+            for name, one in (("one", {"max_tokens": 1}), ("beams", {"beams": BeamParams(2), "max_tokens": 4})):
+                asked = GenerateRequest(name, "m", PROMPT[::-1], replace(sampling, **one))
+                await tokens_of(await client.generate(asked))
+            assert moved_streams(metrics) == {("handed_over", "resumed"): 1}
+
+            for replica in engines.replicas[1:]:
+                engines.stopping.add(replica.replica)
+            await until(lambda: client.fleet.count_by_state()["draining"] == 2)
+            alone = await tokens_of(await client.generate(GenerateRequest("alone", "m", PROMPT, sampling)))
+            assert alone == tokens
+            await until(lambda: is_nothing_left(client, engines))
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("lends", [True, False])
@@ -89,8 +153,7 @@ def test_a_stream_takes_its_kv_along_when_its_replica_is_stopped(lends: bool) ->
             if lends:
                 fetched = engines.replicas[1]._loop.load().peers.loaded
                 assert fetched >= len(PROMPT) // 16
-                moved = observations_of(metrics)[0]["migrations_total"]
-                assert moved["drained", "resumed"] == 1
+                assert moved_streams(metrics) == {("drained", "resumed"): 1}
             await until(lambda: is_nothing_left(client, engines))
 
     asyncio.run(scenario())

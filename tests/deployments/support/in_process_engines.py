@@ -15,6 +15,7 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.replica_watch import Watcher
 from deployments.config.kv_fetch import KvFetchSettings
+from deployments.config.roles import RoleSettings
 from deployments.config.settings import HealthSettings
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.wire.server import WireTimings
@@ -113,13 +114,14 @@ class InProcessEngines:
         load: Callable[[EngineConfig], LoadedRunner] | None = None,
         shared: Sequence[Sequence[int]] = (),
         kv_fetch: KvFetchSettings | None = None,
+        roles: RoleSettings | None = None,
         **config: Any,
     ) -> None:
         """`load` makes real runners for them; `shared` are prefixes that they compute for all salts; `kv_fetch`
-        says how they fetch KV from each other, if they have the memory for it.
+        says how they fetch KV from each other, if they have the memory for it; `roles`, what each one does.
         """
         health = HealthSettings(stall_timeout_s=0.5, heartbeat_s=wire.heartbeat_s)
-        settings = ReplicaSettings(health=health, timings=wire, kv_fetch=kv_fetch)
+        settings = ReplicaSettings(health=health, timings=wire, kv_fetch=kv_fetch, roles=roles)
         engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
         self.stopping: set[str] = set()
         """Replicas that Serve has asked to shut down."""
@@ -133,6 +135,7 @@ class InProcessEngines:
                 _engine_with(runner, shared),
                 _located(f"r{number}"),
                 partial(self.stopping.__contains__, f"r{number}"),
+                partial(int, number),
             )
             for number, runner in enumerate(loaded)
         ]
@@ -153,6 +156,7 @@ class InProcessEngines:
                 int(metadata["wire_epoch"]),
                 metadata["wire_public_key"],
                 KVAddress.advertised(metadata),
+                metadata.get("role", ""),
             )
         self.fleet.update(addresses)
 
@@ -214,7 +218,7 @@ class ClientAndEngines:
         health: Mapping[str, Any] | None = None,
         metrics: Metrics | None = None,
         watcher: Watcher | None = None,
-        placer: type[ChosenPlacer] = ChosenPlacer,
+        placer: Callable[[InProcessEngines], Placer] = ChosenPlacer,
         **config: Any,
     ) -> None:
         self._watcher, self._placer = watcher, placer

@@ -21,6 +21,7 @@ from deployments.api.app import create_framework_app
 from deployments.cli.app import app as raydix
 from deployments.config.args import AppArgs
 from deployments.config.kv_events import KvEventSettings
+from deployments.config.roles import RoleSettings
 from deployments.config.settings import AutoscalingSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import TenantSettings
@@ -31,7 +32,7 @@ from monitoring.metrics import METRICS, PREFIX
 
 REQUIRED = object()
 """The default of a setting that has none."""
-_OPTIONAL: tuple[type[BaseModel], ...] = (AutoscalingSettings, KvEventSettings)
+_OPTIONAL: tuple[type[BaseModel], ...] = (AutoscalingSettings, KvEventSettings, RoleSettings)
 """Sections that are off unless they are given."""
 _LISTS: Mapping[str, type[BaseModel] | None] = {
     "tenants": TenantSettings,

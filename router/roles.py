@@ -1,0 +1,54 @@
+"""Prefill and decode apart: which replicas a prompt may go to where they have roles.
+
+    a prompt of which much is cached nowhere that decodes ──▶ "prefill": computes it, sends the first token
+                                                                  │ the KV goes along
+    any other prompt, and the rest of that stream ───────────▶ "decode" ◀──┘
+
+Where one side has no replica that can serve, the other one does both: service comes before roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from router.fleet import Fleet
+from router.overlap import Overlap
+
+Role = Literal["prefill", "decode"]
+WORTH_S = 0.25
+"""Seconds of prefill, at the fleet's measured rate, above which a prompt goes apart if no number of tokens is set:
+so long a prefill is worth a transfer, and would hold back the streams beside it."""
+
+
+class Pools:
+    """Chooses the pool of replicas for each prompt of one deployment."""
+
+    def __init__(self, fleet: Fleet, above_tokens: int | None) -> None:
+        """`above_tokens` are the tokens to compute above which a prompt goes apart; None: what takes `WORTH_S`."""
+        self._fleet, self._above_tokens = fleet, above_tokens
+
+    def choose(
+        self,
+        candidates: Collection[str],
+        avoid: Collection[str],
+        num_tokens: int,
+        overlap: Overlap,
+        is_resumed: bool,
+    ) -> tuple[Collection[str], bool]:
+        """Return those of the candidates among which a prompt of `num_tokens` is placed, and whether the stream
+        goes on elsewhere after its first token.
+        """
+        prefill, decode = self._serving("prefill", candidates, avoid), self._serving("decode", candidates, avoid)
+        if not decode:
+            return candidates, False
+        if is_resumed or not prefill:
+            return decode, False
+        above = self._fleet.prefill_rate() * WORTH_S if self._above_tokens is None else self._above_tokens
+        is_apart = num_tokens - overlap.most_among(decode) > above
+        return (prefill, True) if is_apart else (decode, False)
+
+    def _serving(self, role: Role, candidates: Collection[str], avoid: Collection[str]) -> Collection[str]:
+        """Return the candidates of a role, if any of them can serve now."""
+        pool = self._fleet.with_role(role).intersection(candidates)
+        return pool if pool and not self._fleet.candidates(pool, avoid).none_available else ()
