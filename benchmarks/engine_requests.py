@@ -48,7 +48,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine, LoadedRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Step, StepPlan, StepResult
-from router.fleet import ReplicaAddress
+from router.addresses import ReplicaAddress
 
 NUM_CACHED, NUM_NEW = 80, 10
 MAX_TOKEN = 1000

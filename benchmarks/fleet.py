@@ -45,7 +45,8 @@ from deployments.wire.messages import Generate, Load
 from deployments.wire.open_files import allow_open_files
 from deployments.wire.server import WireServer, WireTimings
 from engine.sampling_params import SamplingParams
-from router.fleet import Fleet, ReplicaAddress
+from router.addresses import ReplicaAddress
+from router.fleet import Fleet
 from router.placer import Placer
 from router.state import RouterState
 

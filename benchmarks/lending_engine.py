@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.precompute import precompute
 from engine.sampling_params import SamplingParams
-from router.fleet import KVAddress
+from router.addresses import KVAddress
 
 
 @contextlib.contextmanager

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from router.addresses import KVAddress
 from router.candidates import Candidates
 from router.cost import RouteQuery
 from router.fetching import FetchQuery, Source, best_fetch
-from router.fleet import Fleet, KVAddress
+from router.fleet import Fleet
 from router.overlap import Overlap
 
 NUM_SOURCES = 2

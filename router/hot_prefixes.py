@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cache import Namespace
-from router.fleet import KVAddress
+from router.addresses import KVAddress
 
 # The weight of a new use grows with time in place of all others' decay; all are scaled down before they overflow.
 _MAX_DOUBLINGS = 64.0

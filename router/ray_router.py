@@ -16,7 +16,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from router.fleet import KVAddress, ReplicaAddress
+from router.addresses import KVAddress, ReplicaAddress
 from router.placer import PlacerSettings
 from router.ray_internals import back_off, call_id, deployment_of, first_argument, metadata_of
 from router.state import SettingsDiffer, router_state

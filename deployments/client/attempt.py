@@ -17,8 +17,9 @@ from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
 from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, RefusalKind
 from engine.stream_delta import StreamDelta
+from router.addresses import KVAddress
 from router.decisions import as_json
-from router.fleet import Fleet, KVAddress
+from router.fleet import Fleet
 from router.placer import Placer
 
 

@@ -13,7 +13,7 @@ from deployments.client.attempt import DispatchContext
 from deployments.client.replica_watch import Watch
 from deployments.wire.connection import WireConnection
 from deployments.wire.open_files import shortage
-from router.fleet import ReplicaAddress
+from router.addresses import ReplicaAddress
 
 logger = logging.getLogger("ray.serve")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deployments.client.protocol import GenerateRequest
 from deployments.wire.messages import Generate, KVOrigin, pack_tokens
-from router.fleet import KVAddress
+from router.addresses import KVAddress
 
 
 def message_of(

@@ -43,8 +43,8 @@ from deployments.wire.sockets import make_context
 from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
+from router.addresses import ReplicaAddress
 from router.decisions import as_json
-from router.fleet import ReplicaAddress
 from router.state import RouterState
 
 logger = logging.getLogger("ray.serve")

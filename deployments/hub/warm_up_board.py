@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cache.prefix_hash import block_hashes, prefix_root
-from router.fleet import KVAddress
+from router.addresses import KVAddress
 from router.hot_prefixes import HotPrefix, HotPrefixes
 
 MAX_REPORTS = 256

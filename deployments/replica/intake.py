@@ -24,7 +24,7 @@ from engine.grammar.spec import Grammar
 from engine.request import Request
 from engine.scheduling.peers import KVSource
 from engine.tasks import check_task
-from router.fleet import KVAddress
+from router.addresses import KVAddress
 
 logger = logging.getLogger("ray.serve")
 

@@ -17,7 +17,7 @@ from deployments.wire.messages import Load
 from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable
 from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import StreamDelta
-from router.fleet import ReplicaAddress
+from router.addresses import ReplicaAddress
 
 logger = logging.getLogger("ray.serve")
 

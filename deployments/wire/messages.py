@@ -94,7 +94,7 @@ class NextPart(msgspec.Struct, tag=6, array_like=True, frozen=True):
 
 
 class KVOrigin(msgspec.Struct, array_like=True, frozen=True):
-    """Where a replica can fetch the KV of a request's beginning (`router.fleet.KVAddress`)."""
+    """Where a replica can fetch the KV of a request's beginning (`router.addresses.KVAddress`)."""
 
     endpoint: str
     secret: str

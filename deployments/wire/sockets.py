@@ -12,7 +12,7 @@ import zmq
 
 from deployments.wire.handshake import Context, Doorkeeper, Socket, prove
 from deployments.wire.messages import MAX_MESSAGE_BYTES
-from router.fleet import KVAddress, ReplicaAddress
+from router.addresses import KVAddress, ReplicaAddress
 
 MAX_REQUEST_BYTES = 16 * 2**20
 """Largest message that an ingress may send: a request of four million tokens, or a hello that names streams."""

@@ -9,8 +9,9 @@ from msgspec import structs
 
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
+from router.addresses import KVAddress, ReplicaAddress
 from router.fetching import FetchTerms
-from router.fleet import Fleet, KVAddress, ReplicaAddress, ReplicaLoad
+from router.fleet import Fleet, ReplicaLoad
 from router.placer import Placer, PlacerSettings
 from tests.router.support.fleets import Prompt
 

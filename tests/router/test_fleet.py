@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
+from router.addresses import ReplicaAddress
+from router.fleet import Fleet, ReplicaLoad
 
 
 def fleet(*names: str) -> Fleet:

@@ -12,8 +12,9 @@ from msgspec import structs
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from cache.tiers import Tier
+from router.addresses import ReplicaAddress
 from router.cost import cost, load_seconds
-from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
+from router.fleet import Fleet, ReplicaLoad
 from router.lower_tiers import LowerTiers
 from router.overlap import OutdatedOverlap, Overlap
 from router.placer import Placer, PlacerSettings

@@ -13,7 +13,8 @@ from cache import KVCacheManager, SharedPrefixes
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from monitoring.metrics import BY_NAME
-from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
+from router.addresses import ReplicaAddress
+from router.fleet import Fleet, ReplicaLoad
 from router.placer import Placer, PlacerSettings
 from router.policies import POLICIES, Reason
 from tests.router.support.fleets import Prompt

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from router.fleet import KVAddress, ReplicaAddress, ReplicaLoad
+from router.addresses import KVAddress, ReplicaAddress
+from router.fleet import ReplicaLoad
 from router.placer import PlacerSettings
 from router.ray_router import PrefixRouter, address_of
 from router.state import router_state

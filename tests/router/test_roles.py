@@ -10,7 +10,8 @@ from msgspec import structs
 
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
-from router.fleet import Fleet, KVAddress, ReplicaAddress, ReplicaLoad
+from router.addresses import KVAddress, ReplicaAddress
+from router.fleet import Fleet, ReplicaLoad
 from router.placer import Placer, PlacerSettings
 from tests.router.support.fleets import Prompt
 

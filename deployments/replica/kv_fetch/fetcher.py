@@ -30,7 +30,7 @@ from deployments.wire.messages import pack_tokens
 from deployments.wire.sockets import connect_peer
 from engine.scheduling.lower_tier import Finished
 from engine.scheduling.peers import KVSource, PageMemory, PeerTotals
-from router.fleet import KVAddress
+from router.addresses import KVAddress
 
 logger = logging.getLogger("ray.serve")
 

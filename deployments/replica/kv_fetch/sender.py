@@ -32,7 +32,7 @@ from deployments.wire.messages import unpack_tokens
 from deployments.wire.sockets import bind, make_router
 from engine.errors import EngineStopped
 from engine.scheduling.peers import LentPages, PageMemory
-from router.fleet import KVAddress
+from router.addresses import KVAddress
 
 logger = logging.getLogger("ray.serve")
 

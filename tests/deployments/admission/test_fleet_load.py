@@ -8,7 +8,8 @@ import pytest
 
 from deployments.admission.fleet_load import FleetLoad
 from deployments.client.protocol import GenerateRequest
-from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
+from router.addresses import ReplicaAddress
+from router.fleet import Fleet, ReplicaLoad
 
 
 def fleet(**loads: ReplicaLoad) -> Fleet:

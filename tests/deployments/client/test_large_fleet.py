@@ -18,7 +18,8 @@ from deployments.client.protocol import Unavailable
 from deployments.client.remote_engines import RemoteEngines
 from deployments.wire.handshake import Keys
 from deployments.wire.open_files import allow_open_files
-from router.fleet import Fleet, ReplicaAddress
+from router.addresses import ReplicaAddress
+from router.fleet import Fleet
 from router.placer import Placer
 from router.state import RouterState
 from tests.deployments.support.in_process_engines import request, until

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.hub.warm_up_board import MAX_PREFIXES, MAX_REPORTS, WarmUpBoard
-from router.fleet import KVAddress
+from router.addresses import KVAddress
 from tests.deployments.support.prefix_reports import report, tokens_of
 
 

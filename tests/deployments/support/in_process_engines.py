@@ -28,7 +28,8 @@ from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.lower_tier import NoLowerTier
 from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
 from monitoring.metrics import Metrics
-from router.fleet import Fleet, KVAddress, ReplicaAddress
+from router.addresses import KVAddress, ReplicaAddress
+from router.fleet import Fleet
 from router.placer import Placeable, Placer
 from router.state import RouterState
 

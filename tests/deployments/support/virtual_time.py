@@ -11,7 +11,8 @@ from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHea
 from deployments.client.timeline import Timeline
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
-from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
+from router.addresses import ReplicaAddress
+from router.fleet import Fleet, ReplicaLoad
 from tests.deployments.support.turns import CountedSelector, TurnLoop
 
 T = TypeVar("T")

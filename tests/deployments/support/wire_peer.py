@@ -16,7 +16,7 @@ from deployments.wire.handshake import Keys, prove
 from deployments.wire.prefix_feed import PrefixSource
 from deployments.wire.server import WireServer, WireTimings
 from engine.sampling_params import SamplingParams
-from router.fleet import ReplicaAddress
+from router.addresses import ReplicaAddress
 
 _numbers = itertools.count(1)
 

@@ -18,7 +18,7 @@ from deployments.wire import messages
 from deployments.wire.outbox import MAX_BATCH_BYTES
 from deployments.wire.server import WireServer, WireTimings
 from engine.stream_delta import StreamDelta
-from router.fleet import ReplicaAddress
+from router.addresses import ReplicaAddress
 from tests.deployments.support import raw_peer
 from tests.deployments.support.wire_peer import BarePeer, Requests, address_of, ask, hello, served, wait_until
 

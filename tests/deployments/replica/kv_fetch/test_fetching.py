@@ -21,7 +21,7 @@ from deployments.wire.handshake import Context
 from deployments.wire.sockets import connect_peer
 from engine.scheduling.lower_tier import Finished
 from engine.scheduling.peers import KVSource
-from router.fleet import KVAddress
+from router.addresses import KVAddress
 from tests.deployments.support.lent_pages import PAGE_BYTES, PAGE_SIZE, Pages, ScriptedLender
 from tests.deployments.support.wire_peer import impostor
 

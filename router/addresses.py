@@ -1,0 +1,48 @@
+"""Where replicas are reached, and what others prove themselves with: as each replica advertises it through Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(frozen=True, slots=True)
+class KVAddress:
+    """Where a replica lends KV to others."""
+
+    endpoint: str
+    """ZeroMQ address."""
+    secret: str = field(repr=False)
+    """Key with which another replica proves that it is one."""
+    public_key: str = ""
+    """As in `ReplicaAddress`."""
+
+    @classmethod
+    def advertised(cls, metadata: Mapping[str, str]) -> KVAddress | None:
+        """Return the address of what a replica has advertised (`metadata`); None where it lends none."""
+        if any(f"kv_{field.name}" not in metadata for field in fields(cls)):
+            return None
+        return cls(**{field.name: metadata[f"kv_{field.name}"] for field in fields(cls)})
+
+    def metadata(self) -> dict[str, str]:
+        """Return what a replica advertises."""
+        return {f"kv_{field.name}": getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAddress:
+    """How to reach a replica's wire."""
+
+    replica: str
+    endpoint: str
+    """ZeroMQ address, "tcp://host:port"."""
+    secret: str = field(repr=False)
+    """Key with which an ingress proves that it is one; new with every start of a replica."""
+    epoch: int | None = None
+    """Number drawn at the replica's start; None when it was not advertised."""
+    public_key: str = ""
+    """Key by which the replica is known, and with which traffic is encrypted; "" where it is not."""
+    kv: KVAddress | None = None
+    """Where it lends KV; None where it lends none."""
+    role: str = ""
+    """"prefill" or "decode" where these are apart (`router.roles`)."""
