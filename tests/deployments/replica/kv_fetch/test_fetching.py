@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -199,17 +200,29 @@ def test_a_silent_replica_is_given_up_and_asked_no_more_for_a_while() -> None:
     liar.close()
 
 
-def test_a_replica_whose_step_takes_long_is_waited_for(ends: Callable[..., Ends]) -> None:
-    lender = ScriptedLender(9)
-    lender.waits = []
-    both = ends(lender, AT_ONCE)
-    both.fetch(0, [1, 2])
-    until(lambda: bool(lender.waits))
-    time.sleep(3 * AT_ONCE.silence_s)
-    assert not both.take().failed
-    lender.make(lender.waits[0])
-    both.wait(2)
-    assert both.loaded == [1, 2]
+def test_a_replica_whose_step_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fetcher's clock is the test's: it gives up what it has not heard of for 60 s."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("deployments.replica.kv_fetch.fetcher.time", clock)
+    liar = Liar([])
+    fetcher = KVFetcher(Pages(2), PAGE_SIZE, FOR_LONG)
+    fetcher.load(liar.source, SPACE, list(range(8)), 0, [1, 2])
+    fetcher_peer = liar.asked()
+    (connection,) = fetcher._connections.values()
+    transfer = connection.transfers[1]
+    for at in (50.0, 100.0, 150.0):
+        now[0] = at
+        liar.say(fetcher_peer, messages.encode(messages.Busy(1)))
+        while transfer.heard_at != at:
+            time.sleep(0.005)
+    assert not fetcher.finished().failed
+    now[0] = 211.0
+    until(lambda: not connection.transfers)
+    assert fetcher.finished().failed == [1, 2]
+    monkeypatch.undo()
+    fetcher.close()
+    liar.close()
 
 
 def test_a_loan_that_is_made_when_its_fetcher_is_gone_is_given_back(ends: Callable[..., Ends]) -> None:
@@ -298,6 +311,14 @@ class Liar:
         for parts in self._answers:
             self._socket.send_multipart([peer, *parts])
         return list(self._socket.recv_multipart()[1:])
+
+    def asked(self) -> bytes:
+        """Take a fetch; return who asks."""
+        peer, _ = self._socket.recv_multipart()
+        return bytes(peer)
+
+    def say(self, peer: bytes, *parts: bytes) -> None:
+        self._socket.send_multipart([peer, *parts])
 
     def close(self) -> None:
         self._context.destroy(linger=0)
