@@ -85,13 +85,17 @@ def connect_dealer(context: Context, address: ReplicaAddress) -> Socket:
 
 
 def connect_peer(context: Context, address: KVAddress, max_message_bytes: int) -> Socket:
-    """Create a replica's socket to another one, which lends it KV."""
+    """Create a replica's socket to another one, which lends it KV. Raises ZMQError for what is no address."""
     socket = _make(context, zmq.DEALER)
-    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
-    socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    prove(socket, address.secret, address.public_key)
-    socket.connect(address.endpoint)
+    try:
+        socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        prove(socket, address.secret, address.public_key)
+        socket.connect(address.endpoint)
+    except BaseException:
+        socket.close()
+        raise
     return socket
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import zmq
@@ -73,7 +73,7 @@ class _Connection:
 
 
 class KVFetcher:
-    """The engine's `Peers`. A `KVSource.peer` is a `KVAddress`."""
+    """The engine's `KVPeers`. A `KVSource.peer` is a `KVAddress`."""
 
     def __init__(self, memory: PageMemory, page_size: int, settings: KvFetchSettings) -> None:
         """`page_size` in tokens."""
@@ -188,7 +188,12 @@ class KVFetcher:
         """Begin a transfer, or have it wait for those before it."""
         connection = self._connections.get(transfer.address)
         if connection is None:
-            socket = connect_peer(self._context, transfer.address, self._page_bytes + _HEADER_BYTES)
+            try:
+                socket = connect_peer(self._context, transfer.address, self._page_bytes + _HEADER_BYTES)
+            except Exception as error:  # whatever it is, the pages are the engine's again
+                logger.warning("no KV can be fetched from %s: %s", transfer.address.endpoint, error)
+                self._give_up([transfer])
+                return
             connection = self._connections[transfer.address] = _Connection(socket, time.monotonic())
         connection.waiting.append(transfer)
         self._ask_next(connection)
@@ -293,12 +298,13 @@ class KVFetcher:
         self._num_failed += len(hosts)
         self._over.extend((host, False) for host in hosts)
 
-    def _give_up_waiting(self, connection: _Connection) -> None:
-        for transfer in connection.waiting:
+    def _give_up(self, transfers: Iterable[_Transfer]) -> None:
+        """Fail transfers that were not asked for."""
+        for transfer in transfers:
             self._num_fetches += 1
             self._num_failed_fetches += 1
             self._fail(transfer.hosts)
-        connection.waiting.clear()
+        self._on_finished()
 
     def _look(self, now: float) -> None:
         """Give up what is silent, and close what is not used."""
@@ -307,7 +313,8 @@ class KVFetcher:
             silent = [t for t in connection.transfers.values() if now - t.heard_at > settings.silence_s]
             for transfer in silent:
                 self._silent_until[address] = now + settings.retry_s
-                self._give_up_waiting(connection)
+                waiting, connection.waiting = connection.waiting, deque()
+                self._give_up(waiting)
                 self._post(connection, Stop(transfer.number))
                 self._end(connection, transfer, f"it sent nothing for {settings.silence_s:g} s")
             if not connection.transfers and now - connection.used_at > _IDLE_S:

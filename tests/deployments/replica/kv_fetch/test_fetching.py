@@ -200,6 +200,18 @@ def test_a_silent_replica_is_given_up_and_asked_no_more_for_a_while() -> None:
     liar.close()
 
 
+def test_a_replica_that_cannot_be_asked_keeps_no_page(ends: Callable[..., Ends]) -> None:
+    both = ends(ScriptedLender(9))
+    lends, both.source = both.source, KVSource(KVAddress("no address", "no key", "none"), 8)
+    both.fetch(0, [1, 2])
+    both.wait(2)
+    assert both.failed == [1, 2]
+    both.source = lends
+    both.fetch(0, [3])
+    both.wait(3)
+    assert both.loaded == [3]
+
+
 def test_a_replica_whose_step_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fetcher's clock is the test's: it gives up what it has not heard of for 60 s."""
     now = [0.0]
