@@ -34,7 +34,7 @@ class EngineConfig(SchedulerSettings):
     served_name: str | None = None
     """Name in the API; None takes `model`."""
     device: str = "auto"
-    """"auto" (CUDA when there is one), "cpu" or "cuda"."""
+    """"auto" (CUDA when there is one), "cpu", "cuda" or one of several GPUs: "cuda:1"."""
     dtype: DType = "auto"
     """Type of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU."""
     kv_dtype: KVDType = "auto"

@@ -6,8 +6,10 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
+from engine.attention.batch import on_device
 from engine.attention.kv_pages import KVPages
 
 _MEASURED_PAGES = 64
@@ -38,7 +40,7 @@ class HostKVPages:
         """Copy pages (device, host) to the host, in all layers."""
         if not pairs:
             return
-        sources = torch.tensor([device for device, _ in pairs], device=self._device.device)
+        sources = on_device(np.array([device for device, _ in pairs], dtype=np.int64), self._device.device)
         for layer, host in zip(self._device, self.data, strict=True):
             gathered = layer.index_select(1, sources).transpose(0, 1).contiguous()
             for start, stop, first in _runs([page for _, page in pairs]):
@@ -48,7 +50,7 @@ class HostKVPages:
         """Copy pages (device, host) to the device, in all layers."""
         if not pairs:
             return
-        targets = torch.tensor([device for device, _ in pairs], device=self._device.device)
+        targets = on_device(np.array([device for device, _ in pairs], dtype=np.int64), self._device.device)
         for layer, host in zip(self._device, self.data, strict=True):
             gathered = host.new_empty((len(pairs), *host.shape[1:]), device=self._device.device)
             for start, stop, first in _runs([page for _, page in pairs]):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from cache import PageCopy
+from engine.attention.batch import on_device
 from engine.host_memory import untouched_zeros
 
 FP8 = torch.float8_e4m3fn
@@ -71,8 +73,8 @@ class KVPages:
         if len(copies) == 1:  # as in most steps: a fourth of what the operations by index take
             self.raw[:, :, copies[0].target] = self.raw[:, :, copies[0].source]
             return
-        sources = torch.tensor([copy.source for copy in copies], device=self.data.device)
-        targets = torch.tensor([copy.target for copy in copies], device=self.data.device)
+        pairs = np.array([(copy.source, copy.target) for copy in copies], dtype=np.int64)
+        sources, targets = on_device(pairs.T.copy(), self.data.device)
         self.raw.index_copy_(2, targets, self.raw.index_select(2, sources))
 
 

@@ -5,8 +5,6 @@ Pages are read in place, whatever their size and strides. The first layer lays o
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 
 from engine.attention.base import AttentionShape
@@ -32,12 +30,11 @@ class TritonStep:
         """Implement `AttentionStep.attend`."""
         query = query if query.stride(2) == 1 else query.contiguous()
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
-        with _on(query.device):
-            if self._decodes is None and self._extends is None:
-                self._lay_out(query.element_size())
-            for part in (self._decodes, self._extends):
-                if part is not None:
-                    part.attend(query, pages, out, window, scales)
+        if self._decodes is None and self._extends is None:
+            self._lay_out(query.element_size())
+        for part in (self._decodes, self._extends):
+            if part is not None:
+                part.attend(query, pages, out, window, scales)
         return out
 
     def _lay_out(self, element_size: int) -> None:
@@ -58,8 +55,10 @@ class _DecodeLaunch:
         self._scale, self._program = shape.scale, program
         self._block_table, self._kv_lens = batch.block_table[:rows], batch.kv_lens[:rows]
         self._work: dict[int | None, WorkList] = {}
+        widens = shape.kv_dtype is not None and shape.kv_dtype.itemsize < element_size
+        programs = num_programs(program.shared_bytes, device, widens=widens)
         for window in shape.windows:
-            work = WorkList(rows, shape.num_kv_heads, num_programs(program.shared_bytes, device), device)
+            work = WorkList(rows, shape.num_kv_heads, programs, device)
             work.build(self._kv_lens, window)
             self._work[window] = work
         self._parts = Parts(work.capacity, shape.num_heads, shape.head_dim, device)
@@ -120,8 +119,3 @@ class _ExtendLaunch:
             window=window,
             kv_scales=scales,
         )
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Make `device` the thread's current device, on which Triton launches."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -28,7 +28,8 @@ SEED, INVERSE, POSITION, TOKEN, IN_USE, NUM_PROMPT, TABLE = 0, 2, 4, 5, 6, 7, 8
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Layout of all rows in one array of int32 words: field by field, and within a field row by row.
+    """Layout of all rows in one array of int32 words: field by field, and within a field row by row. Fields begin
+    at multiples of 16 bytes, as do tensors of their own, so that kernels compiled for these take them too.
 
     seed (2 words) | inverse temperature (2) | position | token | whether in use | prompt length | page table
     """
@@ -46,11 +47,11 @@ class RowLayout:
     @property
     def num_words(self) -> int:
         """Number of words of all rows."""
-        return self.max_rows * (TABLE + self.max_pages)
+        return self.field(TABLE) + self.max_rows * self.max_pages
 
     def field(self, index: int) -> int:
         """Return the place of a field's first word, that of row 0."""
-        return index * self.max_rows
+        return index * (-(-self.max_rows // 4) * 4)
 
     def table(self, row: int) -> int:
         """Return the place of the first word of a row's page table."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from engine.loading.kv_memory import available_ram, check_room, host_pages_for, 
 from engine.loading.kv_scales import KVScaleCalibration
 from engine.loading.model_directory import fingerprint, resolve_model
 from engine.loading.step_memory import measure_step
+from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
 from engine.loading.weights import load_decoder
 from engine.machine import default_threads
 from engine.models.config import ModelConfig
@@ -24,6 +25,7 @@ from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.parallel.collective import ALONE, Collective
 from engine.runner.model_runner import ModelRunner
+from engine.scheduling.plan import StepPlan
 from engine.tasks import tasks_of
 
 logger = logging.getLogger(__name__)
@@ -44,9 +46,11 @@ def load_model(
     torch.set_num_threads(config.threads or default_threads(ranks.shard.size))
     loading = _Loading(config, kv_bytes_beside, ranks)
     small = loading.with_a_page(load_weights)
+    loading.compile_kernels(small)
     runner, is_graphed = loading.with_all_pages(small)
     if is_graphed:
         loading.add_graphs(runner)
+    loading.warm_up(runner)
     runner.add_host_pages(host_pages_for(config, runner.kv_bytes_per_token * ranks.shard.size))
     if config.kv_tier is not None:
         runner.add_lower_tier(config.kv_tier)
@@ -86,6 +90,17 @@ class _Loading:
             assert isinstance(decoder, Decoder), "the native kernels have no such pages"
             self._find_scales(decoder)
         return runner
+
+    def compile_kernels(self, runner: ModelRunner) -> None:
+        """Compile what steps launch before any step runs, on a GPU."""
+        compile_kernels(runner, self._warm_steps(), self._device)
+
+    def warm_up(self, runner: ModelRunner) -> None:
+        """Run a step of each kind, on a GPU."""
+        warm_up(runner, self._warm_steps(), self._device)
+
+    def _warm_steps(self) -> Iterator[StepPlan]:
+        return warm_steps(self._config.max_step_tokens, self._limit, self._config.page_size)
 
     def with_all_pages(self, small: ModelRunner) -> tuple[ModelRunner, bool]:
         """Return a runner with all pages that fit, and whether it gets graphs, which take one more page."""
@@ -189,6 +204,11 @@ def _device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError('device is "cuda", but torch finds no CUDA device; use "cpu" or a CUDA build of torch')
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device is {name!r}, but torch finds {torch.cuda.device_count()} CUDA devices, numbered from 0; "
+            'use one of them, or "cuda" for the first'
+        )
     return device
 
 

@@ -26,13 +26,13 @@ class StageClock:
         """Mark the begin of the forward pass."""
         self._forward_at = time.perf_counter()
         if self._events is not None:
-            self._events[0].record()
+            self._events[0].record(torch.cuda.current_stream(self._device))
 
     def begin_sampling(self) -> None:
         """Mark the begin of sampling: the forward pass is computed or queued."""
         self._sample_at = time.perf_counter()
         if self._events is not None:
-            self._events[1].record()
+            self._events[1].record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
         """Wait until the device has done all that was queued, as a step does that samples nothing."""

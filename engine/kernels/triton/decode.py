@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config
+from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config
 from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
 from engine.kernels.triton.work_list import WorkList
 
@@ -61,7 +62,9 @@ def decode(
     page_size, num_kv_heads = pages.shape[2:4]
     group = num_heads // num_kv_heads
     block_d = block_of(head_dim)
-    _attend[(work.num_programs,)](
+    launch(
+        _attend,
+        (work.num_programs,),
         query,
         pages[0],
         pages[1],
@@ -83,10 +86,12 @@ def decode(
         BLOCK_D=block_d,
         WINDOW=window or 0,
         INTERPRETED=is_interpreted(_attend),
-        num_warps=4,
+        num_warps=DECODE_THREADS // 32,
         num_stages=program.num_stages,
     )
-    _merge[(rows, num_kv_heads)](
+    launch(
+        _merge,
+        (rows, num_kv_heads),
         parts.values,
         parts.lse,
         work.row_items,
@@ -101,7 +106,7 @@ def decode(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _attend(
     query,
     keys,

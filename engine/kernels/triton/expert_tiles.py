@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import launch
+
 _BLOCK = 1024  # Pairs examined at once.
 
 
@@ -31,8 +33,10 @@ def expert_tiles(
     tiles = torch.empty(num_tiles, 3, dtype=torch.int32, device=chosen.device)
     grid = (num_experts,)
     chosen = chosen.contiguous()
-    _count[grid](chosen, counts, num_pairs, first_expert, BLOCK=_BLOCK)
-    _place[grid](
+    launch(_count, grid, chosen, counts, num_pairs, first_expert, BLOCK=_BLOCK)
+    launch(
+        _place,
+        grid,
         chosen,
         counts,
         order,

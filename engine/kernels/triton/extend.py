@@ -18,23 +18,28 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config
 from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
 
 _WIDE_BYTES = 256
 """Largest bytes of a head for which accumulators of 128 rows stay in registers."""
+_SHORT_ROWS = 32
+"""Rows of a program when no row of the batch fills more than two of them."""
 
 
 def extend_config(
     group: int, head_dim: int, element_size: int, longest: int, device: torch.device
 ) -> LaunchConfig | None:
     """Return the launch configuration for `group` query heads per KV head and at most `longest` queries per row:
-    as many rows as registers and shared memory hold and a row can fill. None if none fits.
+    one of two, for rows of a few tokens, or else as many rows as registers and shared memory hold. None if none
+    fits. With only two, both can be compiled before the first step.
     """
     most = 128 if block_of(head_dim) * element_size <= _WIDE_BYTES else 64
     least = max(16, int(triton.next_power_of_2(group)))
-    useful = int(triton.next_power_of_2(group * longest))
-    return largest_config(max(least, min(most, useful)), least, head_dim, element_size, device)
+    short = max(least, _SHORT_ROWS)
+    rows = max(least, most) if group * longest > 2 * short else short
+    return largest_config(rows, least, head_dim, element_size, device)
 
 
 def num_warps(program: LaunchConfig, head_dim: int) -> int:
@@ -84,7 +89,9 @@ def extend(
     """
     num_heads, head_dim = query.shape[1:]
     page_size, num_kv_heads = pages.shape[2:4]
-    _extend[(num_kv_heads, len(tiles))](
+    launch(
+        _extend,
+        (num_kv_heads, len(tiles)),
         query,
         pages[0],
         pages[1],
@@ -111,7 +118,7 @@ def extend(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _extend(
     query,
     keys,

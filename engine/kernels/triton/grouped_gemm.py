@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.expert_tiles import expert_tiles
+from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import shared_memory
 from engine.kernels.triton.tile import is_interpreted
 
@@ -71,16 +72,48 @@ def experts_mlp(
         "num_warps": shape.num_warps,
         "num_stages": shape.stages_in(shared_memory(x.device) - _BESIDE),
     }
-    _gate_up[len(tiles), triton.cdiv(inner, shape.outputs)](
-        x, gate_up, between, order, tiles, hidden, inner, *x.stride(), *gate_up.stride(), per_token, **blocks
+    launch(
+        _gate_up,
+        (len(tiles), triton.cdiv(inner, shape.outputs)),
+        x,
+        gate_up,
+        between,
+        order,
+        tiles,
+        hidden,
+        inner,
+        *x.stride(),
+        *gate_up.stride(),
+        per_token,
+        **blocks,
     )
-    _down[len(tiles), triton.cdiv(hidden, shape.outputs)](
-        between, down, weights, pairs, order, tiles, inner, hidden, *down.stride(), **blocks
+    launch(
+        _down,
+        (len(tiles), triton.cdiv(hidden, shape.outputs)),
+        between,
+        down,
+        weights,
+        pairs,
+        order,
+        tiles,
+        inner,
+        hidden,
+        *down.stride(),
+        **blocks,
     )
     out = x.new_empty(num_tokens, hidden)
     columns = min(_COLUMNS, triton.next_power_of_2(hidden))
-    _combine[num_tokens, triton.cdiv(hidden, columns)](
-        pairs, chosen.contiguous(), out, hidden, first_expert, num_experts, per_token, columns
+    launch(
+        _combine,
+        (num_tokens, triton.cdiv(hidden, columns)),
+        pairs,
+        chosen.contiguous(),
+        out,
+        hidden,
+        first_expert,
+        num_experts,
+        per_token,
+        columns,
     )
     return out
 

@@ -18,6 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import launch
+
 BLOCK_N = 64
 """Outputs per program."""
 MAX_BLOCK_J = 64
@@ -42,7 +44,9 @@ def int4_linear(
     tiles = triton.cdiv(outputs, BLOCK_N)
     shares = max(1, min(groups, PROGRAMS // tiles))  # Independent of rows: all batches are summed alike.
     partial = torch.empty(shares, num_rows, outputs, dtype=torch.float32, device=x.device)
-    _int4_gemm[(triton.cdiv(num_rows, block_m), tiles, shares)](
+    launch(
+        _int4_gemm,
+        (triton.cdiv(num_rows, block_m), tiles, shares),
         x,
         packed,
         scales,
@@ -66,7 +70,7 @@ def int4_linear(
     return (partial[0] if shares == 1 else partial.sum(0)).to(x.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _int4_gemm(
     x,
     packed,

@@ -19,6 +19,11 @@ _ASYNCHRONOUS_ROWS = 64
 _BESIDE = 6 * 1024
 """Bytes for weights on their way to the second product, and for page ids."""
 _MAX_PROGRAMS_PER_SM = 3
+_REGISTERS_PER_SM = 65_536
+_REGISTERS, _REGISTERS_WIDENING = 168, 208
+"""Registers that a thread of a decode program takes at most, as compiled; and if it widens numbers of 8 bits."""
+DECODE_THREADS = 128
+"""Threads of a decode program."""
 _INTERPRETED_PROGRAMS = 3
 """Programs of a launch in Triton's interpreter, which runs them one by one: enough for rows to be split."""
 _UNLIMITED = 2**30
@@ -67,10 +72,19 @@ def shared_memory(device: torch.device) -> int:
     )  # AMD GPUs have only one limit.
 
 
-def num_programs(shared_bytes: int, device: torch.device) -> int:
-    """Return how many programs of such a size run at once on the whole GPU."""
+def num_programs(shared_bytes: int, device: torch.device, *, widens: bool = False) -> int:
+    """Return how many decode programs of such a size run at once on the whole GPU; `widens`: those that read pages
+    of 8 bits.
+    """
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     facts = torch.cuda.get_device_properties(device)
-    beside = int(facts.shared_memory_per_multiprocessor) // shared_bytes
-    return int(facts.multi_processor_count) * max(1, min(beside, _MAX_PROGRAMS_PER_SM))
+    beside = programs_per_sm(shared_bytes, int(facts.shared_memory_per_multiprocessor), widens=widens)
+    return int(facts.multi_processor_count) * beside
+
+
+def programs_per_sm(shared_bytes: int, shared_of_sm: int, *, widens: bool) -> int:
+    """Return how many decode programs share a multiprocessor: what its shared memory and its registers hold."""
+    registers = _REGISTERS_WIDENING if widens else _REGISTERS
+    held = _REGISTERS_PER_SM // (registers * DECODE_THREADS)
+    return max(1, min(shared_of_sm // shared_bytes, held, _MAX_PROGRAMS_PER_SM))

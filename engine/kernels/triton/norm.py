@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import launch
+
 
 @triton.jit
 def _add_norm(
@@ -49,7 +51,9 @@ def add_norm(x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor,
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(size)
     if rows:
-        _add_norm[(rows,)](
+        launch(
+            _add_norm,
+            (rows,),
             x,
             branch,
             weight,

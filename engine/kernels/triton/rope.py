@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import launch
+
 _HEADS = 8
 """Heads per program."""
 _LARGEST_FP8 = 448.0
@@ -103,10 +105,8 @@ def rotation(positions: torch.Tensor, inv_freq: torch.Tensor, factor: float, dty
     out = torch.empty((len(positions), 2, len(inv_freq)), dtype=dtype, device=positions.device)
     if len(positions):
         half = len(inv_freq)
-        grid = (len(positions),)
-        _rotation[grid](
-            positions, inv_freq, out, factor, HALF=half, BLOCK=triton.next_power_of_2(half), num_warps=1
-        )
+        block = triton.next_power_of_2(half)
+        launch(_rotation, (len(positions),), positions, inv_freq, out, factor, HALF=half, BLOCK=block, num_warps=1)
     return out
 
 
@@ -133,7 +133,9 @@ def rotate_into(
     num_queries = total - 2 * num_kv_heads
     half = head_dim // 2
     if tokens:
-        _rotate_into[tokens, triton.cdiv(total, _HEADS)](
+        launch(
+            _rotate_into,
+            (tokens, triton.cdiv(total, _HEADS)),
             heads,
             pages,
             rotation,

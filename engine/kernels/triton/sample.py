@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import launch
 from engine.kernels.triton.truncation import (
     LOWEST_KEY,
     best_of_row,
@@ -83,18 +84,22 @@ def choose(logits: torch.Tensor, tensors: SamplingTensors, positions: torch.Tens
     row, asked = (logits, logits.stride(0), size), (tensors.inverse, tensors.top_k, tensors.top_p, tensors.min_p)
     if not rows:
         return tokens
-    _best[rows, chunks](*row, best, at, maxima, HAS_MAXIMA=tensors.cuts, BLOCK=BLOCK, **parts)
+    launch(_best, (rows, chunks), *row, best, at, maxima, HAS_MAXIMA=tensors.cuts, BLOCK=BLOCK, **parts)
     if tensors.draws:
-        _weigh[rows, chunks](*row, *asked, best, cuts, sums, equals, HAS_CUTS=False, **parts)
-    if tensors.cuts:
+        launch(_weigh, (rows, chunks), *row, *asked, best, cuts, sums, equals, HAS_CUTS=False, **parts)
+    if maxima is not None:
         bounds, counts = empty(torch.int32, rows), empty(torch.int32, rows, chunks)
         candidates = empty(torch.float32, rows, chunks, ROOM)
-        find_bounds[rows,](maxima, size, *asked, best, sums, bounds, BLOCK=BLOCK, **searching)
-        collect[rows, chunks](*row, *asked, best, bounds, candidates, counts, ROOM=ROOM, **parts)
-        find_cuts[rows,](*row, *asked, best, sums, bounds, candidates, counts, cuts, ROOM=ROOM, **searching)
-        _weigh[rows, chunks](*row, *asked, best, cuts, sums, equals, HAS_CUTS=True, **parts)
+        launch(find_bounds, (rows,), maxima, size, *asked, best, sums, bounds, BLOCK=BLOCK, **searching)
+        launch(collect, (rows, chunks), *row, *asked, best, bounds, candidates, counts, ROOM=ROOM, **parts)
+        launch(
+            find_cuts, (rows,), *row, *asked, best, sums, bounds, candidates, counts, cuts, ROOM=ROOM, **searching
+        )
+        launch(_weigh, (rows, chunks), *row, *asked, best, cuts, sums, equals, HAS_CUTS=True, **parts)
     noise = tensors.seed, positions
-    _draw[rows,](*row, *asked, *noise, best, at, cuts, sums, equals, tokens, DRAWS=tensors.draws, **parts)
+    launch(
+        _draw, (rows,), *row, *asked, *noise, best, at, cuts, sums, equals, tokens, DRAWS=tensors.draws, **parts
+    )
     return tokens
 
 
@@ -108,7 +113,7 @@ def penalize(logits: torch.Tensor, counts: torch.Tensor, asked: torch.Tensor) ->
     if asked.shape[0]:
         grid = (asked.shape[0], triton.cdiv(logits.shape[1], CHUNK))
         shape = logits.stride(0), logits.shape[1]
-        _penalize[grid](logits, *shape, counts, asked, asked.shape[1], CHUNK=CHUNK)
+        launch(_penalize, grid, logits, *shape, counts, asked, asked.shape[1], CHUNK=CHUNK)
 
 
 def edit(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, bias: torch.Tensor) -> None:
@@ -118,10 +123,11 @@ def edit(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, bias: t
     """
     count, block = len(rows), 256
     if count:
-        _edit[triton.cdiv(count, block),](logits, logits.stride(0), rows, tokens, bias, count, BLOCK=block)
+        grid = (triton.cdiv(count, block),)
+        launch(_edit, grid, logits, logits.stride(0), rows, tokens, bias, count, BLOCK=block)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _penalize(logits_ptr, stride, size, counts_ptr, asked_ptr, width, CHUNK: tl.constexpr):
     asked = asked_ptr + tl.program_id(0).to(tl.int64) * width
     row, slot = tl.load(asked), tl.load(asked + 1)
@@ -139,7 +145,7 @@ def _penalize(logits_ptr, stride, size, counts_ptr, asked_ptr, width, CHUNK: tl.
     tl.store(logits_ptr + row * stride + token, x, mask=count > 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_ptr", "tokens_ptr", "bias_ptr", "count"])
 def _edit(logits_ptr, stride, rows_ptr, tokens_ptr, bias_ptr, count, BLOCK: tl.constexpr):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_in = entry < count

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import launch
+
 _BLOCK = 1024
 """Outputs per program."""
 
@@ -28,5 +30,5 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         grid = rows, triton.cdiv(inner, _BLOCK)
-        _silu_mul[grid](gate_up, out, *gate_up.stride(), out.stride(0), inner, BLOCK=_BLOCK)
+        launch(_silu_mul, grid, gate_up, out, *gate_up.stride(), out.stride(0), inner, BLOCK=_BLOCK)
     return out

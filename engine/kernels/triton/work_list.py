@@ -15,12 +15,15 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import launch
 from engine.kernels.triton.tile import TILE
 
 _CHUNKS = tl.constexpr(64)
 """Number of chunk lengths that are considered: four per octave, 1 to 57,344 tiles."""
 _ROWS = tl.constexpr(32)
 """Rows examined together."""
+_LISTED = tl.constexpr(128)
+"""Rows whose items are written together: a constant, so that one kernel lists any number of rows."""
 _ITEM_COST = tl.constexpr(1)
 """Cost of starting and merging an item, in tiles."""
 _TURNS = 4
@@ -45,7 +48,9 @@ class WorkList:
 
     def build(self, kv_lens: torch.Tensor, window: int | None) -> None:
         """Make the items of rows with int32 [R] positions and one query at the last; empty rows get none."""
-        _build[(1,)](
+        launch(
+            _build,
+            (1,),
             kv_lens,
             len(kv_lens),
             self.items,
@@ -55,7 +60,6 @@ class WorkList:
             self.num_programs,
             self._num_kv_heads,
             WINDOW=window or 0,
-            ALL_ROWS=triton.next_power_of_2(len(kv_lens)),
         )
 
 
@@ -86,7 +90,7 @@ def _best_chunk(kv_lens, num_rows, capacity, num_programs, num_kv_heads, WINDOW:
     return tl.sum(tl.where(index == tl.argmin(cost, 0), chunks, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "capacity"])
 def _build(
     kv_lens,
     num_rows,
@@ -97,20 +101,21 @@ def _build(
     num_programs,
     num_kv_heads,
     WINDOW: tl.constexpr,
-    ALL_ROWS: tl.constexpr,
 ):
     chunk = _best_chunk(kv_lens, num_rows, capacity, num_programs, num_kv_heads, WINDOW)
-    rows = tl.arange(0, ALL_ROWS)
-    pieces = tl.cdiv(_num_tiles(kv_lens, rows, num_rows, WINDOW), chunk)
-    ends = tl.cumsum(pieces, 0)
-    starts = ends - pieces
+    total = 0
     tl.store(row_items, 0)
-    tl.store(row_items + 1 + rows, ends, mask=rows < num_rows)
-    tl.store(sizes, tl.sum(pieces))
+    for first in range(0, num_rows, _LISTED):
+        rows = first + tl.arange(0, _LISTED)
+        is_row = rows < num_rows
+        pieces = tl.cdiv(_num_tiles(kv_lens, rows, num_rows, WINDOW), chunk)
+        ends = total + tl.cumsum(pieces, 0)
+        tl.store(row_items + 1 + rows, ends, mask=is_row)
+        tile = first_tile(tl.load(kv_lens + rows, mask=is_row, other=0), WINDOW)
+        for piece in range(0, tl.max(pieces, 0)):
+            item = items + 2 * (ends - pieces + piece)
+            tl.store(item, rows, mask=piece < pieces)
+            tl.store(item + 1, tile + piece * chunk, mask=piece < pieces)
+        total += tl.sum(pieces)
+    tl.store(sizes, total)
     tl.store(sizes + 1, chunk)
-    lengths = tl.load(kv_lens + rows, mask=rows < num_rows, other=0)
-    tile = first_tile(lengths, WINDOW)
-    for piece in range(0, tl.max(pieces, 0)):
-        item = items + 2 * (starts + piece)
-        tl.store(item, rows, mask=piece < pieces)
-        tl.store(item + 1, tile + piece * chunk, mask=piece < pieces)

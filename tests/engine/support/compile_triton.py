@@ -88,7 +88,7 @@ CASES: dict[int, tuple[partial[None], ...]] = {
     89: (partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),),
     90: (
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
-        partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),
+        partial(attention, BRAIN, FP8, Heads(4, 2, 128), 16),
         partial(attention, BRAIN, BRAIN, Heads(2, 2, 256), 1),
         *(partial(experts, num_tokens) for num_tokens in (16, 512, 2048)),
         partial(int4, 16, BRAIN),
@@ -98,6 +98,7 @@ CASES: dict[int, tuple[partial[None], ...]] = {
         partial(sampling, 151_936),
         partial(sampling, 1),
     ),
+    100: (partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),),
 }
 """By compute capability. With these numbers of tokens experts take tiles of each shape."""
 

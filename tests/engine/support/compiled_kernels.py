@@ -5,20 +5,27 @@ Use it in a process of its own, in which Triton is not set to interpret: see com
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import torch
+from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from engine.kernels.triton import grouped_gemm, launch_config
+from engine.kernels.triton.launch import compiling
 
-SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}
-"""What a program may have, by compute capability: T4, A100, A10 and RTX 30, L4 and RTX 40, H100."""
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227}
+"""What a program may have, by compute capability: T4, A100, A10 and RTX 30, L4 and RTX 40, H100, B200."""
 
 
 def name_of(kernel: JITFunction) -> str:
@@ -30,8 +37,9 @@ def name_of(kernel: JITFunction) -> str:
 def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
     """Launches within compile their kernel for such a GPU, specialised by Triton as for it, and do not run it.
 
-    Gives a report of each: the kernel, what it was launched with by name, the shared memory it takes and what the
-    GPU has, in bytes, and whether it has products of tensor cores. Triton stays set up for this GPU afterwards.
+    Afterwards there is a report of each: the kernel, what it was launched with by name, the shared memory it takes
+    and what the GPU has, in bytes, a thread's registers, and whether it has products of tensor cores. Triton stays
+    set up for this GPU.
     """
     launches: list[dict[str, Any]] = []
     target, limit = GPUTarget("cuda", capability, 32), SHARED_KIB[capability] * 1024
@@ -41,17 +49,39 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
         get_current_stream=lambda device: 0,
     )
     run = JITFunction.run
+    launched: list[tuple[dict[str, Any], Any]] = []
 
     def compile_launched(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         made = run(kernel, *args, grid=grid, warmup=True, **kwargs)
-        report = {"kernel": name_of(kernel), "capability": capability, "with": kwargs}
-        report |= {"shared": made.metadata.shared, "limit": limit, "has_products": "mma" in made.asm["ptx"]}
-        launches.append(report)
+        report = {"kernel": name_of(kernel), "capability": capability, "with": kwargs, "limit": limit}
+        sizes = [arg.element_size() for arg in args[:2] if isinstance(arg, torch.Tensor)]
+        launched.append((report | {"widens": sizes != sorted(sizes)}, made))
 
     driver.set_active(device)
     with (
         patch.object(JITFunction, "run", compile_launched),
         patch.object(launch_config, "shared_memory", lambda device: limit),
         patch.object(grouped_gemm, "shared_memory", lambda device: limit),
+        compiling(),
     ):
         yield launches
+    registers: dict[bytes, int] = {}
+    for report, made in launched:
+        binary = made.asm["cubin"]
+        registers[binary] = registers.get(binary) or _registers(binary)
+        report |= {"shared": made.metadata.shared, "has_products": "mma" in made.asm["ptx"]}
+        launches.append(report | {"registers": registers[binary]})
+
+
+def _registers(binary: bytes) -> int:
+    """Return the registers of a thread, as the program says that Triton brings along."""
+    program = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        told = subprocess.run(
+            [program, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+)", told)
+    assert found is not None, told
+    return int(found[1])

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
+from engine.kernels.triton.launch_config import DECODE_THREADS, programs_per_sm
+
 PRODUCTS = {
     "decode._attend",
     "extend._extend",
@@ -19,6 +21,8 @@ PRODUCTS = {
     "int4_gemm._int4_gemm",
 }
 """Kernels with matrix products."""
+_SHARED_OF_SM_KIB = {90: 228, 100: 228}
+"""What all programs of a multiprocessor have together, by compute capability."""
 _TENSOR_CORES = 80
 """Compute capability from which Triton uses tensor cores; on earlier GPUs it multiplies number by number."""
 
@@ -40,3 +44,7 @@ def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
         assert launch["shared"] <= launch["limit"], launch
         expected = launch["kernel"] in PRODUCTS and launch["capability"] >= _TENSOR_CORES
         assert launch["has_products"] == expected, launch
+        if launch["kernel"] == "decode._attend" and launch["capability"] in _SHARED_OF_SM_KIB:
+            shared = _SHARED_OF_SM_KIB[launch["capability"]] * 1024
+            beside = programs_per_sm(launch["shared"] + 1024, shared, widens=launch["widens"])
+            assert beside * DECODE_THREADS * launch["registers"] <= 65_536, launch

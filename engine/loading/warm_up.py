@@ -1,0 +1,89 @@
+"""Steps of every kind that compiles kernels of its own, so that none compiles while requests wait.
+
+Kernels are compiled for kinds of steps, not for sizes: what varies from step to step is an argument that Triton
+does not specialise for. Kinds differ by the longest chunk (tiles of queries, of experts and of 4-bit products) and
+by what is asked of the sampler.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+from cache import Namespace
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+_ASKED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 1.0, "logit_bias": {1: 1.0}, "repetition_penalty": 1.1, "logprobs": 1},
+)
+"""What rows ask of the sampler: each a kind of its own."""
+
+
+class WarmedRunner(Protocol):
+    """What runs the steps."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a step at once."""
+        ...
+
+
+def warm_steps(max_step_tokens: int, max_model_len: int, page_size: int) -> Iterator[StepPlan]:
+    """Yield a step of each kind: prompts of 2, 4, 8 ... tokens up to the longest, a decode for each sampler, and a
+    decode beside a prompt. All of them use page 0 alone, whose content matters to nobody yet.
+    """
+    longest = min(max_step_tokens, max_model_len - 1)
+    length = 1
+    while length < longest:
+        length = min(2 * length, longest)
+        yield StepPlan((_chunk(_ASKED[0], length, page_size),))
+    decodes = [_chunk(asked, 1, page_size, number) for number, asked in enumerate(_ASKED)]
+    yield from (StepPlan((decode,)) for decode in decodes)
+    yield StepPlan(tuple(decodes))
+    if longest > 1:
+        yield StepPlan((decodes[0], _chunk(_ASKED[0], 2, page_size)))
+
+
+def compile_kernels(runner: WarmedRunner, steps: Iterator[StepPlan], device: torch.device) -> None:
+    """Compile all Triton kernels that these steps launch, several at once; later starts find them on disk."""
+    if device.type != "cuda":
+        return
+    try:
+        from engine.kernels.triton.launch import compiling
+    except ImportError:  # Then nothing is compiled; warnings were logged where Triton is used.
+        return
+    began = time.perf_counter()
+    with compiling():
+        _run(runner, steps)
+    logger.info("the kernels were compiled, or found compiled, in %.1f s", time.perf_counter() - began)
+
+
+def warm_up(runner: WarmedRunner, steps: Iterator[StepPlan], device: torch.device) -> None:
+    """Run the steps, on a GPU: libraries then have chosen their kernels, and loaded them."""
+    if device.type == "cuda":
+        _run(runner, steps)
+
+
+def _run(runner: WarmedRunner, steps: Iterator[StepPlan]) -> None:
+    for step in steps:
+        runner.run(step)
+
+
+def _chunk(asked: dict[str, Any], length: int, page_size: int, number: int = 0) -> Chunk:
+    """Return the last `length` tokens of a prompt of that length; a decode's has a token more before it."""
+    start = 1 if length == 1 else 0
+    sampling, namespace = SamplingParams(**asked), Namespace("warm-up")
+    name, prompt = f"warm-up-{length}-{number}", [0] * (start + length)
+    request = Request.make(name, prompt, sampling, arrival=0.0, seed=0, namespace=namespace)
+    pages = [0] * (-(-(start + length) // page_size))
+    return Chunk(request, start, length, [0] * length, pages, samples=True)

@@ -1,0 +1,152 @@
+"""The variants of kernels that an engine's steps ask Triton for, on a machine without a GPU: see test_warm_up.py.
+
+Nothing is compiled and no kernel runs: for each launch, Triton itself tells under which key it would look for the
+compiled kernel. Prints one JSON object: the numbers of keys of the warm-up, and the kernels with keys that only
+came later, in random steps.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction, compute_cache_key
+
+from benchmarks.gpu_sections.random_model import random_decoder
+from benchmarks.gpu_sections.shapes import SMALL
+from cache import Namespace
+from engine.attention.base import AttentionShape
+from engine.attention.triton import TritonAttention
+from engine.config import EngineConfig
+from engine.graphs.decode_graphs import DecodeGraphs
+from engine.loading.load_model import load_model
+from engine.loading.warm_up import warm_steps
+from engine.models.decoder import Decoder
+from engine.models.operations import Rotary
+from engine.models.triton_operations import TritonOperations
+from engine.request import Request
+from engine.runner.model_runner import ModelRunner
+from engine.sampling.graph_chooser import triton_graph_chooser
+from engine.sampling.sampler import Sampler
+from engine.sampling.triton_chooser import TritonChooser
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, StepPlan
+from tests.engine.support.compiled_kernels import name_of
+from tests.engine.support.recorded_graphs import Recording
+
+CPU, HOPPER = torch.device("cpu"), GPUTarget("cuda", 90, 32)
+PAGE_SIZE, PAGES, MAX_RUNNING, MAX_LEN, MAX_TOKENS = 16, 64, 13, 400, 300
+DENSE = SMALL["tiny"] | {"vocab_size": 5000, "num_attention_heads": 8}
+EXPERTS = DENSE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+ASKED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 5, "min_p": 0.1},
+    {"temperature": 1.0, "logprobs": 2, "presence_penalty": 1.0},
+    {"temperature": 0.0, "logit_bias": {3: 1.0, 7: -1.0, 9: 2.0}},
+    {"temperature": 0.0, "repetition_penalty": 1.2, "min_tokens": 3, "stop_token_ids": (4, 5)},
+)
+
+
+class Keys:
+    """Stands in for Triton's launches."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+
+    def run(self, kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        _, key_cache, _, _, binder = kernel.device_caches[0]
+        _, specialization, parsed = binder(*args, **options, debug=False, instrumentation_mode="")
+        self.seen.add((name_of(kernel), compute_cache_key(key_cache, specialization, parsed)))
+        if kernel.__name__ == "_draw":
+            args[kernel.arg_names.index("tokens_ptr")].zero_()  # Tokens that exist, as the kernel does not run.
+
+
+def runner_of(raw: dict[str, Any], directory: Path) -> ModelRunner:
+    """Return a runner on the CPU that launches what one on a GPU does."""
+    (directory / "config.json").write_text(json.dumps(raw))
+    config = EngineConfig(
+        str(directory), device="cpu", attention="reference", page_size=PAGE_SIZE, kv_pages=PAGES, threads=1
+    )
+    runner = load_model(config, load_weights=random_decoder).with_pages(PAGES + 1)
+    facts, decoder = runner.model_config, runner._decoder
+    assert isinstance(decoder, Decoder)
+    decoder.operations = partial(TritonOperations, Rotary.of(facts.rope, facts.head_dim, torch.float32, CPU))
+    heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
+    runner._attention = TritonAttention(AttentionShape(*heads, PAGE_SIZE, frozenset({None})))
+    runner._sampler = Sampler(facts.eos_token_ids, TritonChooser())
+    return runner
+
+
+def random_step(rng: random.Random, number: int) -> StepPlan:
+    """Return decodes, prompts or both, of any lengths, which ask for anything, or for nothing."""
+    num_decodes, num_prompts = rng.choice(
+        [(rng.randint(1, MAX_RUNNING), 0), (rng.randint(0, 9), rng.randint(1, 3))]
+    )
+    asked = rng.choice([ASKED[:1], ASKED[:2], ASKED])
+    chunks = []
+    for row in range(num_decodes + num_prompts):
+        is_decode = row < num_decodes
+        size = 1 if is_decode else rng.randint(2, rng.choice([4, 40, MAX_TOKENS // num_prompts]))
+        start = rng.randint(1, MAX_LEN - 1 - size)
+        sampling, namespace = SamplingParams(**rng.choice(asked)), Namespace("m")
+        prompt = [rng.randrange(5000) for _ in range(start + (rng.randint(0, size) if start > 1 else size))]
+        request = Request.make(f"{number}-{row}", prompt, sampling, arrival=0.0, seed=row, namespace=namespace)
+        request.tokens += [0] * (start + size - request.num_tokens)
+        pages = [rng.randrange(PAGES) for _ in range((start + size - 1) // PAGE_SIZE + 1)]
+        chunks.append(Chunk(request, start, size, request.tokens[start:], pages, samples=True))
+    return StepPlan(tuple(chunks))
+
+
+def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int]:
+    """Return the number of the warm-up's keys, the kernels with others in random steps, and the steps replayed."""
+    keys, recording, rng = Keys(), Recording(), random.Random(5)
+    with (
+        TemporaryDirectory() as directory,
+        patch.object(JITFunction, "run", lambda kernel, *args, **options: keys.run(kernel, *args, **options)),
+    ):
+        runner = runner_of(raw, Path(directory))
+        for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
+            runner.run(step)
+        warm = set(keys.seen)
+        runner.add_graphs(MAX_RUNNING, recording)
+        assert isinstance(runner._decodes, DecodeGraphs)
+        runner._decodes._choose = triton_graph_chooser(CPU)
+        for number in range(num_steps):
+            runner.run(random_step(rng, number))
+    return len(warm), sorted(f"{name} {key}" for name, key in keys.seen - warm), recording.num_replayed
+
+
+def main() -> None:
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: HOPPER, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+        )
+    )
+    reports = {}
+    for name, raw, num_steps in (("dense", DENSE, 300), ("experts", EXPERTS, 100)):
+        warm, new, replayed = later(raw, num_steps)
+        reports[name] = {"warm": warm, "new": new, "replayed": replayed}
+    json.dump(reports, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
