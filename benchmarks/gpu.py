@@ -1,12 +1,14 @@
 """Measure Raydix on a GPU against the GPU's limits: correctness and speed of kernels, and models of real shapes.
 
-    python -m benchmarks.gpu [--minutes 9] [--models qwen3-0.6b] [--only decode,prefill] [--tiny]
+    python -m benchmarks.gpu [--minutes 9] [--models qwen3-0.6b] [--only decode,prefill] [--out PATH] [--tiny]
 
 Needs torch, Triton, transformers, safetensors and numpy alone: no Ray, no network, no model; weights are random.
-The machine's copy bandwidth and matrix rate are measured first, and each figure is given as a share of what they
+The machine's bandwidth of reads and its matrix rate are measured first, and each figure is a share of what they
 allow (`benchmarks/gpu_sections/limits.py`). Sections that the time does not suffice for are left out and named.
 Results are written after each section, to benchmarks/results/gpu_<name>.json and .txt, and at the end, where
-matplotlib is installed, .png. The exit status is 1 when a kernel computes wrong numbers or a section fails.
+matplotlib is installed, .png; what is printed is a summary of at most 10,000 characters. vLLM and SGLang run the
+offline workload too where they are installed. The exit status is 1 when a kernel computes wrong numbers or a
+section fails; a failed section, the machine's included, costs no other.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ _SECTIONS: dict[str, Share] = {
     "experts": Share(10, 60),
     "check": Share(20, 60),
     "decode": Share(30, 100),
+    "profile": Share(10, 60),
     "prefill": Share(20, 60),
     "offline": Share(30, 90),
     "prefix": Share(15, 40),
@@ -56,13 +59,15 @@ _SECTIONS: dict[str, Share] = {
     "fp8_kv": Share(30, 60),
     "fp8_weights": Share(30, 60),
     "transformers": Share(40, 110),
+    "vllm": Share(90, 240),
+    "sglang": Share(90, 240),
 }
-_MODEL_SECTIONS = ("decode", "prefill", "offline", "prefix")
+_MODEL_SECTIONS = ("decode", "profile", "prefill", "offline", "prefix")
 _FP8_MODELS = ("llama-3.1-8b", "tiny")
 """Models whose decodes are measured with eight bits too."""
 _CHECKS = ("attention", "operations", "sampler", "experts")
-_START_S = 30.0
-"""Seconds for a process to import torch."""
+_START_S = 120.0
+"""Seconds for a process to import torch, from a cold disk too."""
 _WRITE_S = 1.0
 """Seconds of the budget reserved for writing."""
 
@@ -92,7 +97,8 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
         yield Job(("speed",))
     for section in ("fp8_kv", "fp8_weights"):
         yield from (Job((section,), model) for model in models if section in wanted and model in _FP8_MODELS)
-    yield from (Job(("transformers",), model) for model in models if "transformers" in wanted)
+    for section in PEERS:
+        yield from (Job((section,), model) for model in models if section in wanted)
 
 
 class Run:
@@ -107,8 +113,6 @@ class Run:
     def all(self, models: Sequence[str]) -> None:
         """Run everything that was requested."""
         self.job(Job(("machine",)))
-        if not self._report.rates:
-            return
         for job in jobs(models, self._asked.only):
             self.job(job)
             if "attention" in job.sections:
@@ -123,19 +127,19 @@ class Run:
 
     def _process(self, job: Job, left: list[str]) -> None:
         """Run sections until their process ends; finished ones are removed from `left`."""
-        current = left[0]
+        current, has_begun, limit = left[0], False, _START_S
         process = subprocess.Popen(
             self._command(job, left), stdout=subprocess.PIPE, text=True, cwd=ROOT, env=self._environment(job)
         )
         assert process.stdout is not None
-        ender = self._ender(process, _START_S * self._patience, current)
+        ender = self._ender(process, _START_S)
         try:
             for line in process.stdout:
                 ((kind, value),) = json.loads(line).items()
                 if kind == "begin":
-                    current = value
+                    current, has_begun, limit = value, True, _SECTIONS[value].most
                     ender.cancel()
-                    ender = self._ender(process, 0.0, current)
+                    ender = self._ender(process, _SECTIONS[current].most)
                 self._take(job, kind, value, left)
             status = process.wait()
         finally:
@@ -148,16 +152,16 @@ class Run:
             report = self._report
             noted = report.left_out if current in PEERS else report.failed
             noted[job.name(current)] = (
-                f"took longer than {_SECTIONS[current].most} s, and was ended"
+                f"took longer than {limit:.0f} s{'' if has_begun else ' to start'}, and was ended"
                 if status == -signal.SIGKILL
                 else f"its process ended with status {status}; its output is above"
             )
             left.remove(current)
 
-    def _ender(self, process: subprocess.Popen[str], more: float, section: str) -> threading.Timer:
-        """Return a timer that ends a process `more` seconds after a section's limit, or when the time is over."""
-        seconds = more + _SECTIONS[section].most * self._patience
-        timer = threading.Timer(max(0.0, min(seconds, self._deadline - time.time())), process.kill)
+    def _ender(self, process: subprocess.Popen[str], seconds: float) -> threading.Timer:
+        """Return a timer that ends a process after `seconds`, or when the time is over."""
+        seconds = min(seconds * self._patience, self._deadline - time.time())
+        timer = threading.Timer(max(0.0, seconds), process.kill)
         timer.daemon = True
         timer.start()
         return timer
@@ -217,7 +221,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--set", type=_setting, action="append", default=[], help="a setting of the engines, as page_size=64"
     )
-    parser.add_argument("--out", type=Path, help="path of the results, without an ending")
+    parser.add_argument(
+        "--out", type=Path, help="where results go: a folder that exists, or a path without an ending"
+    )
     parser.add_argument("--tiny", action="store_true", help="toy shapes on the CPU: whether this script works")
     asked = parser.parse_args(argv)
     if not asked.minutes > 0:
@@ -260,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Run(report, asked).all(["tiny"] if asked.tiny else asked.models)
     finally:
         report.write()
-        print(report.table())
+        print(report.summary())
         print(report.draw(), f"{report.path}.json", sep="\n")
     return 0 if report.is_good else 1
 

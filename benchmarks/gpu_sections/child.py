@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from benchmarks.gpu_sections.messages import PEERS, Measurement, Teller
 from benchmarks.gpu_sections.shapes import MODELS, SMALL, Size
 from benchmarks.gpu_sections.workload import FULL, TINY
 
+_UNKNOWN = Rates(1.0, 1.0)
+"""Stands for a machine's rates when measuring them failed: then no share is told."""
 _ROOM = 1.15
 """Times its weights is what a model needs at least: KV, and the tensors of a step."""
 
@@ -44,20 +47,19 @@ class Child:
         self._runs: Any = None
 
     def run(self, section: str) -> None:
-        """Tell all that a section measures."""
+        """Tell all that a section measures; shares of the machine's limits only where these are known."""
         for measurement in getattr(self, f"_{section}")():
-            self._teller.measured(measurement)
+            self._teller.measured(replace(measurement, limit_share=None) if self._rates is None else measurement)
 
     def _machine(self) -> Iterator[Measurement]:
-        from benchmarks.gpu_sections.machine import facts, measure_rates
+        from benchmarks.gpu_sections.machine import facts, measured_rates
 
         if not self._is_tiny and not torch.cuda.is_available():
             raise RuntimeError("torch finds no CUDA device; --tiny tries this script on the CPU")
         self._teller.say("facts", facts(self._device))
-        rates = measure_rates(self._device, torch.float32 if self._is_tiny else torch.bfloat16)
+        rates, lines = measured_rates(self._device, torch.float32 if self._is_tiny else torch.bfloat16)
         self._teller.say("rates", asdict(rates))
-        yield Measurement("copy bandwidth", by="torch", note=f"{rates.bandwidth / 1e12:.3f} TB/s")
-        yield Measurement("matmul rate, bf16", by="torch", note=f"{rates.matmul / 1e12:.1f} TFLOP/s")
+        yield from lines
 
     def _attention(self) -> Iterator[Measurement]:
         yield from self._kernel_checks().attention()
@@ -101,6 +103,26 @@ class Child:
         yield from transformers_offline(
             self._model, self._raw, self._limits(), self._work, self._device, min(patience, 90.0)
         )
+
+    def _vllm(self) -> Iterator[Measurement]:
+        yield from self._peer("vllm")
+
+    def _sglang(self) -> Iterator[Measurement]:
+        yield from self._peer("sglang")
+
+    def _peer(self, peer: str) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.peers_run import peer_offline
+
+        if find_spec(peer) is None:
+            raise Inapplicable("it is not installed")
+        self._require_room()
+        yield from peer_offline(peer, self._model, self._raw, self._limits(), self._work, self._directory)
+
+    def _profile(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.kernel_profile import profiled_decodes
+
+        runs = self._engine_runs()
+        yield from profiled_decodes(self._model, runs.engine, self._work, self._device)
 
     def _decode(self) -> Iterator[Measurement]:
         yield from self._engine_runs().decode()
@@ -160,11 +182,11 @@ class Child:
         return SMALL["tiny"] if self._is_tiny else MODELS[self._model]
 
     def _require_room(self) -> None:
-        """Raise DoesNotFit when the model is too large, before anything of it is there."""
+        """Raise Inapplicable when the model is too large, before anything of it is there."""
         if self._device.type == "cuda":
             weights, free = 2 * Size.of(self._raw).weights, torch.cuda.mem_get_info(self._device)[0]
             if weights * _ROOM > free:
-                raise DoesNotFit(f"its weights take {weights / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+                raise Inapplicable(f"its weights take {weights / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
 
     def _limits(self) -> Limits:
         return Limits(Size.of(self._raw), self._require_rates(), self._bytes())
@@ -173,12 +195,11 @@ class Child:
         return Bytes(4, 4, 4) if self._is_tiny else Bytes()
 
     def _require_rates(self) -> Rates:
-        assert self._rates is not None, "the machine is measured first"
-        return self._rates
+        return self._rates or _UNKNOWN
 
 
-class DoesNotFit(Exception):
-    """The model is too large for this GPU."""
+class Inapplicable(Exception):
+    """A section makes no sense here: the model is too large for this GPU, or a peer is not installed."""
 
 
 def main() -> int:
@@ -203,7 +224,7 @@ def _is_done(child: Child, section: str, teller: Teller) -> bool:
     teller.say("begin", section)
     try:
         child.run(section)
-    except DoesNotFit as error:
+    except Inapplicable as error:
         teller.say("skipped", {"section": section, "reason": str(error)})
     except Exception as error:
         traceback.print_exc()

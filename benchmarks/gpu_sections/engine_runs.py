@@ -26,7 +26,8 @@ class Runs:
     """Sections of one model in one engine."""
 
     def __init__(self, model: str, engine: Engine, limits: Limits, workload: Workload) -> None:
-        self._model, self._engine, self._limits, self._work = model, engine, limits, workload
+        self._model, self._limits, self._work = model, limits, workload
+        self.engine = self._engine = engine
         self._kv_tokens = engine.runner.num_pages * engine.config.page_size
 
     def warm_up(self) -> None:

@@ -1,4 +1,8 @@
-"""Kernels alone, beside the memory's bandwidth or the matrix units' rate: every attention backend that imports."""
+"""Kernels alone, beside the memory's bandwidth or the matrix units' rate: every attention backend that imports.
+
+They are timed inside CUDA graphs, on buffers that the cache does not hold. All of the sampler is timed, as a step
+calls it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ import torch
 from benchmarks.gpu_sections.attention_cases import make_case
 from benchmarks.gpu_sections.limits import Rates
 from benchmarks.gpu_sections.messages import Measurement
-from benchmarks.gpu_sections.timing import seconds_of
+from benchmarks.gpu_sections.timing import num_copies, recorded_seconds_of, seconds_of
 from cache import Namespace
-from engine.attention.base import AttentionShape, consider
+from engine.attention.base import AttentionBackend, AttentionShape, consider
 from engine.models.operations import Rotary
 from engine.models.rope import RopeConfig
 from engine.models.select_operations import operations_for
@@ -75,11 +79,17 @@ class KernelSpeed:
                 yield Measurement("attention", by=name, note=f"left out: {backend}")
                 continue
             for rows, start, new in self._sizes.batches:
-                case = make_case([(start, new)] * rows, self._shape, None, _DTYPE, self._device)
-                call = partial(backend(self._shape).prepare(case.batch, case.null_page).attend, *case[2:])
                 yield self._timed(
-                    f"attention, {rows} x {new} after {start}", name, call, *self._work(rows, start, new)
+                    f"attention, {rows} x {new} after {start}",
+                    name,
+                    partial(self._attention, backend(self._shape), rows, start, new),
+                    *self._work(rows, start, new),
                 )
+
+    def _attention(self, backend: AttentionBackend, rows: int, start: int, new: int) -> Callable[[], object]:
+        """One layer's call, on pages of its own."""
+        case = make_case([(start, new)] * rows, self._shape, None, _DTYPE, self._device)
+        return partial(backend.prepare(case.batch, case.null_page).attend, *case[2:])
 
     def _work(self, rows: int, start: int, new: int) -> tuple[float, float]:
         """Bytes of keys and values, and operations, of rows that attend to what is before them."""
@@ -90,22 +100,30 @@ class KernelSpeed:
 
     def operations(self) -> Iterator[Measurement]:
         """What a layer computes beside attention and products: bytes that are read and written."""
+        for tokens in self._sizes.tokens:
+            for what, make, numbers in self._makers(tokens):
+                num_bytes = tokens * numbers * _DTYPE.itemsize
+                yield self._timed(f"{what}, {tokens} tokens", "raydix", make, num_bytes)
+
+    def _makers(self, tokens: int) -> Iterator[tuple[str, Callable[[], Callable[[], object]], int]]:
+        """Each operation's name, what makes a call of it on new buffers, and its numbers per token."""
         sizes, shape = self._sizes, self._shape
-        rotary = Rotary.of(RopeConfig(5e5), shape.head_dim, _DTYPE, self._device)
-        make = operations_for(rotary)
+        case = make_case([(0, tokens)], shape, None, _DTYPE, self._device)
+        ours = operations_for(Rotary.of(RopeConfig(5e5), shape.head_dim, _DTYPE, self._device))(case.batch)
         weight = torch.ones(sizes.hidden, dtype=_DTYPE, device=self._device)
-        for tokens in sizes.tokens:
-            case = make_case([(0, tokens)], shape, None, _DTYPE, self._device)
-            ours = make(case.batch)
-            x, branch = self._random(tokens, sizes.hidden), self._random(tokens, sizes.hidden)
-            gate_up = self._random(tokens, 2 * sizes.inner)
-            heads = self._random(tokens, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
-            added = partial(ours.add_norm, x, branch, weight, 1e-5)
-            rotated = partial(ours.rotate_into, case.pages, heads, None, 0.0)
-            yield self._timed(f"add, norm, {tokens} tokens", "raydix", added, 4 * x.nbytes)
-            yield self._timed(f"rotate, store, {tokens} tokens", "raydix", rotated, 2 * heads.nbytes)
-            silu = partial(ours.silu_mul, gate_up)
-            yield self._timed(f"silu, multiply, {tokens} tokens", "raydix", silu, gate_up.nbytes * 3 // 2)
+        num_heads = shape.num_heads + 2 * shape.num_kv_heads
+        random = partial(self._random, tokens)
+        yield (
+            "add, norm",
+            lambda: partial(ours.add_norm, random(sizes.hidden), random(sizes.hidden), weight, 1e-5),
+            4 * sizes.hidden,
+        )
+        yield (
+            "rotate, store",
+            lambda: partial(ours.rotate_into, case.pages, random(num_heads, shape.head_dim), None, 0.0),
+            2 * num_heads * shape.head_dim,
+        )
+        yield "silu, multiply", lambda: partial(ours.silu_mul, random(2 * sizes.inner)), 3 * sizes.inner
 
     def sampler(self) -> Iterator[Measurement]:
         """All of it, as a step calls it: from logits that are read at least once to tokens."""
@@ -124,18 +142,34 @@ class KernelSpeed:
                 for at in range(sizes.rows)
             ]
             what = f"sampler, {sizes.rows} rows of {sizes.vocab}, {name}"
-            yield self._timed(what, "raydix", partial(sampler.sample, logits, rows), logits.nbytes)
+            seconds = seconds_of(partial(sampler.sample, logits, rows), self._device)
+            share = logits.nbytes / self._rates.bandwidth / seconds
+            yield Measurement(what, ms=1000 * seconds, limit_share=share, note="with the host")
 
     def _timed(
-        self, what: str, by: str, call: Callable[[], object], num_bytes: float, operations: float = 0.0
+        self,
+        what: str,
+        by: str,
+        make: Callable[[], Callable[[], object]],
+        num_bytes: float,
+        operations: float = 0.0,
     ) -> Measurement:
-        """A call, and the share of it that the machine needs for so many bytes and operations."""
+        """A call, and the share of it that the machine needs for so many bytes and operations.
+
+        make: returns the call, on new buffers
+        """
+        note = ""
         try:
-            seconds = seconds_of(call, self._device)
+            calls = [make() for _ in range(num_copies(num_bytes, self._device))]
+            try:
+                seconds = recorded_seconds_of(calls, self._device)
+            except RuntimeError as error:
+                note = f"with the host, not recorded: {str(error)[:80]}"
+                seconds = seconds_of(calls[0], self._device)
         except Exception as error:
             return Measurement(what, by=by, note=f"failed: {type(error).__name__}: {str(error)[:200]}")
         limit = max(num_bytes / self._rates.bandwidth, operations / self._rates.matmul)
-        return Measurement(what, by=by, ms=1000 * seconds, limit_share=limit / seconds)
+        return Measurement(what, by=by, ms=1000 * seconds, limit_share=limit / seconds, note=note)
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self._device).to(_DTYPE)

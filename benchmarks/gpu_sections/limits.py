@@ -21,7 +21,7 @@ class Rates:
     """Rates of one machine."""
 
     bandwidth: float
-    """Bytes a second, reads and writes of a large copy."""
+    """Bytes a second, of reads alone."""
     matmul: float
     """Operations a second of a large product of matrices, in the type of the weights."""
 

@@ -1,4 +1,4 @@
-"""Which machine this is, and how fast it copies and multiplies."""
+"""Which machine this is, and how fast it reads, copies and multiplies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_sections.limits import Rates
-from benchmarks.gpu_sections.timing import seconds_of
+from benchmarks.gpu_sections.messages import Measurement
+from benchmarks.gpu_sections.timing import recorded_seconds_of
 
 _PACKAGES = ("torch", "triton", "transformers", "safetensors", "numpy", "flashinfer-python", "flash-attn")
 _COPY_BYTES = 4 << 30
@@ -49,17 +50,26 @@ def _driver() -> str:
     return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
 
 
-def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """The best of several tries: a copy far larger than any cache, and products of large square matrices."""
+def measured_rates(device: torch.device, dtype: torch.dtype) -> tuple[Rates, list[Measurement]]:
+    """Return the machine's rates, and a line for each: reads of far more than any cache holds, copies of it, and
+    products of large square matrices. The limit of reads is what a sum reaches, or a copy if that is faster.
+    """
     is_gpu = device.type == "cuda"
     copied = min(_COPY_BYTES, torch.cuda.mem_get_info(device)[0] // 4) if is_gpu else 32 << 20
     source = torch.ones(copied // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    bandwidth = 2 * copied / seconds_of(partial(target.copy_, source), device)
-    return Rates(bandwidth, max(_matmul(n, device, dtype) for n in (_MATRICES if is_gpu else (512,))))
+    copy = 2 * copied / recorded_seconds_of([partial(target.copy_, source)], device)
+    read = copied / recorded_seconds_of([source.sum], device)
+    del source, target
+    matmul = max(_matmul(n, device, dtype) for n in (_MATRICES if is_gpu else (512,)))
+    return Rates(max(read, copy), matmul), [
+        Measurement("read bandwidth", by="torch", note=f"{read / 1e12:.3f} TB/s"),
+        Measurement("copy bandwidth", by="torch", note=f"{copy / 1e12:.3f} TB/s, read and written"),
+        Measurement("matmul rate", by="torch", note=f"{matmul / 1e12:.1f} TFLOP/s"),
+    ]
 
 
 def _matmul(size: int, device: torch.device, dtype: torch.dtype) -> float:
     # Random numbers: of zeros, which cost no power, products are faster than any model's.
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / seconds_of(lambda: left @ right.T, device)
+    return 2 * size**3 / recorded_seconds_of([lambda: left @ right.T], device)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-PEERS = ("transformers",)
+PEERS = ("transformers", "vllm", "sglang")
 """Sections of third-party code, whose failure is not a failure of ours."""
 
 

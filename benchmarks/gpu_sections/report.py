@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_sections.messages import Measurement
+from benchmarks.gpu_sections.summary import summarise
 
 _HEADER = ("what", "by", "tok/s", "ms", "% of limit", "aim", "")
 _NUMBERS = ("tok/s", "ms", "% of limit", "aim")
@@ -20,7 +21,7 @@ class Report:
     """One run, as far as it got."""
 
     out: Path | None
-    """Where it is written, without the ending; None: `benchmarks/results/gpu_<name of the GPU>`."""
+    """Where it is written, without the ending, or a folder for gpu_<the GPU>; None: `benchmarks/results`."""
     settings: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
@@ -38,10 +39,11 @@ class Report:
     @property
     def path(self) -> Path:
         """Where it is written, without the ending."""
-        if self.out is not None:
+        if self.out is not None and not self.out.is_dir():
             return self.out
+        folder = self.out or Path(__file__).parents[1] / "results"
         name = re.sub(r"[^a-z0-9]+", "_", str(self.facts.get("name", "unknown")).lower()).strip("_")
-        return Path(__file__).parents[1] / "results" / f"gpu_{name}"
+        return folder / f"gpu_{name}"
 
     def write(self) -> None:
         """The JSON file and the table."""
@@ -64,8 +66,17 @@ class Report:
         lines += [f"FAILED: {name}: {error}" for name, error in self.failed.items()]
         wrong = [line for line in self.measurements if line.passed is False]
         lines += [f"WRONG: {line.what} by {line.by}: {line.note}" for line in wrong]
-        lines.append("all that ran is right" if self.is_good else "NOT all that ran is right: see above")
+        lines.append(self._verdict())
         return "\n".join(lines)
+
+    def summary(self) -> str:
+        """The most important of it, in at most 10,000 characters."""
+        head = [self._machine(), *([f"bounds: {self._bounds()}"] if self.rates else ["bounds: not measured"])]
+        where = f"{self.path}.txt, {self.path}.json"
+        return summarise(head, self.measurements, self.failed, self.left_out, self._verdict(), where)
+
+    def _verdict(self) -> str:
+        return "all that ran is right" if self.is_good else "NOT all that ran is right"
 
     def _machine(self) -> str:
         return (
@@ -74,7 +85,7 @@ class Report:
 
     def _bounds(self) -> str:
         bandwidth, matmul = self.rates["bandwidth"] / 1e12, self.rates["matmul"] / 1e12
-        return f"copies {bandwidth:.3f} TB/s, products {matmul:.1f} TFLOP/s; aims are for an H200"
+        return f"reads {bandwidth:.3f} TB/s, products {matmul:.1f} TFLOP/s; aims are for an H200"
 
     def draw(self) -> str:
         """The picture, where matplotlib imports and something was measured; what became of it."""

@@ -42,11 +42,15 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
     found = json.loads(out.with_suffix(".json").read_text())
-    assert not found["failed"] and not found["left_out"]
+    assert not found["failed"]
+    assert found["left_out"] == {"tiny vllm": "it is not installed", "tiny sglang": "it is not installed"}
+    assert "everything: " in ended.stdout and "checks: " in ended.stdout
     checks = [line for line in found["measurements"] if line["passed"] is not None]
     assert {"triton", "reference"} <= {line["by"] for line in checks}
     assert all(line["passed"] for line in checks)
-    speeds = {line["what"]: line for line in found["measurements"] if line["model"] and line["by"] == "raydix"}
+    ours = [line for line in found["measurements"] if line["model"] and line["by"] == "raydix"]
+    speeds = {line["what"]: line for line in ours if not line["what"].startswith("profile")}
+    assert len(speeds) < len(ours), "decode steps are profiled"
     assert {"decode, 1 row", "decode, 3 rows", "prefill, 96", "prefix, cold", "prefix, warm"} <= set(speeds)
     assert all(line["tokens_per_s"] > 0 and line["limit_share"] > 0 for line in speeds.values())
     assert "64 of 72 tokens cached" in speeds["prefix, warm"]["note"]
@@ -137,7 +141,6 @@ def test_a_section_that_crashes_or_hangs_costs_no_other(
     first = process('{"begin": "decode"}', '{"measured": {"what": "decode, 1 row", "model": "m"}}', then=then)
     second = process('{"begin": "prefill"}', '{"end": "prefill"}', then="")
     programs = iter((first, second))
-    monkeypatch.setattr(gpu, "_START_S", 30.0)
     monkeypatch.setitem(gpu._SECTIONS, "decode", gpu.Share(1, 1))
     monkeypatch.setattr(gpu.Run, "_command", lambda *_: [sys.executable, "-c", next(programs)])
     report = Report(tmp_path / "gpu_x", {})
@@ -145,6 +148,37 @@ def test_a_section_that_crashes_or_hangs_costs_no_other(
     assert [*report.failed] == ["m decode"] and why in report.failed["m decode"]
     assert [line.what for line in report.measurements] == ["decode, 1 row"]
     assert next(programs, None) is None
+
+
+def test_a_machine_that_cannot_be_measured_costs_no_other_section(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The sections after it are not told any rates."""
+    programs = iter((process('{"begin": "machine"}', then="os._exit(3)"), process('{"end": "decode"}', then="")))
+    commands: list[list[str]] = []
+    make = gpu.Run._command
+
+    def command(run: gpu.Run, job: gpu.Job, left: list[str]) -> list[str]:
+        commands.append(make(run, job, left))
+        return [sys.executable, "-c", next(programs)]
+
+    monkeypatch.setattr(gpu.Run, "_command", command)
+    report = Report(tmp_path, {})
+    gpu.Run(report, parse_args(["--minutes", "5", "--only", "decode"])).all(["qwen3-0.6b"])
+    assert [*report.failed] == ["machine"] and not report.left_out
+    assert [command[-1] for command in commands] == ["machine:5", "decode:30"]
+    assert "--rates" not in commands[1]
+    assert "FAILED machine: its process ended with status 3" in report.summary()
+    assert report.path == tmp_path / "gpu_unknown"
+
+
+def test_a_process_that_does_not_start_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Importing has a time of its own, which no section pays for."""
+    monkeypatch.setattr(gpu, "_START_S", 0.1)
+    monkeypatch.setattr(gpu.Run, "_command", lambda *_: [sys.executable, "-c", process(then="time.sleep(600)")])
+    report = Report(tmp_path / "gpu_x", {})
+    gpu.Run(report, parse_args(["--minutes", "5"])).job(gpu.Job(("decode",), "m"))
+    assert report.failed == {"m decode": "took longer than 0 s to start, and was ended"}
 
 
 def test_when_the_time_is_over_the_rest_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
