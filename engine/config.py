@@ -74,7 +74,7 @@ class EngineConfig(SchedulerSettings):
     max_model_len: int | None = None
     """Most tokens of prompt and output together; None takes the model's own limit."""
     cuda_graphs: CudaGraphs = "start"
-    """Whether steps of plain decodes on a GPU are recorded and replayed, one launch for all their kernels: "start"
+    """Whether decode steps on a GPU are recorded and replayed, one launch for all their layers: "start"
     records all batch sizes when the engine starts, "lazy" each size on first use, "off" none."""
     overlap: bool | None = None
     """Whether the next step is planned while one runs; the tokens are the same either way. None: yes, unless

@@ -1,8 +1,17 @@
-"""Decode steps as CUDA graphs: the device gets a few changed words, and the step is replayed."""
+"""Decode steps as CUDA graphs: the device gets a few changed words, and the step is replayed.
+
+    words ─▶ rows ─▶ [ forward graph ] ─▶ logits ─┬▶ [ sampler graph ]      every row by its temperature alone
+                                                  └▶ the sampler itself     some row asks for more ─┐
+             rows ◀── tokens, positions ◀─────────┴─────────────────────────────────────────────────┘
+
+Logits have one address, so that both can read them. A row that asks for top-p costs a step its recorded sampling,
+and never its recorded layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +20,17 @@ from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
 from engine.graphs.step_graphs import Capture, StepGraphs
+from engine.logprobs import TokenLogprobs
+from engine.request import PENDING
 from engine.runner.prepared_step import Places
-from engine.sampling.graph_chooser import GraphChooser, fits_graph
-from engine.scheduling.plan import StepPlan
+from engine.sampling.graph_chooser import GraphChooser, fits_forward, fits_graph
+from engine.sampling.row import SamplingRow
+from engine.scheduling.plan import Chunk, StepPlan
 
-Decode = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
-"""Maps int64 token ids [R] and their batch to float32 logits [R, V]; writes the tokens' KV."""
+Decode = Callable[[torch.Tensor, AttentionBatch, torch.Tensor], None]
+"""Maps int64 token ids [R] and their batch to logits, which it writes to float32 [R, V]; writes the tokens' KV."""
+Sample = Callable[[torch.Tensor, Sequence[SamplingRow]], tuple[torch.Tensor, list[TokenLogprobs | None]]]
+"""Maps float32 logits [R, V] and their rows to int64 tokens [R] and log-probabilities (`Sampler.sample`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +41,27 @@ class GraphStep:
     changes: RowChanges
     size: int
     """Number of rows of the graph."""
+    tails: Sequence[int | None] | None
+    """None if the sampler graph chooses all tokens. Else, for each row, the row of the previous step that sampled
+    its last token, None if that is known."""
 
     @property
     def rows(self) -> Sequence[int]:
         """Graph row of each chunk."""
         return self.changes.rows
+
+    def sampling_rows(self, sampled: Sequence[int]) -> list[SamplingRow]:
+        """Return the sampler's rows, in the graph's order; `sampled` are the previous step's tokens."""
+        assert self.tails is not None
+        rows: list[SamplingRow | None] = [None] * len(self.rows)
+        for row, chunk in zip(self.rows, self.plan.chunks, strict=True):
+            source, end = self.tails[row], chunk.start + 1
+            rows[row] = (
+                SamplingRow(chunk.request, end)
+                if source is None
+                else SamplingRow(chunk.request, end - 1, sampled[source : source + 1])
+            )
+        return [row for row in rows if row is not None]
 
 
 class DecodeGraphs:
@@ -43,30 +73,41 @@ class DecodeGraphs:
         self,
         decode: Decode,
         choose: GraphChooser,
+        sample: Sample,
         layout: RowLayout,
         sizes: Sequence[int],
         max_len: int,
+        vocab_size: int,
         device: torch.device,
         capture: Capture,
     ) -> None:
-        self._decode, self._choose, self._layout = decode, choose, layout
+        """`sample` chooses the tokens of steps in which some row asks for more than a temperature."""
+        self._decode, self._choose, self._sample, self._layout = decode, choose, sample, layout
         self._book = RowAssigner(layout)
         self._rows = DeviceRows(layout, max_len, device)
-        self.graphs = StepGraphs(sizes, self._advance, capture)
+        self._logits = torch.zeros(layout.max_rows, vocab_size, dtype=torch.float32, device=device)
+        self.sizes = sizes
+        self._forwards = StepGraphs(sizes, self._forward, capture)
+        self._samplers = StepGraphs(sizes, self._choose_all, capture)
         self._last = -1  # Number of the last step that the device's rows include.
         self._is_broken = False
+
+    def capture_all(self) -> None:
+        """Record the graphs of all sizes."""
+        self._forwards.capture_all()
+        self._samplers.capture_all()
 
     def place(self, plan: StepPlan, places: Places) -> GraphStep | None:
         """Assign rows to the plan's chunks and update `places`; None when no graph can run the step.
 
-        Graphs run steps in which every request computes one token and samples one by its temperature alone.
+        Graphs run steps in which every request computes one token and samples one.
         """
         chunks = plan.chunks
-        size = self.graphs.size_for(len(chunks))
+        size = self._forwards.size_for(len(chunks))
         if not chunks or size is None or plan.num_tokens > len(chunks):
             return None
         longest = self._layout.max_pages * self._layout.page_size
-        if not all(chunk.samples and chunk.start < longest and fits_graph(chunk) for chunk in chunks):
+        if not all(chunk.samples and chunk.start < longest and fits_forward(chunk) for chunk in chunks):
             return None
         if self._is_broken:
             self._book.forget()
@@ -76,31 +117,68 @@ class DecodeGraphs:
         except BaseException:
             self._book.forget()
             raise
-        pairs = zip(chunks, changes.rows, strict=True)
+        pairs = list(zip(chunks, changes.rows, strict=True))
         places.rows = {chunk.request.request_id: row for chunk, row in pairs}
-        return GraphStep(plan, changes, size)
+        tails = None if all(fits_graph(chunk) for chunk in chunks) else _tails(pairs, before)
+        return GraphStep(plan, changes, size, tails)
 
-    def run(self, step: GraphStep, before: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
-        """Return each row's token, int64 [rows], valid until the next step runs, and whether a graph was replayed.
+    def forward(self, step: GraphStep, before: torch.Tensor | None) -> bool:
+        """Compute the logits of a step, and return whether a graph was replayed.
 
         before: tokens that the previous step sampled. Raises RuntimeError when a previous step failed that this
         one was prepared to follow: its rows are then stale.
         """
         changes = step.changes
-        try:
+        with self._breaking():
             if not changes.is_anew and changes.number != self._last + 1:
                 raise RuntimeError("the previous step failed, so this step's rows are out of date")
             self._rows.write(changes, before)
-            is_replayed = self.graphs.run(step.size)
-        except BaseException:
-            self._is_broken = True  # The other thread sees this when it prepares the next step.
-            raise
+            return self._forwards.run(step.size)
+
+    def sample(
+        self, step: GraphStep, known: Callable[[], Sequence[int]]
+    ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
+        """Choose the tokens of a step after `forward`, and advance the rows by them.
+
+        known: returns the previous step's tokens, and is called only if the sampler needs them. Returns each row's
+        token, int64 [rows], which later steps do not overwrite, and its log-probabilities.
+        """
+        count, changes = len(step.rows), step.changes
+        with self._breaking():
+            reports: list[TokenLogprobs | None] = [None] * count
+            if step.tails is None:
+                self._samplers.run(step.size)
+            else:
+                chosen, reports = self._sample(self._logits[:count], step.sampling_rows(known()))
+                self._rows.advance(count, chosen)
+            sampled = self._rows.sampled[:count].clone()
         self._last = changes.number
         if changes.is_anew:
             self._is_broken = False
-        return self._rows.sampled[: len(step.rows)], is_replayed
+        return sampled, reports
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Treat the rows as unknown if this fails: the other thread sees it when it prepares the next step."""
+        try:
+            yield
+        except BaseException:
+            self._is_broken = True
+            raise
 
     @torch.inference_mode()
-    def _advance(self, count: int) -> None:
-        logits = self._decode(self._rows.token_ids(count), self._rows.batch(count))
-        self._rows.advance(count, logits, self._choose)
+    def _forward(self, count: int) -> None:
+        self._decode(self._rows.token_ids(count), self._rows.batch(count), self._logits[:count])
+
+    @torch.inference_mode()
+    def _choose_all(self, count: int) -> None:
+        self._rows.advance(count, self._rows.choose(count, self._logits[:count], self._choose))
+
+
+def _tails(pairs: Sequence[tuple[Chunk, int]], before: dict[str, int]) -> list[int | None]:
+    """Return `GraphStep.tails` of chunks and their rows. If a request's last step failed, any row will do."""
+    found: list[int | None] = [None] * len(pairs)
+    for chunk, row in pairs:
+        if chunk.token_ids[-1] == PENDING:
+            found[row] = before.get(chunk.request.request_id, 0)
+    return found

@@ -87,12 +87,14 @@ class DeviceRows:
         """Return the tokens that the first rows compute, int64 [count]."""
         return self._tokens[:count].long()
 
-    def advance(self, count: int, logits: torch.Tensor, choose: GraphChooser) -> None:
-        """Choose the tokens of the first rows from `logits`, and advance the rows by them."""
-        following = self._positions[:count] + 1
-        num_output = (following - self._num_prompt[:count]).long()
-        sampled = choose(logits, self._seeds[:count], self._inverse[:count], num_output)
+    def choose(self, count: int, logits: torch.Tensor, choose: GraphChooser) -> torch.Tensor:
+        """Return the tokens of the first rows by their temperatures, int64 [count]; logits: [count, V]."""
+        num_output = (self._positions[:count] + 1 - self._num_prompt[:count]).long()
+        return choose(logits, self._seeds[:count], self._inverse[:count], num_output)
+
+    def advance(self, count: int, tokens: torch.Tensor) -> None:
+        """Advance the first rows by their tokens, int64 [count]; negative ones, of requests that end, are any."""
         in_use = self._in_use[:count]
-        self.sampled[:count].copy_(sampled)
-        self._tokens[:count].copy_(sampled.clamp(min=0) * in_use)
-        self._positions[:count].copy_(following * in_use)
+        self.sampled[:count].copy_(tokens)
+        self._tokens[:count].copy_(tokens.clamp(min=0) * in_use)
+        self._positions[:count].copy_((self._positions[:count] + 1) * in_use)

@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.config import EngineConfig
+from engine.graphs.decode_graphs import DecodeGraphs
 from engine.graphs.step_graphs import StepGraphs, sizes_up_to
 from engine.models.config import ModelConfig
 
@@ -49,7 +50,7 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, element_bytes: int, ma
     return sizes[-1] * (layer * element_bytes + logits + tables) + nodes * _NODE_BYTES + _BYTES_BESIDE
 
 
-def capture_all(graphs: StepGraphs, device: torch.device, reserved: int) -> bool:
+def capture_all(graphs: StepGraphs | DecodeGraphs, device: torch.device, reserved: int) -> bool:
     """Record all graphs. Returns False, with a warning, when the device cannot record such steps.
 
     `reserved` is the number of bytes set aside for them. Raises ValueError when they do not fit.

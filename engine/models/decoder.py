@@ -135,7 +135,8 @@ class Decoder(nn.Module):
         normed: torch.Tensor = self.norm(hidden)
         return normed.float()
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden_size] to float32 [R, vocab_size]. Pass only the rows that sample."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [R, hidden_size] to float32 [R, vocab_size], in `out` if it is given. Pass only rows that sample."""
         table = self.embed.weight if self.lm_head is None else self.lm_head.weight
-        return self._ranks.columns(F.linear(self.norm(hidden), table), self.config.vocab_size).float()
+        found = self._ranks.columns(F.linear(self.norm(hidden), table), self.config.vocab_size)
+        return found.float() if out is None else out.copy_(found)

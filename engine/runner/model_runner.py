@@ -13,7 +13,7 @@ from engine.attention.kv_pages import KVPages
 from engine.attention.page_memory import BytesOfPages
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.row_assignment import RowLayout
-from engine.graphs.step_graphs import Capture, StepGraphs, sizes_up_to
+from engine.graphs.step_graphs import Capture, sizes_up_to
 from engine.kv_tier.open_tier import open_tier
 from engine.kv_tier.settings import KVTier
 from engine.machine import usable_cores
@@ -93,8 +93,8 @@ class ModelRunner:
             return None
         return BytesOfPages(self._pages, self._host, self.fingerprint)
 
-    def add_graphs(self, max_running: int, capture: Capture) -> StepGraphs:
-        """Make graphs that replay steps of plain decodes. Reserves the last page, to which unused rows write, so
+    def add_graphs(self, max_running: int, capture: Capture) -> DecodeGraphs:
+        """Make graphs that replay steps of decodes. Reserves the last page, to which unused rows write, so
         call it before any step.
         """
         self.num_pages -= 1
@@ -103,8 +103,18 @@ class ModelRunner:
             sizes[-1], -(-limit // self.page_size), self.page_size, self.num_pages, self._pages.null_page
         )
         choose = graph_chooser_for(self.device)
-        self._decodes = DecodeGraphs(self._decode, choose, layout, sizes, limit, self.device, capture)
-        return self._decodes.graphs
+        self._decodes = DecodeGraphs(
+            self._decode,
+            choose,
+            self._sampler.sample,
+            layout,
+            sizes,
+            limit,
+            self.model_config.vocab_size,
+            self.device,
+            capture,
+        )
+        return self._decodes
 
     def drop_graphs(self) -> None:
         """Compute all steps without graphs, as before `add_graphs`."""
@@ -189,17 +199,19 @@ class ModelRunner:
         before, self._sampled = self._sampled, None
         self._copy_pages(step.plan)
         stages.begin_forward()
-        sampled, is_replayed = decodes.run(step, before)
+        is_replayed = decodes.forward(step, before)
         stages.begin_sampling()
-        underway = self._reader.begin(sampled)
-        self._sampled, self._sampled_ids = sampled, underway.wait()
-        tokens, nothing = [self._sampled_ids[row] for row in step.rows], [None] * len(step.rows)
+        known = self._sampled_ids if before is not None else []
+        sampled, reports = decodes.sample(step, lambda: known)
+        self._sampled, self._sampled_ids = sampled, self._reader.begin(sampled).wait()
+        tokens, logprobs = [self._sampled_ids[row] for row in step.rows], [reports[row] for row in step.rows]
         sample_s = stages.sample_seconds()
-        return StepResult(tokens, nothing, None, stages.prepare_seconds, sample_s, is_replayed=is_replayed)
+        return StepResult(tokens, logprobs, None, stages.prepare_seconds, sample_s, is_replayed=is_replayed)
 
-    def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch, logits: torch.Tensor) -> None:
+        assert isinstance(self._decoder, Decoder), "graphs are for GPUs"
         step = self._attention.prepare(batch, self._pages.null_page)
-        return self._decoder.logits(self._decoder(token_ids, step, self._pages))
+        self._decoder.logits(self._decoder(token_ids, step, self._pages), logits)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:

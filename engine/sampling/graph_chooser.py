@@ -19,15 +19,22 @@ GraphChooser = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 numbers of tokens generated before [R] to int64 tokens [R]; -1 where no choice is valid."""
 
 
+def fits_forward(chunk: Chunk) -> bool:
+    """Whether a graph can compute the logits after a chunk, and nothing of its hidden states is asked for."""
+    params, position = chunk.request.sampling, chunk.start + chunk.num_tokens
+    is_scored = params.prompt_logprobs is not None and position <= chunk.request.num_prompt
+    return not is_scored and params.beams is None
+
+
 def fits_graph(chunk: Chunk) -> bool:
-    """Whether the token after a chunk can be chosen inside a graph, and nothing but the token is asked for."""
+    """Whether the token after such a chunk can be chosen inside a graph too, and nothing else is asked for."""
     request = chunk.request
     params, position = request.sampling, chunk.start + chunk.num_tokens
     return (
-        _has_graph_params(params)
+        fits_forward(chunk)
+        and _has_graph_params(params)
         and request.constraint is None
         and position - request.num_prompt >= params.min_tokens
-        and (params.prompt_logprobs is None or position > request.num_prompt)
     )
 
 
@@ -40,7 +47,6 @@ def _has_graph_params(params: SamplingParams) -> bool:
         or params.frequency_penalty
         or params.logit_bias
         or params.logprobs is not None
-        or params.beams is not None
     )
 
 

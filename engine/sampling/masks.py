@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.attention.batch import on_device
 from engine.grammar.constraint import Constraint, ConstraintStatus
 from engine.sampling.adjust import forbidden_ends
 from engine.sampling.row import SamplingRow
@@ -48,7 +49,7 @@ class GrammarMasks:
         """
         constrained, masks, failed = self.fill(rows)
         if constrained:
-            index = torch.tensor(constrained, device=logits.device)
+            index = on_device(np.array(constrained), logits.device)
             logits[index] = logits[index].masked_fill_(_forbidden(masks, logits), -torch.inf)
         return failed
 
@@ -119,7 +120,7 @@ def _forbid_if_possible(mask: npt.NDArray[np.int32], tokens: Sequence[int]) -> N
 
 def _forbidden(masks: Masks, logits: torch.Tensor) -> torch.Tensor:
     """Return bool [rows, V] on the logits' device. Only bits are sent there: byte k has tokens 8k to 8k + 7."""
-    packed = torch.from_numpy(masks.astype("<i4", copy=False).view(np.uint8)).to(logits.device)
+    packed = on_device(masks.astype("<i4", copy=False).view(np.uint8), logits.device)
     shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
     bits = (packed[:, :, None] >> shifts) & 1
     return bits.flatten(1)[:, : logits.shape[1]] == 0

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from engine.attention.batch import on_device
 from engine.logprobs import TokenLogprobs
 from engine.sampling.adjust import is_adjusted
 from engine.sampling.prompt_logprobs import SLICE_BYTES
@@ -29,7 +31,7 @@ class SampledLogprobs:
         self._counts = [rows[at].request.sampling.logprobs or 0 for at in self._wanting]
         if not self._wanting:
             return
-        self._index = torch.tensor(self._wanting, device=logits.device)
+        self._index = on_device(np.array(self._wanting), logits.device)
         step = max(1, slice_bytes // (4 * logits.shape[1]))
         num_top = min(max(self._counts), logits.shape[1])
         is_all = len(self._wanting) == len(rows)  # Slices are then views, not copies.
@@ -37,7 +39,7 @@ class SampledLogprobs:
         parts = [_normalised(part, num_top) for part in slices]
         self._totals, self._values, self._tokens = (torch.cat(part) for part in zip(*parts, strict=True))
         changing = [at for at in self._wanting if is_adjusted(rows[at])]
-        self._changing = torch.tensor(changing, dtype=torch.int64, device=logits.device)
+        self._changing = on_device(np.array(changing, dtype=np.int64), logits.device)
         self._unchanged = logits[self._changing]
 
     def report(self, logits: torch.Tensor, chosen: torch.Tensor) -> list[TokenLogprobs | None]:

@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from engine.beam_search import BeamParams
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.graphs.step_graphs import StepGraphs, sizes_up_to
 from engine.loading.load_model import load_model
-from engine.request import Request
+from engine.request import PENDING, Request
 from engine.sampling.graph_chooser import _uniform, fits_graph, torch_graph_chooser
 from engine.sampling.noise import uniform
 from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
 from tests.engine.support.recorded_graphs import Recording, graphed
+from tests.engine.support.sampling_rows import assert_same_logprobs
 
 PAGE_SIZE = 4
 
@@ -58,7 +60,7 @@ def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path) -> None:
         changed = (runner._pages.data != 0.5).any(dim=(0, 1, 4, 5)).nonzero().tolist()
         assert changed == [[1, 1], [3, 1], [5, 1], [runner.num_pages, 0]]
         chunks.reverse()
-    assert recording.num_recorded == recording.num_replayed == 1
+    assert recording.num_recorded == recording.num_replayed == 2, "the forward pass, and sampling"
     assert len(set(tokens)) == 1, "they are the same request thrice"
 
 
@@ -75,7 +77,7 @@ def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
     assert replayed(greedy_request("b", 9, temperature=0.7))
     assert replayed(greedy_request("b", 9, top_k=3)), "greedy it is"
     for asked in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert not replayed(greedy_request("c", 6, temperature=0.7, **asked))
+        assert replayed(greedy_request("c", 6, temperature=0.7, **asked)), "its layers are"
     others: list[dict[str, Any]] = [
         {"logprobs": 1},
         {"presence_penalty": 1.0},
@@ -83,14 +85,45 @@ def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
         {"logit_bias": {3: 1.0}},
     ]
     for asked in others:
-        assert not replayed(greedy_request("c", 6, **asked))
-    assert not replayed(plain, greedy_request("c", 6, logprobs=0)), "one is enough"
+        assert replayed(greedy_request("c", 6, **asked))
+    elsewhere: list[dict[str, Any]] = [{"prompt_logprobs": 1}, {"beams": BeamParams(2, 2)}]
+    for asked in elsewhere:
+        assert not replayed(greedy_request("c", 6, **asked)), "hidden states and beams are for other steps"
     assert replayed(plain)
     prompt = Chunk(greedy_request("d", 6), 3, 3, [13, 14, 15], [0, 1], samples=True)
     assert not runner.run(StepPlan((prompt,))).is_replayed
     part = Chunk(greedy_request("d", 6), 3, 1, [13], [0, 1], samples=False)
     assert not runner.run(StepPlan((part,))).is_replayed
     assert not runner.run(StepPlan()).is_replayed
+
+
+def test_a_row_that_asks_for_more_costs_a_step_its_recorded_sampling_alone(model: Path) -> None:
+    """The sampler reads the logits that the graph left, and the tokens are those of steps without graphs."""
+    config = config_for(model)
+    runner, recording = graphed(config)
+    plain = load_model(config)
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_p": 0.7, "logprobs": 2},
+        {"repetition_penalty": 1.4, "logit_bias": {40: 3.0}},
+    ]
+    requests = [greedy_request(f"r{i}", 6 + i, **params) for i, params in enumerate(asked)]
+    for step in range(4):
+        known = StepPlan(tuple(last_chunk_of(r, list(range(4 * i, 4 * i + 4))) for i, r in enumerate(requests)))
+        pending = [c if step == 0 else replace_ids(c, [PENDING]) for c in known.chunks]
+        before = recording.num_replayed
+        got, expected = runner.run(StepPlan(tuple(pending[::-1]))), plain.run(known)
+        assert got.token_ids[::-1] == list(expected.token_ids)
+        for ours, other in zip(got.logprobs[::-1], expected.logprobs, strict=True):
+            assert_same_logprobs(ours, other)
+        assert recording.num_replayed - before == (step > 0)
+        for request, token in zip(requests, expected.token_ids, strict=True):
+            request.tokens.append(token)
+    assert recording.num_recorded == 1, "no step's sampling was recorded"
+
+
+def replace_ids(chunk: Chunk, token_ids: list[int]) -> Chunk:
+    return Chunk(chunk.request, chunk.start, 1, token_ids, chunk.pages, samples=True)
 
 
 def test_min_tokens_and_prompt_logprobs_prevent_graphs_no_longer_than_they_last() -> None:

@@ -64,7 +64,8 @@ def test_a_steady_step_is_launched_without_waiting_for_the_device(model: Path) -
         step = runner._decodes.place(prepared(), runner._places)
         assert step is not None
         with torch.inference_mode():
-            sampled, is_replayed = runner._decodes.run(step, runner._sampled)
+            is_replayed = runner._decodes.forward(step, runner._sampled)
+            sampled, _ = runner._decodes.sample(step, list)
             underway = runner._reader.begin(sampled)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -113,7 +113,7 @@ class World:
             chunk.request.tokens.append(31 * chunk.start % 100)
             logits[row, chunk.request.tokens[-1]] = 1e6
             chunk.request.num_computed += 1
-        self.rows.advance(MAX_ROWS, logits, lambda logits, *_: logits.argmax(-1))
+        self.rows.advance(MAX_ROWS, self.rows.choose(MAX_ROWS, logits, lambda logits, *_: logits.argmax(-1)))
         self.sampled = self.rows.sampled[: len(chunks)].clone()
         self.places = {chunk.request.request_id: row for row, chunk in zip(changes.rows, chunks, strict=True)}
 
