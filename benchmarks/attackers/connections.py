@@ -22,20 +22,29 @@ PATIENCE_S = 120.0
 class Stranger:
     """One TCP connection to a port of the application."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, is_patient: bool = True) -> None:
+        """A patient one waits while nobody listens: what it attacks has been killed, and will be replaced."""
         self._address = host, port
+        self._is_patient = is_patient
 
     async def __aenter__(self) -> Stranger:
-        """Connect. Raises OSError."""
-        loop = asyncio.get_running_loop()
+        """Connect. Raises OSError, of which TimeoutError is one kind."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not await self._connect():
+                await asyncio.sleep(0.2)
+        return self
+
+    async def _connect(self) -> bool:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         try:
-            await asyncio.wait_for(loop.sock_connect(self._socket, self._address), PATIENCE_S)
-        except BaseException:
+            await asyncio.get_running_loop().sock_connect(self._socket, self._address)
+        except BaseException as error:
             self._socket.close()
+            if self._is_patient and isinstance(error, ConnectionRefusedError):
+                return False
             raise
-        return self
+        return True
 
     async def __aexit__(self, *exc: object) -> None:
         self._socket.close()

@@ -98,7 +98,7 @@ class WireStrangers(Attacker):
     async def _said(self, address: Address, data: bytes, again: bytes = b"") -> None:
         """Say something, then `again` without end. The engine must end the connection, and tell nothing."""
         try:
-            async with Stranger(*address) as stranger:
+            async with Stranger(*address, is_patient=False) as stranger:
                 reading = asyncio.create_task(stranger.read_all())
                 is_taken = await stranger.send(data)
                 while again and is_taken and not reading.done():

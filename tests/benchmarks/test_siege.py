@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 from typing import Any
 
 import httpx
 import pytest
 
+from benchmarks.attackers.connections import Stranger
 from benchmarks.attackers.random_requests import drawn
 from benchmarks.loop_gaps import application
 from benchmarks.siege import lost_its_ingress
@@ -210,3 +212,19 @@ def test_a_seed_makes_the_same_requests_again() -> None:
     document = {"paths": {"/a": {"post": {"requestBody": content}}, "/b": {"get": {}}}}
     drawings = [[drawn(document, draw) for _ in range(20)] for draw in (random.Random(1), random.Random(1))]
     assert drawings[0] == drawings[1]
+
+
+def test_a_stranger_waits_for_what_it_attacks_to_be_replaced() -> None:
+    async def scenario() -> None:
+        with socket.socket() as killed:
+            killed.bind(("127.0.0.1", 0))  # the port is taken, and nobody listens
+            host, port = killed.getsockname()
+            with pytest.raises(ConnectionRefusedError):
+                await Stranger(host, port, is_patient=False).__aenter__()
+            waiting = asyncio.create_task(Stranger(host, port).__aenter__())
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            killed.listen()
+            await (await waiting).__aexit__()
+
+    asyncio.run(scenario())
