@@ -2,12 +2,15 @@
 
 A timer that should go off every 20 ms notes how late it does. A gap that is shorter may be missed. A loop is
 late because of what its own process computes, in a long turn or in threads that hold the interpreter, or because
-the machine gives it no processor. The processor time that the process has used meanwhile tells the two apart.
+the machine gives it no processor. Two numbers tell these apart: the processor time that the process has used
+meanwhile, and how long the kernel let the loop's thread wait for a processor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,17 +25,28 @@ WINDOW_S = 60.0
 class LoopLag:
     """Measures one event loop from `start` to `close`."""
 
-    def __init__(self, processor_time: Callable[[], float] = time.process_time) -> None:
-        """`processor_time` returns the seconds that this process has computed."""
+    def __init__(
+        self,
+        processor_time: Callable[[], float] = time.process_time,
+        waited: Callable[[], float] | None = None,
+    ) -> None:
+        """Both return seconds since an earlier moment: how long this process has computed, and how long the
+        loop's thread has waited for a processor, which by default the kernel is asked.
+        """
         self._processor_time = processor_time
+        self._queue: _RunQueue | None = None
+        self._waited = waited
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._late, self._own = _Longest(), _Longest()
-        self._used = 0.0
+        self._began = self._used_before = self._waited_before = 0.0
 
     def start(self) -> None:
-        """Measure the running event loop."""
+        """Measure the running event loop, from its thread."""
         self._loop = asyncio.get_running_loop()
+        if self._waited is None:
+            self._queue = _RunQueue()
+            self._waited = self._queue.waited_s
         self._wait()
 
     def longest_s(self) -> float:
@@ -53,20 +67,50 @@ class LoopLag:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = self._waited = None
 
     def _wait(self) -> None:
-        assert self._loop is not None
-        due = self._loop.time() + PERIOD_S
-        self._used = self._processor_time()
+        assert self._loop is not None and self._waited is not None
+        self._began = self._loop.time()
+        self._used_before, self._waited_before = self._processor_time(), self._waited()
+        due = self._began + PERIOD_S
         self._timer = self._loop.call_at(due, self._note, due)
 
     def _note(self, due: float) -> None:
-        assert self._loop is not None
+        assert self._loop is not None and self._waited is not None
         now = self._loop.time()
-        late, used = now - due, self._processor_time() - self._used
-        self._late.add(now, late)
-        self._own.add(now, min(late, used))
+        used, waited = self._processor_time() - self._used_before, self._waited() - self._waited_before
+        self._late.add(now, now - due)
+        # Other threads may have computed while this one waited for a processor: they did not hold up the loop.
+        self._own.add(now, max(0.0, min(now - due, used, now - self._began - waited)))
         self._wait()
+
+
+class _RunQueue:
+    """How long the calling thread has been ready to run without a processor, as Linux counts it.
+
+    The second number of /proc/thread-self/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
+    Where there is no such file, nothing is known, and it counts as zero.
+    """
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def waited_s(self) -> float:
+        """Return the seconds since the thread began. Callable on any thread."""
+        if self._file is None:
+            return 0.0
+        return int(os.pread(self._file, 128, 0).split()[1]) / 1e9
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class _Longest:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -56,16 +61,21 @@ def test_it_is_a_gauge_of_the_ingress() -> None:
 
 
 @pytest.mark.parametrize(
-    ("computed", "own"), [(0.0, 0.0), (0.125, 0.125), (4.0, 0.5)], ids=["stopped", "shares a core", "has threads"]
+    ("computed", "queued", "own"),
+    [(0.0, 0.0, 0.0), (0.125, 0.375, 0.125), (4.0, 0.0, 0.5), (4.0, 0.375, 0.125), (0.5, 0.6, 0.0)],
+    ids=["stopped", "shares a core", "has threads", "its threads have the cores", "waits for a core"],
 )
-def test_of_a_delay_the_process_s_own_part_is_what_it_computed_meanwhile(computed: float, own: float) -> None:
+def test_of_a_delay_the_process_s_own_part_is_what_it_computed_and_did_not_wait_for_a_processor(
+    computed: float, queued: float, own: float
+) -> None:
     async def scenario() -> None:
-        used = 0.0
-        lag, metrics = LoopLag(lambda: used), Metrics("m", "i", "ingress")
+        used = waited = 0.0
+        lag, metrics = LoopLag(lambda: used, lambda: waited), Metrics("m", "i", "ingress")
         lag.start()
         await asyncio.sleep(1)
         block(0.5)
         used += computed
+        waited += queued
         await asyncio.sleep(1)
         lag.report(metrics)
         lag.close()
@@ -74,3 +84,28 @@ def test_of_a_delay_the_process_s_own_part_is_what_it_computed_meanwhile(compute
         assert lag.longest_s() == pytest.approx(0.5, abs=2 * PERIOD_S)
 
     run(scenario())
+
+
+def test_the_kernel_says_how_long_a_thread_waits_for_a_processor() -> None:
+    """More threads of processes than there are processors: each waits while others compute."""
+
+    async def scenario() -> float:
+        lag = LoopLag()
+        lag.start()
+        assert lag._queue is not None
+        before, began = lag._queue.waited_s(), time.process_time()
+        while lag._queue.waited_s() == before:
+            assert time.process_time() - began < 60, "it never waits"
+        waited = lag._queue.waited_s() - before
+        lag.close()
+        return waited
+
+    if not Path("/proc/thread-self/schedstat").exists():
+        pytest.skip("this kernel does not count it")
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        assert asyncio.run(scenario()) > 0
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
