@@ -17,6 +17,8 @@ from benchmarks.siege_app import authorization
 
 PATIENCE_S = 120.0
 """Longest time in which a server must have ended a connection that it should not keep."""
+ANSWER_S = 600.0
+"""Longest time in which it must have begun to answer a request that waits behind others."""
 
 
 class Stranger:
@@ -76,13 +78,28 @@ class Stranger:
         return data
 
     async def until_given_up(self, pids: Iterable[int]) -> bool:
-        """Wait, without reading, until none of these processes holds the other end any more."""
-        port = self._socket.getsockname()[1]
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        """Wait, without reading, until none of these processes holds the other end any more. Its time begins with
+        the answer, for which a request may have to wait.
+        """
+        loop, port = asyncio.get_running_loop(), self._socket.getsockname()[1]
+        deadline = loop.time() + ANSWER_S
+        is_answered = False
         while await asyncio.to_thread(_is_held, list(pids), port):
-            if asyncio.get_running_loop().time() > deadline:
+            if not is_answered and self._has_unread():
+                is_answered, deadline = True, loop.time() + PATIENCE_S
+            if loop.time() > deadline:
                 return False
             await asyncio.sleep(1.0)
+        return True
+
+    def _has_unread(self) -> bool:
+        """Whether anything has come, which stays unread, or the end of the connection."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
         return True
 
 

@@ -31,7 +31,7 @@ class Readers(Attacker):
                                "prompt_logprobs": 5}),
             "token ids": ("/tokenize", {"prompt": "word " * 200_000}),
         }  # fmt: skip
-        return {kind: partial(self._ask_all, kind, post(*ask)) for kind, ask in asks.items()}
+        return {kind: partial(self._ask_all, kind, post(*ask, connection="close")) for kind, ask in asks.items()}
 
     async def _ask_all(self, kind: str, data: bytes) -> None:
         await asyncio.gather(*(self._ask(data, kind) for _ in range(AT_ONCE)))

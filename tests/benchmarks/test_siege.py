@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import socket
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.attackers import connections
 from benchmarks.attackers.connections import Stranger
 from benchmarks.attackers.random_requests import drawn
 from benchmarks.loop_gaps import application
@@ -226,5 +228,24 @@ def test_a_stranger_waits_for_what_it_attacks_to_be_replaced() -> None:
             assert not waiting.done()
             killed.listen()
             await (await waiting).__aexit__()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_never_reads_is_to_be_given_up_soon_after_its_answer_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            async with Stranger(*server.getsockname()) as stranger:
+                accepted, _ = server.accept()
+                monkeypatch.setattr(connections, "PATIENCE_S", 0.0)
+                waiting = asyncio.create_task(stranger.until_given_up([os.getpid()]))
+                await asyncio.sleep(1.5)
+                assert not waiting.done()
+                accepted.send(b"x")
+                assert not await waiting
+                accepted.close()
+                assert await stranger.until_given_up([])
 
     asyncio.run(scenario())
