@@ -103,6 +103,8 @@ class PlacerSettings:
     """Tokens of shared prefixes whose use is tracked, for the warm-up of new replicas; 0: none."""
     hot_half_life_s: float = 600.0
     """Seconds after which the use of a prefix counts half."""
+    keep_tokens: int = 0
+    """Most tokens of these prefixes that are named when the only replica that holds them leaves; 0: none."""
     apart_above_tokens: int | Literal["auto"] | None = None
     """Tokens to compute above which a prompt is computed apart, by replicas that have that role
     (`router.roles`); None: replicas have no roles."""
@@ -140,6 +142,8 @@ class Placer:
         """Requests for which the policy failed; they went to the least loaded replica."""
         self.on_decided: Callable[[float], None] = lambda _: None
         """Called with the duration of each placement, in seconds."""
+        self.on_departed: Callable[[str, list[HotPrefix]], None] = lambda replica, prefixes: None
+        """Called, in any thread, with a replica that is no longer in the fleet and what it alone held."""
         self._fleet, self._clock = fleet, clock
         self._policy: Policy = policy_named(self.settings.policy)
         self._rng = rng or random.Random()
@@ -329,8 +333,13 @@ class Placer:
 
     def _forget_departed(self) -> None:
         with self._lock:
-            for replica in set(self._index.replicas) - self._fleet.names():
+            departed = set(self._index.replicas) - self._fleet.names()
+        for replica in departed:
+            alone = self.only_held_by(replica)
+            with self._lock:
                 self._index.forget(replica)
+            if alone:
+                self.on_departed(replica, alone)
 
     # --- explaining ----------------------------------------------------------------------------------------
 
@@ -369,6 +378,24 @@ class Placer:
         with self._lock:
             prefixes = [] if self._hot is None else self._hot.top(max_tokens, self._clock())
         return [self._with_source(prefix) for prefix in prefixes] if self._fleet.lenders() else prefixes
+
+    def only_held_by(self, replica: str) -> list[HotPrefix]:
+        """Return the shared prefixes of which a replica holds more than any other of the fleet, as far as it does,
+        the most valuable first: at most `keep_tokens` tokens of those most worth holding. O(tokens).
+        """
+        block_tokens, others = self.settings.block_tokens, self._fleet.names() - {replica}
+        with self._lock:
+            most = self.settings.keep_tokens
+            prefixes = self._hot.top(most, self._clock()) if self._hot is not None and most else []
+        alone = []
+        for prefix in prefixes:
+            chain = self._shared.chain(prefix.namespace, prefix.token_ids, block_tokens)
+            with self._lock:
+                overlap = self._index.match(chain, self._clock()).times(block_tokens)
+                held = overlap.get(replica, 0)
+                if held > overlap.most_among(others):
+                    alone.append(replace(prefix, token_ids=prefix.token_ids[:held]))
+        return alone
 
     def _with_source(self, prefix: HotPrefix) -> HotPrefix:
         block_tokens = self.settings.block_tokens

@@ -23,6 +23,7 @@ from msgspec import structs
 from deployments.client.attempt import ClientTimings, DispatchContext
 from deployments.client.connector import Connector
 from deployments.client.failover import Failover, HedgeBudget
+from deployments.client.prefix_keeper import PrefixKeeper
 from deployments.client.prefix_sync import PrefixSync
 from deployments.client.protocol import (
     DeliveryFailed,
@@ -88,10 +89,13 @@ class RemoteEngines:
         self._backlog: Callable[[], Backlog] | None = None
         self._backlog_due = 0.0
         self._unsubscribe: Callable[[], None] = lambda: None
+        self._keeper = PrefixKeeper(self._dispatch)
 
     async def start(self) -> None:
         """Connect to the present replicas, and to new ones as they appear."""
         loop = asyncio.get_running_loop()
+        keep = self._keeper.keep
+        self.placer.on_departed = lambda replica, alone: _call_soon(loop, lambda: keep(replica, alone))
         self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
         self._ticker = asyncio.create_task(self._tick_forever())
         while self._connector.sync():
@@ -121,6 +125,7 @@ class RemoteEngines:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._keeper.aclose()
         self._prefix_sync.close()
         self._connector.close()
         # Ending the context waits for the sockets' linger, so not on the event loop.
@@ -354,10 +359,12 @@ class RemoteEngines:
         ]
 
     def _leave_draining(self) -> None:
-        for replica in list(self._dispatch.in_use):
-            connection = self._connections.get(replica)
-            if connection is not None and connection.is_answering and connection.load.is_draining:
-                self._dispatch.leave(replica)
+        for replica, connection in self._connections.items():
+            if connection.is_answering and connection.load.is_draining:
+                if replica in self._dispatch.in_use:
+                    self._dispatch.leave(replica)
+                if self._keeper.is_new(replica):
+                    self._keeper.keep(replica, self.placer.only_held_by(replica))
 
     def _tell_backlog(self, now: float) -> None:
         """Report the backlog when it is due, to the replica that was connected first: it knows its own speed."""

@@ -230,6 +230,7 @@ class AppArgs(AccessSettings):
             decisions_kept=self.router.decisions_kept,
             hot_tokens=self.warm_up.track_tokens if self.warm_up.max_seconds else 0,
             hot_half_life_s=self.warm_up.half_life_s,
+            keep_tokens=0 if (kv_fetch := model.engines.kv_fetch) is None else kv_fetch.keep_tokens,
             apart_above_tokens=None if (roles := model.engines.roles) is None else roles.disaggregate_above_tokens,
         )
 

@@ -21,3 +21,9 @@ class KvFetchSettings(BaseModel):
     """Seconds for which nothing is fetched from a replica that fell silent."""
     expected_mib_per_s: float = Field(default=200.0, gt=0)
     """Rate by which routers judge a fetch until a replica has measured its own."""
+    keep_tokens: int = Field(default=65_536, ge=0)
+    """Most tokens of shared prefixes that others fetch from a replica that is being stopped, where it alone holds
+    them; 0: none."""
+    linger_s: float = Field(default=1.0, ge=0)
+    """Seconds for which a replica that is being stopped stays after its last stream and transfer, so that others
+    can fetch these prefixes; 0: it goes at once."""

@@ -139,6 +139,7 @@ class EngineReplica:
             self._engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
         )
         self._exchange = KVExchange.of(self._engine, host, settings.kv_fetch, settings.wire)
+        self._stopping_since: float | None = None
         self._calls: dict[str, _Call] = {}
         self._drain = DrainRate()
         self._intake = Intake(self._engine, self._drain, is_stopping)
@@ -248,10 +249,16 @@ class EngineReplica:
         """Stay open while both live: the end of the call tells the ingress that this process is gone.
 
         `target` names this replica, for the router. When Serve is stopping this replica, the call returns as soon
-        as the ingress has no streams left here, because Serve waits for it.
+        as the ingress has no streams left here and nobody fetches KV, because Serve waits for it.
         """
-        while not (self._is_stopping() and not self._wire.has_streams_of(ingress_id)):
+        while not (self._is_stopping() and self._may_end(ingress_id)):
             await asyncio.sleep(_WATCH_POLL_S)
+
+    def _may_end(self, ingress_id: str) -> bool:
+        if self._stopping_since is None:
+            self._stopping_since = time.monotonic()
+        is_done_lending = self._exchange is None or self._exchange.may_end(self._stopping_since)
+        return is_done_lending and not self._wire.has_streams_of(ingress_id)
 
     async def empty_cache(self) -> tuple[str, int]:
         """Drop all cached prefixes that no request uses. Return this replica's id and the number of pages freed.

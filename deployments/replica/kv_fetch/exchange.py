@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
 from deployments.replica.kv_fetch.fetcher import KVFetcher
@@ -18,6 +20,7 @@ class KVExchange:
     ) -> None:
         """Raises OSError when no port of `wire.ports` is free."""
         self.page_bytes = memory.page_bytes
+        self._settings = settings
         self.sender = KVSender(host, engine.loop, memory, settings, wire)
         self.fetcher = KVFetcher(memory, engine.config.page_size, settings)
         engine.connect_peers(self.fetcher)
@@ -34,6 +37,14 @@ class KVExchange:
         if settings is None or memory is None or not engine.config.prefix_cache:
             return None
         return cls(engine, memory, host, settings, wire)
+
+    def may_end(self, stopping_since: float) -> bool:
+        """Whether a replica that is being stopped, since that clock, has lingered without a transfer for as long
+        as others may take to ask for what it alone holds.
+        """
+        linger_s = self._settings.linger_s if self._settings.keep_tokens else 0.0
+        idle_since = max(stopping_since, self.sender.used_at)
+        return not linger_s or (not self.sender.num_transfers and time.monotonic() - idle_since >= linger_s)
 
     def close(self) -> None:
         """Give up what is under way. Idempotent; the engine closes the fetcher too."""

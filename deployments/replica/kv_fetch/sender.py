@@ -81,6 +81,8 @@ class KVSender:
         self._lender, self._memory, self._settings = lender, memory, settings
         self.counts: Counter[str] = Counter()
         """Transfers "sent", "declined", "given_up", and messages that were "malformed"; "pages"."""
+        self.used_at = 0.0
+        """Clock (`time.monotonic`) when the last transfer began or ended."""
         self._transfers: dict[tuple[bytes, int], _Transfer] = {}
         self._lent: deque[tuple[_Transfer, Future[LentPages]]] = deque()
         self._closing = threading.Event()
@@ -178,6 +180,7 @@ class KVSender:
         except (ValueError, EngineStopped) as error:
             return self._decline(peer, fetch.number, str(error))
         self._transfers[peer, fetch.number] = transfer
+        self.used_at = time.monotonic()
 
         def note(done: Future[LentPages]) -> None:  # in the engine's thread
             self._lent.append((transfer, done))
@@ -262,6 +265,7 @@ class KVSender:
 
     def _end(self, transfer: _Transfer) -> None:
         transfer.is_over = True
+        self.used_at = time.monotonic()
         self._transfers.pop((transfer.peer, transfer.number), None)
         if transfer.loan is not None:
             self._lender.give_back(transfer.loan.number)

@@ -1,0 +1,93 @@
+"""Prefixes that a replica alone holds outlive it: when it is being stopped, others fetch them from it.
+
+    r0 is being stopped ──▶ what does it alone hold? ──▶ a request for one token each, placed as any other, with
+                                                         r0 as the source of its KV
+
+They are requests that only the cache profits from: they run behind all others, and nothing waits for them. A
+replica that does not get the KV in time computes it, as for every fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+
+from deployments.client.attempt import Attempt, AttemptFailure, DispatchContext
+from deployments.client.protocol import GenerateRequest
+from deployments.client.stream import Stream
+from engine.sampling_params import SamplingParams
+from router.addresses import KVAddress
+from router.hot_prefixes import HotPrefix
+
+logger = logging.getLogger("ray.serve")
+
+AT_ONCE = 8
+"""Prefixes under way from one replica, as many as it sends at once by default (`kv_fetch.max_transfers`)."""
+LAST = 2**31 - 1
+"""The priority behind all of clients."""
+_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
+_MAX_KNOWN = 4096
+
+
+class PrefixKeeper:
+    """Has the replicas that stay fetch what one that leaves holds. Lives on one event loop."""
+
+    def __init__(self, dispatch: DispatchContext) -> None:
+        self._dispatch = dispatch
+        self._known: dict[str, None] = {}  # replicas that were dealt with; their names do not come again
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def is_new(self, replica: str) -> bool:
+        """Whether `keep` was not called for a replica yet."""
+        return replica not in self._known
+
+    def keep(self, replica: str, prefixes: Sequence[HotPrefix]) -> None:
+        """Have others fetch these prefixes from a replica that is being stopped, once for each replica.
+
+        Nothing is done for one that does not answer, because it has died, or that lends nothing.
+        """
+        if not self.is_new(replica):
+            return
+        self._known[replica] = None
+        if len(self._known) > _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        connection = self._dispatch.connections.get(replica)
+        kv = None if connection is None or not connection.is_answering else connection.address.kv
+        if kv is None or not prefixes or not self._dispatch.reachable() - {replica}:
+            return
+        task = asyncio.create_task(self._keep_all(replica, kv, prefixes))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Give up what is under way. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep_all(self, replica: str, kv: KVAddress, prefixes: Sequence[HotPrefix]) -> None:
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def keep(prefix: HotPrefix) -> bool:
+            async with room:
+                return await self._fetch(replica, kv, prefix)
+
+        are_kept = await asyncio.gather(*map(keep, prefixes), return_exceptions=True)
+        num_kept = sum(kept is True for kept in are_kept)
+        logger.info("%d of %d prefixes that %s alone held are kept elsewhere", num_kept, len(prefixes), replica)
+
+    async def _fetch(self, replica: str, kv: KVAddress, prefix: HotPrefix) -> bool:
+        """Have one prefix fetched. Return whether a replica has it now."""
+        namespace, prompt_ids = prefix.namespace, list(prefix.token_ids)
+        request = GenerateRequest(
+            f"keep-{uuid.uuid4().hex}", namespace.model, prompt_ids, _SAMPLING, priority=LAST, salt=namespace.salt
+        )
+        leaving = AttemptFailure("lost", "it is being stopped", replica, loss="drained", kv=kv)
+        attempt = Attempt(self._dispatch, Stream(request, _ignore), 0, (replica,), before=leaving)
+        return await attempt.run() is None
+
+
+def _ignore(stream: Stream) -> None:
+    """Nobody reads the stream."""
