@@ -70,7 +70,7 @@ class Oracle:
         self._decoder = Decoder(config).float().eval()
         self._decoder.load_state_dict({name: weight.float().cpu() for name, weight in source.state_dict().items()})
         self._config = config
-        windows = frozenset(config.layer_windows)
+        windows = config.windows
         self._shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, 16, windows)
 
     @torch.inference_mode()

@@ -148,7 +148,7 @@ class KernelChecks:
         shape = AttentionShape(8, 4, 32 if self._is_tiny else 128, 16, frozenset({None}))
         case = make_case([(70, 1), (3, 1), (20, 9)], shape, None, dtype, self._device)
         rope = RopeConfig(1e6)
-        rotary = Rotary.of(rope, shape.head_dim, dtype, self._device)
+        rotary = Rotary.of([rope], shape.head_dim, dtype, self._device)
         exact = TorchOperations(rotary._replace(dtype=torch.float32), case.batch)
         return TritonOperations(rotary, case.batch), exact, case.pages
 
@@ -166,8 +166,8 @@ class KernelChecks:
         pages = torch.zeros_like(pages, dtype=kv_dtype or dtype)
         heads, norm = self._random(dtype, 11, 16, pages.shape[-1]), self._random(dtype, 12, pages.shape[-1])
         written, expected_pages = pages.clone(), pages.float()  # in fp8 with scales of 1
-        expected = exact.rotate_into(expected_pages, heads.float(), norm.float(), 1e-6)
-        found = ours.rotate_into(written, heads.clone(), norm, 1e-6)
+        expected = exact.rotate_into(expected_pages, heads.float(), 0, norm.float(), 1e-6)
+        found = ours.rotate_into(written, heads.clone(), 0, norm, 1e-6)
         return max(_error(found, expected), _error(written, expected_pages))
 
     def _silu(self, dtype: torch.dtype) -> float:

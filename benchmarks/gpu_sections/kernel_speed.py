@@ -109,7 +109,7 @@ class KernelSpeed:
         """Each operation's name, what makes a call of it on new buffers, and its numbers per token."""
         sizes, shape = self._sizes, self._shape
         case = make_case([(0, tokens)], shape, None, _DTYPE, self._device)
-        ours = operations_for(Rotary.of(RopeConfig(5e5), shape.head_dim, _DTYPE, self._device))(case.batch)
+        ours = operations_for(Rotary.of([RopeConfig(5e5)], shape.head_dim, _DTYPE, self._device))(case.batch)
         weight = torch.ones(sizes.hidden, dtype=_DTYPE, device=self._device)
         num_heads = shape.num_heads + 2 * shape.num_kv_heads
         random = partial(self._random, tokens)
@@ -120,7 +120,7 @@ class KernelSpeed:
         )
         yield (
             "rotate, store",
-            lambda: partial(ours.rotate_into, case.pages, random(num_heads, shape.head_dim), None, 0.0),
+            lambda: partial(ours.rotate_into, case.pages, random(num_heads, shape.head_dim), 0, None, 0.0),
             2 * num_heads * shape.head_dim,
         )
         yield "silu, multiply", lambda: partial(ours.silu_mul, random(2 * sizes.inner)), 3 * sizes.inner

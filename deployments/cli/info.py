@@ -121,7 +121,7 @@ def _add_computing(
     heads, windows = _USUAL_HEADS, frozenset[int | None]({None})
     if facts is not None:
         heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
-        windows = frozenset(facts.layer_windows)
+        windows = facts.windows
     shape = AttentionShape(*heads, page_size, windows)
     # Text instead of a string, because brackets, as in 'raydix[flashinfer]', are not markup.
     table.add_row("attention here", Text(attention_text(shape, getattr(torch, here), device)))

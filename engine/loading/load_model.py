@@ -70,7 +70,7 @@ class _Loading:
         self._limit = _max_model_len(config, model)
         self._dtype = _dtype(config, model, self._device)
         self._kv_dtype = FP8 if config.kv_dtype == "fp8" else self._dtype
-        windows = frozenset(model.layer_windows)
+        windows = model.windows
         heads = AttentionShape(
             model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows, self._kv_dtype
         )

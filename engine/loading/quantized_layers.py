@@ -39,7 +39,7 @@ class Matrix(NamedTuple):
     """Its name, such as model.layers.0.self_attn.q_proj."""
     outputs: int
     inputs: int
-    own_outputs: slice = slice(None)
+    own_outputs: slice | torch.Tensor = slice(None)
     own_inputs: slice = slice(None)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:

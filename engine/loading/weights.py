@@ -1,8 +1,4 @@
-"""Loads weights from safetensors files straight into the decoder's fused parameters.
-
-    checkpoint                                  decoder
-    model.layers.3.self_attn.q_proj.weight ──▶  layers.3.attention.qkv_proj.weight[: q]
-    model.layers.3.self_attn.k_proj.weight ──▶                                    [q : q + k]   ...
+"""Loads weights from safetensors files straight into the decoder's fused parameters (`engine/loading/targets.py`).
 
 Only safetensors files are read. Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are refused.
 """
@@ -15,40 +11,23 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
 from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
+from engine.loading.targets import HEAD, Own, WeightTarget, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
-from engine.models.experts_config import ExpertsConfig
 from engine.models.formats import Fp8Format
 from engine.models.linear import QuantizedLinear
 from engine.parallel.collective import ALONE, Collective
-from engine.parallel.shard import Shard
 
 _INDEX = "model.safetensors.index.json"
-_HEAD = "lm_head.weight"
-_MIXTRAL = "block_sparse_moe", ("w1", "w3", "w2")
-_QWEN_MOE = "mlp", ("gate_proj", "up_proj", "down_proj")
-
-
-class _WeightTarget(NamedTuple):
-    """Where a tensor of the checkpoint goes."""
-
-    parameter: str
-    rows: slice | tuple[int, slice]
-    """Rows of the parameter; in a stack of experts' matrices, the rows of one expert."""
-    shape: tuple[int, ...]
-    """The shape the checkpoint must have; copied with broadcasting."""
-    part: tuple[slice, ...] = ()
-    """The part of the tensor that this rank has."""
 
 
 def load_decoder(
@@ -75,9 +54,9 @@ def load_decoder(
     files = weight_files(directory)
     with ExitStack() as stack:
         tensors = open_tensors(files, stack)
-        if not needs_head and _HEAD not in tensors:
+        if not needs_head and HEAD not in tensors:
             config = replace(config, tied_embeddings=True)
-        targets = dict(_named(_targets(config, ranks.shard), tensors))
+        targets = weight_targets(config, ranks.shard, tensors)
         with torch.device("meta"):
             decoder = Decoder(ranks.shard.of(config), ranks)
             stored = Fp8Format() if fp8 else config.weight_format
@@ -106,7 +85,7 @@ def _copy_groups(tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGro
             release(tensor)
 
 
-def _parts(targets: Mapping[str, _WeightTarget]) -> dict[str, list[str]]:
+def _parts(targets: Mapping[str, WeightTarget]) -> dict[str, list[str]]:
     """Return the checkpoint's names of the rows of each module of the decoder that has a weight."""
     parts: dict[str, list[str]] = {}
     for name, target in targets.items():
@@ -116,7 +95,7 @@ def _parts(targets: Mapping[str, _WeightTarget]) -> dict[str, list[str]]:
 
 
 def _groups(
-    decoder: Decoder, targets: Mapping[str, _WeightTarget], config: ModelConfig, present: Container[str]
+    decoder: Decoder, targets: Mapping[str, WeightTarget], config: ModelConfig, present: Container[str]
 ) -> Iterator[TensorGroup]:
     """Yield how every tensor gets into the decoder, whose parameters may still be on the meta device."""
     modules = dict(decoder.named_modules())
@@ -137,7 +116,7 @@ def _rows(module: torch.nn.Module, attribute: str, rows: slice | tuple[int, slic
     return module.get_parameter(attribute).detach()[rows]
 
 
-def _store(into: Callable[[], torch.Tensor], part: tuple[slice, ...], tensors: list[torch.Tensor]) -> None:
+def _store(into: Callable[[], torch.Tensor], part: tuple[Own | slice, ...], tensors: list[torch.Tensor]) -> None:
     into().copy_(tensors[0][part])
 
 
@@ -201,7 +180,7 @@ def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], co
     missing = [tensor.name for tensor in expected if tensor.name not in tensors]
     if missing:
         why = "" if config.weight_format is None else ", stored as its quantization_config says"
-        if missing == [_HEAD]:
+        if missing == [HEAD]:
             why = " to generate; where it is to embed alone, say engine.tasks: [embed]"
         raise ModelLoadError(f"the weights lack {_some(missing)}, which {config.architecture} needs{why}")
     unknown = [name for name in tensors if name not in names and not _is_harmless(name, config)]
@@ -224,132 +203,9 @@ def _is_harmless(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is computed here anyway, or is a second name of the embedding table."""
     if config.weight_format is not None and is_unread(name):
         return True
-    return name.endswith("rotary_emb.inv_freq") or (name == _HEAD and config.tied_embeddings)
+    return name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_embeddings)
 
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
-
-
-def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, _WeightTarget]]:
-    """Yield each tensor of a checkpoint, by its Hugging Face name, and where this rank's part of it goes."""
-    hidden = config.hidden_size
-    yield "model.embed_tokens.weight", _table("embed.weight", config, shard)
-    yield "model.norm.weight", _whole("norm.weight", hidden)
-    if not config.tied_embeddings:
-        yield _HEAD, _table("lm_head.weight", config, shard)
-    for layer in range(config.num_layers):
-        theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
-        yield f"{theirs}.input_layernorm.weight", _whole(f"{ours}.input_norm.weight", hidden)
-        yield f"{theirs}.post_attention_layernorm.weight", _whole(f"{ours}.post_norm.weight", hidden)
-        yield from _attention_targets(config, shard, f"{theirs}.self_attn", f"{ours}.attention")
-        experts = config.experts_in(layer)
-        if experts is None:
-            yield from _mlp_targets(config, shard, f"{theirs}.mlp", f"{ours}.mlp")
-        else:
-            yield from _experts_targets(config, experts, shard, theirs, f"{ours}.mlp")
-
-
-def _named(
-    targets: Iterator[tuple[str, _WeightTarget]], present: Container[str]
-) -> Iterator[tuple[str, _WeightTarget]]:
-    """Yield targets by the checkpoint's names, which lack "model." where the decoder was saved by itself."""
-    is_alone = "embed_tokens.weight" in present
-    for name, target in targets:
-        yield name.removeprefix("model.") if is_alone else name, target
-
-
-def _attention_targets(
-    config: ModelConfig, shard: Shard, theirs: str, ours: str
-) -> Iterator[tuple[str, _WeightTarget]]:
-    hidden, dim, own = config.hidden_size, config.head_dim, shard.of(config)
-    query, kv = shard.part(config.num_heads), shard.kv_part(config.num_kv_heads)
-    heads = {"q": (config.num_heads, query), "k": (config.num_kv_heads, kv), "v": (config.num_kv_heads, kv)}
-    yield from _fused(
-        theirs,
-        f"{ours}.qkv_proj",
-        {f"{which}_proj": (count * dim, _times(part, dim)) for which, (count, part) in heads.items()},
-        hidden,
-        config.qkv_bias,
-    )
-    yield from _summed(
-        f"{theirs}.o_proj", f"{ours}.o_proj", hidden, config.num_heads * dim, shard, config.output_bias
-    )
-    if config.qk_norm:
-        queries, total = own.num_heads, own.num_heads + own.num_kv_heads
-        yield f"{theirs}.q_norm.weight", _WeightTarget(f"{ours}.qk_norm", slice(0, queries), (dim,))
-        yield f"{theirs}.k_norm.weight", _WeightTarget(f"{ours}.qk_norm", slice(queries, total), (dim,))
-
-
-def _mlp_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, _WeightTarget]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    parts = dict.fromkeys(("gate_proj", "up_proj"), (inner, shard.part(inner)))
-    yield from _fused(theirs, f"{ours}.gate_up_proj", parts, hidden, config.mlp_bias)
-    yield from _summed(f"{theirs}.down_proj", f"{ours}.down_proj", hidden, inner, shard, config.mlp_bias)
-
-
-def _experts_targets(
-    config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str
-) -> Iterator[tuple[str, _WeightTarget]]:
-    """Yield the targets of a sparse layer. Files hold each expert by itself; memory stacks this rank's experts."""
-    hidden, inner, own = config.hidden_size, experts.intermediate_size, shard.experts(experts)
-    columns, width = shard.expert_columns(experts), own.intermediate_size
-    block, (gate, up, down) = _MIXTRAL if config.architecture == "MixtralForCausalLM" else _QWEN_MOE
-    yield f"{theirs}.{block}.gate.weight", _whole(f"{ours}.router", experts.num_experts, hidden)
-    for expert in range(experts.num_experts):
-        name = f"{theirs}.{block}.experts.{expert}"
-        place = own.held.index(expert) if expert in own.held else None
-        for part, rows in ((gate, slice(0, width)), (up, slice(width, None))):
-            target = _expert(f"{ours}.gate_up_proj", place, rows, (inner, hidden), (columns,))
-            yield f"{name}.{part}.weight", target
-        target = _expert(f"{ours}.down_proj", place, slice(None), (hidden, inner), (slice(None), columns))
-        yield f"{name}.{down}.weight", target
-
-
-def _expert(
-    parameter: str, place: int | None, rows: slice, shape: tuple[int, ...], part: tuple[slice, ...]
-) -> _WeightTarget:
-    """Return rows of the expert at `place` in a stack; no rows if it is another rank's (None)."""
-    if place is None:
-        return _WeightTarget(parameter, (0, slice(0)), shape, (slice(0),))
-    return _WeightTarget(parameter, (place, rows), shape, part)
-
-
-def _whole(parameter: str, *shape: int) -> _WeightTarget:
-    return _WeightTarget(parameter, slice(None), shape)
-
-
-def _table(parameter: str, config: ModelConfig, shard: Shard) -> _WeightTarget:
-    """Return the target of a table with a row for each token. Rows after the last token's stay zero."""
-    own = shard.rows(config.vocab_size)
-    shape = (config.vocab_size, config.hidden_size)
-    return _WeightTarget(parameter, slice(0, own.stop - own.start), shape, (own,))
-
-
-def _fused(
-    theirs: str, ours: str, parts: Mapping[str, tuple[int, slice]], inputs: int, bias: bool
-) -> Iterator[tuple[str, _WeightTarget]]:
-    """Yield projections of the same input, stacked by rows. `parts`: name to all outputs, and this rank's."""
-    first = 0
-    for name, (outputs, part) in parts.items():
-        rows = slice(first, first + part.stop - part.start)
-        yield f"{theirs}.{name}.weight", _WeightTarget(f"{ours}.weight", rows, (outputs, inputs), (part,))
-        if bias:
-            yield f"{theirs}.{name}.bias", _WeightTarget(f"{ours}.bias", rows, (outputs,), (part,))
-        first = rows.stop
-
-
-def _summed(
-    theirs: str, ours: str, outputs: int, inputs: int, shard: Shard, bias: bool
-) -> Iterator[tuple[str, _WeightTarget]]:
-    """Yield a projection with inputs divided among ranks and outputs summed; rank 0 adds the bias."""
-    part = (slice(None), shard.part(inputs))
-    yield f"{theirs}.weight", _WeightTarget(f"{ours}.weight", slice(None), (outputs, inputs), part)
-    if bias:
-        rows = slice(None) if shard.rank == 0 else slice(0)
-        yield f"{theirs}.bias", _WeightTarget(f"{ours}.bias", rows, (outputs,), (rows,))
-
-
-def _times(part: slice, count: int) -> slice:
-    return slice(part.start * count, part.stop * count)

@@ -10,8 +10,10 @@ from typing import Any, Literal, cast
 
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
-from engine.models.families import family_of, layer_windows
+from engine.models.family import WeightNames
 from engine.models.formats import Fp8Format, WeightFormat, weight_format
+from engine.models.parts import AttentionConfig, LayerKind, MLPConfig, NormConfig
+from engine.models.registry import family_of
 from engine.models.rope import RopeConfig
 
 WeightType = Literal["float32", "bfloat16", "float16"]
@@ -20,36 +22,25 @@ ELEMENT_BYTES: Mapping[WeightType, int] = {"float32": 4, "bfloat16": 2, "float16
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder-only model: its shape, and which variations of the common decoder it uses."""
+    """One decoder-only model: its size, and the parts of the common decoder that it is composed of."""
 
     architecture: str
     vocab_size: int
-    num_layers: int
     hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    """Number of query heads."""
-    num_kv_heads: int
-    """Number of key and value heads; equal to `num_heads` (MHA), a divisor (GQA) or 1 (MQA)."""
-    head_dim: int
     max_position_embeddings: int
     """The longest context the model supports, in tokens."""
-    rope: RopeConfig
-    layer_windows: tuple[int | None, ...]
-    """For each layer, how many last positions a query attends to, its own included; None for all."""
-    norm_eps: float
-    qkv_bias: bool
-    output_bias: bool
-    """Whether the attention's output projection has a bias."""
-    mlp_bias: bool
-    qk_norm: bool
-    """Whether every query and key head gets an RMS norm before rotation (Qwen3)."""
+    attention: AttentionConfig
+    layers: tuple[LayerKind, ...]
+    mlp: MLPConfig
+    """Of the layers without experts."""
+    norms: NormConfig
     tied_embeddings: bool
     """Whether the output projection is the embedding table."""
     eos_token_ids: frozenset[int]
     """Tokens that end a text; generation_config.json takes precedence over config.json."""
     dtype: WeightType
     """Type of the checkpoint's weights, or of its unquantized weights if others are quantized."""
+    names: WeightNames
     weight_format: WeightFormat | None = None
     """How the layers' matrices are quantized; None for plain numbers."""
     experts: ExpertsConfig | None = None
@@ -81,45 +72,65 @@ class ModelConfig:
     @classmethod
     def _from_raw(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         architecture, family = family_of(raw)
-        _refuse_unsupported(raw)
-        stored = weight_format(raw)
-        if stored is not None and family.has_experts:
+        parts, stored = family.read(raw), weight_format(raw)
+        if stored is not None and parts.experts is not None:
             raise ModelLoadError(
                 f"quantized experts are not supported: use an unquantized version of this {architecture}"
             )
-        num_heads, num_layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
-        num_kv_heads = raw.get("num_key_value_heads", family.num_kv_heads) or num_heads
-        if num_heads % num_kv_heads:
-            raise ModelLoadError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
-        attention_bias = bool(raw.get("attention_bias", False)) if family.qkv_bias is None else False
-        limit = int(raw["max_position_embeddings"])
-        rope = RopeConfig.from_config(raw, limit)
-        windows = layer_windows(family, raw, num_layers)
-        if len(windows) != num_layers:
-            raise ModelLoadError(f"layer_types lists {len(windows)} layers, num_hidden_layers says {num_layers}")
+        longest = max(
+            (layer.rope.stretched_context for layer in parts.layers if layer.rope is not None), default=0
+        )
         return cls(
             architecture=architecture,
             vocab_size=int(raw["vocab_size"]),
-            num_layers=num_layers,
             hidden_size=int(raw["hidden_size"]),
-            intermediate_size=int(raw["intermediate_size"]),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=raw.get("head_dim") or family.head_dim or raw["hidden_size"] // num_heads,
-            max_position_embeddings=max(limit, rope.stretched_context),
-            rope=rope,
-            layer_windows=windows,
-            norm_eps=float(raw.get("rms_norm_eps", family.eps)),
-            qkv_bias=family.qkv_bias if family.qkv_bias is not None else attention_bias,
-            output_bias=attention_bias,
-            mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias", False)),
-            qk_norm=family.qk_norm,
+            max_position_embeddings=max(int(raw["max_position_embeddings"]), longest),
+            attention=parts.attention,
+            layers=parts.layers,
+            mlp=parts.mlp,
+            norms=parts.norms,
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=_eos_token_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
             dtype=_weight_type(raw.get("dtype", raw.get("torch_dtype"))),
-            experts=ExpertsConfig.from_config(raw, family.renormalizes) if family.has_experts else None,
+            names=family.names,
             weight_format=stored,
+            experts=parts.experts,
         )
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads."""
+        return self.attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return self.attention.head_dim
+
+    @property
+    def intermediate_size(self) -> int:
+        """Inner size of the MLP of layers without experts."""
+        return self.mlp.intermediate_size
+
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """The windows that occur among the layers; None is full attention."""
+        return frozenset(layer.window for layer in self.layers)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """The different rotations of the layers, in the order of their first layers; None is none."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers))
 
     def experts_in(self, layer: int) -> ExpertsConfig | None:
         """Return the experts of a sparse layer, None for a dense one."""
@@ -141,12 +152,8 @@ class ModelConfig:
 
     def _parameters(self, experts_each: float) -> float:
         """Number of weights when `experts_each` experts of each sparse layer are counted."""
-        qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        query = self.num_heads * self.head_dim
-        attention = (qkv + query) * self.hidden_size + qkv * self.qkv_bias + self.hidden_size * self.output_bias
-        layer = attention + 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm
-        dense = 3 * self.hidden_size * self.intermediate_size
-        dense += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+        layer = self.attention.num_parameters(self.hidden_size) + 2 * self.hidden_size
+        dense = self.mlp.num_parameters(self.hidden_size)
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         total = self.num_layers * (layer + dense) + tables + self.hidden_size
         if self.experts is None:
@@ -175,7 +182,7 @@ class ModelConfig:
     def _matrices(self) -> list[tuple[int, int]]:
         """List (outputs, inputs) of the layers' matrices, except experts, which are never quantized."""
         query, hidden, inner = self.num_heads * self.head_dim, self.hidden_size, self.intermediate_size
-        qkv = query + 2 * self.num_kv_heads * self.head_dim
+        qkv = self.attention.qkv_outputs
         num_dense = self.num_layers - (0 if self.experts is None else len(self.experts.layers))
         return self.num_layers * [(qkv, hidden), (hidden, query)] + num_dense * [
             (2 * inner, hidden),
@@ -184,7 +191,7 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Return the bytes of one token's keys and values in all layers, at `element_bytes` per number."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+        return self.num_layers * self.attention.kv_numbers * element_bytes
 
 
 def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
@@ -202,12 +209,6 @@ def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return cast("Mapping[str, Any]", value)
-
-
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    activation = raw.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ModelLoadError(f"unsupported activation {activation!r}; supported is silu")
 
 
 def _eos_token_ids(value: int | list[int] | None) -> frozenset[int]:

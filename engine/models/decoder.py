@@ -31,20 +31,17 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self._head_dim, self._eps = config.head_dim, config.norm_eps
-        self._window = config.layer_windows[layer]
+        shape, kind = config.attention, config.layers[layer]
+        self._head_dim, self._eps = shape.head_dim, config.norms.eps
+        self._window, self._rope = kind.window, config.ropes.index(kind.rope)
         self.kv_scales = UNSCALED
         """Scales of float8 pages, set when the model is loaded for them."""
-        self.qkv_proj = nn.Linear(
-            config.hidden_size,
-            (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
-            bias=config.qkv_bias,
-        )
-        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias)
+        self.qkv_proj = nn.Linear(config.hidden_size, shape.qkv_outputs, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, config.hidden_size, bias=shape.output_bias)
         # One row per head, so that queries and keys are normed in one operation.
         self.qk_norm = (
-            nn.Parameter(torch.empty(config.num_heads + config.num_kv_heads, config.head_dim))
-            if config.qk_norm
+            nn.Parameter(torch.empty(shape.num_heads + shape.num_kv_heads, shape.head_dim))
+            if shape.qk_norm == "heads"
             else None
         )
 
@@ -53,7 +50,7 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
-        query = operations.rotate_into(pages, heads, self.qk_norm, self._eps, self.kv_scales)
+        query = operations.rotate_into(pages, heads, self._rope, self.qk_norm, self._eps, self.kv_scales)
         attended = step.attend(pages, query, self._window, self.kv_scales)
         output: torch.Tensor = self.o_proj(attended)
         return output
@@ -64,8 +61,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        inner, bias = config.mlp.intermediate_size, config.mlp.bias
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * inner, bias=bias)
+        self.down_proj = nn.Linear(inner, config.hidden_size, bias=bias)
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
@@ -79,10 +77,10 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, ranks: Collective) -> None:
         super().__init__()
         self._ranks = ranks
-        self._eps = config.norm_eps
-        self.input_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self._eps = config.norms.eps
+        self.input_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps)
         self.attention = Attention(config, layer)
-        self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps)
         experts = config.experts_in(layer)
         self.mlp = MLP(config) if experts is None else Experts(experts, config.hidden_size)
 
@@ -116,14 +114,14 @@ class Decoder(nn.Module):
         table = torch.empty(rows, config.hidden_size)
         self.embed = nn.Embedding(rows, config.hidden_size, _weight=table)
         self.layers = nn.ModuleList(Layer(config, index, ranks) for index in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps)
         self.lm_head = None if config.tied_embeddings else nn.Linear(config.hidden_size, rows, bias=False)
 
     def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """Map int64 [N] token ids of a step to hidden states [N, hidden_size]; writes the tokens' KV."""
         x = embed(self.embed.weight, token_ids, self._ranks)
         if self.operations is None:
-            self.operations = operations_for(Rotary.of(self.config.rope, self.config.head_dim, x.dtype, x.device))
+            self.operations = operations_for(Rotary.of(self.config.ropes, self.config.head_dim, x.dtype, x.device))
         operations = self.operations(step.batch)
         branch = None
         for index, layer in enumerate(self.layers):

@@ -19,6 +19,7 @@ from engine.host_memory import untouched_zeros
 from engine.kernels import native
 from engine.models.config import ModelConfig
 from engine.models.decoder import MLP, Decoder, Layer
+from engine.models.operations import Rotary
 
 
 def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
@@ -27,6 +28,8 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
     if config.experts is not None:
         return "its layers are mixtures of experts"
+    if len(config.ropes) > 1:
+        return "its layers differ in how positions turn queries and keys"
     sizes = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -54,23 +57,23 @@ class NativeDecoder:
         self._num_packed = 0  # Bytes of `_packed` in use.
         self._layers = (native.NativeLayer * config.num_layers)(
             *(
-                self._take(cast("Layer", layer), window)
-                for layer, window in zip(decoder.layers, config.layer_windows, strict=True)
+                self._take(cast("Layer", layer), kind.window)
+                for layer, kind in zip(decoder.layers, config.layers, strict=True)
             )
         )
-        rope = config.rope
+        rotary = Rotary.of(config.ropes, config.head_dim, self._embed.dtype, self._embed.device)
         head = decoder.embed if decoder.lm_head is None else decoder.lm_head
         self._model = native.NativeModel(
             num_layers=config.num_layers,
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
+            intermediate=config.mlp.intermediate_size,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            norm_eps=config.norm_eps,
-            attention_scale=config.head_dim**-0.5,
-            rope_factor=rope.attention_factor,
-            inv_freq=self._floats(torch.tensor(rope.inverse_frequencies(config.head_dim))),
+            norm_eps=config.norms.eps,
+            attention_scale=config.attention.scale,
+            rope_factor=rotary.factor[0, 0].item(),
+            inv_freq=self._floats(rotary.inv_freq[0]),
             embed=self._embed.data_ptr(),
             layers=self._layers,
             norm=self._floats(decoder.norm.weight),
@@ -98,7 +101,7 @@ class NativeDecoder:
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
-        return torch.nn.functional.rms_norm(hidden.float(), self._norm.shape, self._norm, self.config.norm_eps)
+        return torch.nn.functional.rms_norm(hidden.float(), self._norm.shape, self._norm, self.config.norms.eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [R, hidden_size] to float32 [R, vocab_size], which the next call overwrites."""

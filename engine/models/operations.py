@@ -6,6 +6,7 @@ x, branch ─ add, norm ─▶ x, normed        heads ─ (q/k norm) ─ rotate 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,6 +31,7 @@ class Operations(Protocol):
         self,
         pages: torch.Tensor,
         heads: torch.Tensor,
+        rope: int,
         norm: torch.Tensor | None,
         eps: float,
         scales: KVScales = UNSCALED,
@@ -38,6 +40,7 @@ class Operations(Protocol):
 
         pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim]
         heads: [N, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values; may be overwritten
+        rope: index of the layer's rotation among those of the model
         norm: [num_heads + num_kv_heads, head_dim], the weights of each query and key head
         scales: keys and values are divided by these where pages are float8
         Returns the queries, [N, num_heads, head_dim]; dim 0 may be strided.
@@ -76,17 +79,20 @@ class ExpertsMLP(Protocol):
 
 
 class Rotary(NamedTuple):
-    """Constants that turn positions into angles, on the model's device."""
+    """Constants that turn positions into angles, on the model's device, for each of a model's rotations."""
 
     inv_freq: torch.Tensor
-    """float32 [head_dim / 2], radians per position."""
-    factor: float
-    """Factor of cosines and sines."""
+    """float32 [rotations, head_dim / 2], radians per position."""
+    factor: torch.Tensor
+    """float32 [rotations, head_dim / 2], factor of cosines and sines."""
     dtype: torch.dtype
     """Type of the heads, to which cosines and sines are rounded."""
 
     @classmethod
-    def of(cls, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> Rotary:
-        """Compute the constants of a model."""
-        frequencies = rope.inverse_frequencies(head_dim)
-        return cls(torch.tensor(frequencies, dtype=torch.float32, device=device), rope.attention_factor, dtype)
+    def of(
+        cls, ropes: Sequence[RopeConfig | None], head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> Rotary:
+        """Compute the constants of a model. Without a rotation (None), all angles are zero."""
+        pairs = [[(0.0, 1.0)] * (head_dim // 2) if rope is None else rope.pairs(head_dim) for rope in ropes]
+        both = torch.tensor(pairs, dtype=torch.float32, device=device)
+        return cls(both[..., 0].contiguous(), both[..., 1].contiguous(), dtype)

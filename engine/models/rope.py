@@ -65,6 +65,10 @@ class RopeConfig:
         """Context that yarn makes usable, in tokens; 0 for other types, whose config already includes it."""
         return int(self.original_max_position * self.factor) if self.rope_type == "yarn" else 0
 
+    def pairs(self, head_dim: int) -> list[tuple[float, float]]:
+        """Return the angle per position of each of the head_dim / 2 pairs, and its factor of cosine and sine."""
+        return [(frequency, self.attention_factor) for frequency in self.inverse_frequencies(head_dim)]
+
     def inverse_frequencies(self, head_dim: int) -> list[float]:
         """Return the angle per position of each of the head_dim / 2 pairs, in radians."""
         plain = [self.theta ** -(2 * pair / head_dim) for pair in range(head_dim // 2)]

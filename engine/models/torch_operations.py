@@ -18,9 +18,10 @@ class TorchOperations:
 
     def __init__(self, rotary: Rotary, batch: AttentionBatch) -> None:
         self._slots = batch.slot_mapping
-        angles = batch.positions[:, None, None].float() * rotary.inv_freq
-        cos, sin = angles.cos() * rotary.factor, angles.sin() * rotary.factor
-        self._cos = torch.cat((cos, cos), -1).to(rotary.dtype)  # [N, 1, head_dim]
+        angles = batch.positions[:, None, None].float() * rotary.inv_freq[:, None, None]
+        factor = rotary.factor[:, None, None]
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        self._cos = torch.cat((cos, cos), -1).to(rotary.dtype)  # [rotations, N, 1, head_dim]
         self._sin = torch.cat((-sin, sin), -1).to(rotary.dtype)
 
     def add_norm(
@@ -34,6 +35,7 @@ class TorchOperations:
         self,
         pages: torch.Tensor,
         heads: torch.Tensor,
+        rope: int,
         norm: torch.Tensor | None,
         eps: float,
         scales: KVScales = UNSCALED,
@@ -43,7 +45,7 @@ class TorchOperations:
         query_key, value = heads.tensor_split((-num_kv_heads,), dim=1)
         if norm is not None:
             query_key = F.rms_norm(query_key, heads.shape[2:], eps=eps) * norm
-        query, key = self._rotate(query_key).tensor_split((-num_kv_heads,), dim=1)
+        query, key = self._rotate(query_key, rope).tensor_split((-num_kv_heads,), dim=1)
         store_kv(pages, self._slots, key, value, scales)
         return query
 
@@ -52,7 +54,7 @@ class TorchOperations:
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate) * up
 
-    def _rotate(self, heads: torch.Tensor) -> torch.Tensor:
+    def _rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
         """Rotate the pairs (i, i + head_dim / 2), as in transformers' `rotate_half`."""
         first, second = heads.chunk(2, -1)
-        return heads * self._cos + torch.cat((second, first), -1) * self._sin
+        return heads * self._cos[rope] + torch.cat((second, first), -1) * self._sin[rope]

@@ -8,7 +8,7 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.norm import add_norm
-from engine.kernels.triton.rope import rotate_into, rotation
+from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.silu import silu_mul
 from engine.models.operations import Rotary
 
@@ -20,7 +20,7 @@ class TritonOperations:
 
     def __init__(self, rotary: Rotary, batch: AttentionBatch) -> None:
         self._slots = batch.slot_mapping
-        self._rotation = rotation(batch.positions, *rotary)
+        self._rotations = rotations(batch.positions, *rotary)
 
     def add_norm(
         self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -32,12 +32,13 @@ class TritonOperations:
         self,
         pages: torch.Tensor,
         heads: torch.Tensor,
+        rope: int,
         norm: torch.Tensor | None,
         eps: float,
         scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Implement `Operations`; the queries are a view of `heads`."""
-        return rotate_into(pages, self._slots, heads, self._rotation, norm, eps, scales)
+        return rotate_into(pages, self._slots, heads, self._rotations[rope], norm, eps, scales)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement `Operations`."""

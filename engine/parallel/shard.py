@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
+from engine.models.parts import AttentionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,17 @@ class Shard:
 
     def of(self, config: ModelConfig) -> ModelConfig:
         """Return the shape of this rank's layers. The vocabulary stays whole: see `rows`."""
-        kv = self.kv_part(config.num_kv_heads)
         return replace(
             config,
-            num_heads=config.num_heads // self.size,
-            num_kv_heads=kv.stop - kv.start,
-            intermediate_size=config.intermediate_size // self.size,
+            attention=self.attention(config.attention),
+            mlp=replace(config.mlp, intermediate_size=config.mlp.intermediate_size // self.size),
             experts=None if config.experts is None else self.experts(config.experts),
         )
+
+    def attention(self, whole: AttentionConfig) -> AttentionConfig:
+        """Return the shape of this rank's attention."""
+        kv = self.kv_part(whole.num_kv_heads)
+        return replace(whole, num_heads=whole.num_heads // self.size, num_kv_heads=kv.stop - kv.start)
 
     def experts(self, experts: ExpertsConfig) -> ExpertsConfig:
         """Return the shape of this rank's experts."""

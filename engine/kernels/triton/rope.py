@@ -22,13 +22,15 @@ _LARGEST_FP8 = 448.0
 """Largest float8_e4m3fn number, to which larger ones are clamped, as the type has no infinity."""
 
 
-@triton.jit
-def _rotation(positions_ptr, inv_freq_ptr, out_ptr, factor, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
+@triton.jit(do_not_specialize=["tokens"])
+def _rotations(positions_ptr, inv_freq_ptr, factor_ptr, out_ptr, tokens, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    token, rope = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
     is_in = at < HALF
-    angle = tl.load(positions_ptr + token).to(tl.float32) * tl.load(inv_freq_ptr + at, mask=is_in, other=0.0)
-    out = out_ptr + token * 2 * HALF + at
+    inv_freq = tl.load(inv_freq_ptr + rope * HALF + at, mask=is_in, other=0.0)
+    factor = tl.load(factor_ptr + rope * HALF + at, mask=is_in, other=0.0)
+    angle = tl.load(positions_ptr + token).to(tl.float32) * inv_freq
+    out = out_ptr + (rope * tokens + token) * 2 * HALF + at
     tl.store(out, (tl.cos(angle) * factor).to(out_ptr.dtype.element_ty), mask=is_in)
     tl.store(out + HALF, (tl.sin(angle) * factor).to(out_ptr.dtype.element_ty), mask=is_in)
 
@@ -100,13 +102,18 @@ def _rotate_into(
         tl.store(target + HALF * kv_stride, right.to(pages_ptr.dtype.element_ty), mask=is_stored)
 
 
-def rotation(positions: torch.Tensor, inv_freq: torch.Tensor, factor: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return cosines and sines, times `factor`, of int64 [N] positions: [N, 2, head_dim / 2]."""
-    out = torch.empty((len(positions), 2, len(inv_freq)), dtype=dtype, device=positions.device)
-    if len(positions):
-        half = len(inv_freq)
-        block = triton.next_power_of_2(half)
-        launch(_rotation, (len(positions),), positions, inv_freq, out, factor, HALF=half, BLOCK=block, num_warps=1)
+def rotations(
+    positions: torch.Tensor, inv_freq: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return cosines and sines, times `factor`, of int64 [N] positions: [rotations, N, 2, head_dim / 2].
+
+    inv_freq, factor: float32 [rotations, head_dim / 2]
+    """
+    (count, half), tokens = inv_freq.shape, len(positions)
+    out = torch.empty((count, tokens, 2, half), dtype=dtype, device=positions.device)
+    if tokens:
+        sizes = {"HALF": half, "BLOCK": triton.next_power_of_2(half), "num_warps": 1}
+        launch(_rotations, (tokens, count), positions, inv_freq, factor, out, tokens, **sizes)
     return out
 
 
@@ -124,7 +131,7 @@ def rotate_into(
     pages: [2, num_pages, page_size, num_kv_heads, head_dim], of heads' type or another float, of any strides
     slots: int64 [N]; a token with a negative slot stores nothing
     heads: [N, num_heads + 2 * num_kv_heads, head_dim], of any strides; queries are overwritten
-    rotation: [N, 2, head_dim / 2], contiguous, from `rotation`; norm: [num_heads + num_kv_heads, head_dim]
+    rotation: [N, 2, head_dim / 2], contiguous, one of `rotations`; norm: [num_heads + num_kv_heads, head_dim]
     kv_scales: divisors of keys and of values before they are stored
     Returns the queries, a view of heads.
     """

@@ -121,8 +121,9 @@ def test_rope_scaling_is_read_in_the_old_and_the_new_way(tmp_path: Path) -> None
     old = read(tmp_path, rope_theta=5e5, rope_scaling={**scaling, "rope_type": "llama3"})
     older = read(tmp_path, rope_theta=5e5, rope_scaling={**scaling, "type": "llama3"})
     new = read(tmp_path, rope_parameters={**scaling, "rope_type": "llama3", "rope_theta": 5e5})
-    assert old.rope == older.rope == new.rope
-    assert new.rope.rope_type == "llama3" and new.rope.theta == 5e5
+    assert old.ropes == older.ropes == new.ropes
+    [rope] = new.ropes
+    assert rope is not None and rope.rope_type == "llama3" and rope.theta == 5e5
 
 
 @pytest.mark.parametrize(
@@ -174,14 +175,18 @@ def test_eos_tokens(tmp_path: Path, generation: Any, config: Any, expected: set[
 def test_sliding_windows(tmp_path: Path) -> None:
     mistral, qwen = ["MistralForCausalLM"], ["Qwen2ForCausalLM"]
     on: dict[str, Any] = {"architectures": qwen, "use_sliding_window": True, "sliding_window": 99}
+
+    def windows(**changes: Any) -> tuple[int | None, ...]:
+        return tuple(layer.window for layer in read(tmp_path, **changes).layers)
+
     kinds = ["sliding_attention", "full_attention"]
-    assert read(tmp_path, sliding_window=99).layer_windows == (None, None)
-    assert read(tmp_path, architectures=mistral, sliding_window=99).layer_windows == (99, 99)
-    assert read(tmp_path, architectures=mistral, sliding_window=None).layer_windows == (None, None)
-    assert read(tmp_path, architectures=mistral).layer_windows == (4096, 4096)  # as transformers has it
-    assert read(tmp_path, architectures=qwen, sliding_window=99).layer_windows == (None, None)
-    assert read(tmp_path, **on, max_window_layers=1).layer_windows == (None, 99)
-    assert read(tmp_path, **on, layer_types=kinds).layer_windows == (99, None)
+    assert windows(sliding_window=99) == (None, None)
+    assert windows(architectures=mistral, sliding_window=99) == (99, 99)
+    assert windows(architectures=mistral, sliding_window=None) == (None, None)
+    assert windows(architectures=mistral) == (4096, 4096)  # as transformers has it
+    assert windows(architectures=qwen, sliding_window=99) == (None, None)
+    assert windows(**on, max_window_layers=1) == (None, 99)
+    assert windows(**on, layer_types=kinds) == (99, None)
 
 
 # --- finding a model -----------------------------------------------------------------------------------------

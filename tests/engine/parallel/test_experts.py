@@ -75,7 +75,8 @@ def test_experts_that_cannot_be_shared_are_refused(tiny: Tiny) -> None:
 
 
 def test_inner_columns_count_only_where_a_layer_is_dense(tiny: Tiny) -> None:
-    mixed = replace(ModelConfig.from_directory(tiny("qwen3_moe_mixed")), intermediate_size=90)
+    config = ModelConfig.from_directory(tiny("qwen3_moe_mixed"))
+    mixed = replace(config, mlp=replace(config.mlp, intermediate_size=90))
     assert mixed.experts is not None
     with pytest.raises(ValueError, match="90 inner columns and 8 experts"):
         check_divides(mixed, 4, splits_experts=True)

@@ -37,7 +37,7 @@ def test_every_query_head_lies_with_its_key_value_head(config: ModelConfig, num_
     group = 8 // num_heads
     for shard in (Shard(rank, size) for rank in range(size)):
         queries, kv = shard.part(8), shard.kv_part(num_heads)
-        own = shard.of(replace(config, num_kv_heads=num_heads))
+        own = shard.attention(replace(config.attention, num_kv_heads=num_heads))
         for index, head in enumerate(range(8)[queries]):
             assert range(num_heads)[kv][index // (own.num_heads // own.num_kv_heads)] == head // group
 

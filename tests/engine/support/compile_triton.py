@@ -19,7 +19,7 @@ from engine.kernels import triton as kernels
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
 from engine.kernels.triton.norm import add_norm
-from engine.kernels.triton.rope import rotate_into, rotation
+from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
 from engine.kernels.triton.silu import silu_mul
 from tests.engine.support.compiled_kernels import compiled, name_of
@@ -61,7 +61,7 @@ def operations(dtype: torch.dtype, kv_dtype: torch.dtype, hidden: int, heads: He
     add_norm(x, x.clone(), x[0], 1e-6)
     silu_mul(torch.zeros(3, 4 * hidden, dtype=dtype))
     at = torch.zeros(3, dtype=torch.int64)
-    angles = rotation(at, torch.zeros(heads.dim // 2), 1.0, dtype)
+    angles = rotations(at, torch.zeros(1, heads.dim // 2), torch.ones(1, heads.dim // 2), dtype)[0]
     for page_size, norm in ((1, None), (16, torch.zeros(heads.num + heads.num_kv_heads, heads.dim, dtype=dtype))):
         fused = torch.zeros(3, heads.num + 2 * heads.num_kv_heads, heads.dim, dtype=dtype)
         layer = torch.zeros(2, 2, page_size, heads.num_kv_heads, heads.dim).to(kv_dtype)

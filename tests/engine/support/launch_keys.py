@@ -89,7 +89,7 @@ def runner_of(raw: dict[str, Any], directory: Path) -> ModelRunner:
     runner = load_model(config, load_weights=random_decoder).with_pages(PAGES + 1)
     facts, decoder = runner.model_config, runner._decoder
     assert isinstance(decoder, Decoder)
-    decoder.operations = partial(TritonOperations, Rotary.of(facts.rope, facts.head_dim, torch.float32, CPU))
+    decoder.operations = partial(TritonOperations, Rotary.of(facts.ropes, facts.head_dim, torch.float32, CPU))
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     runner._attention = TritonAttention(AttentionShape(*heads, PAGE_SIZE, frozenset({None})))
     runner._sampler = Sampler(facts.eos_token_ids, TritonChooser())

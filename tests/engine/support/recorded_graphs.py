@@ -80,7 +80,7 @@ def graphed(config: EngineConfig) -> tuple[ModelRunner, Recording]:
     loaded = load_model(config)
     runner = loaded.with_pages(loaded.num_pages + 1)
     model = runner.model_config
-    windows = frozenset(model.layer_windows)
+    windows = model.windows
     shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows)
     runner._attention = GatheringAttention(shape)
     recording = Recording()

@@ -37,7 +37,7 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> 
     runner = load_model(config).with_pages(25)
     facts, decoder = runner.model_config, runner._decoder
     assert isinstance(decoder, Decoder)
-    rotary = Rotary.of(facts.rope, facts.head_dim, torch.float32, CPU)
+    rotary = Rotary.of(facts.ropes, facts.head_dim, torch.float32, CPU)
     decoder.operations = partial(TritonOperations, rotary)
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     runner._attention = TritonAttention(AttentionShape(*heads, 4, frozenset({None})))

@@ -12,7 +12,7 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.kernels.triton.norm import add_norm
-from engine.kernels.triton.rope import rotate_into, rotation
+from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.silu import silu_mul
 from engine.models.operations import Rotary
 from engine.models.rope import RopeConfig
@@ -48,7 +48,7 @@ class Heads:
     slots: Sequence[int] = (7, 0, 21, 8)
 
     def rotary(self, dtype: torch.dtype) -> Rotary:
-        return Rotary.of(RopeConfig(1000.0, attention_factor=1.1), self.dim, dtype, DEVICE)
+        return Rotary.of([RopeConfig(1000.0, attention_factor=1.1), None], self.dim, dtype, DEVICE)
 
     def batch(self) -> AttentionBatch:
         """Return a batch with only what operations read: slots and positions."""
@@ -100,7 +100,7 @@ def test_silu_mul(dtype: torch.dtype, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(("has_norm", "rope"), [(True, 0), (False, 0), (True, 1)])
 @pytest.mark.parametrize(
     "case",
     [
@@ -112,12 +112,12 @@ def test_silu_mul(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     ],
     ids=str,
 )
-def test_rotate_into(dtype: torch.dtype, has_norm: bool, case: Heads) -> None:
+def test_rotate_into(dtype: torch.dtype, has_norm: bool, rope: int, case: Heads) -> None:
     norm = case.norm(dtype) if has_norm else None
     made = []
     for kind in (TorchOperations, TritonOperations):
         pages, heads = case.pages(dtype), case.heads(dtype)
-        query = kind(case.rotary(dtype), case.batch()).rotate_into(pages, heads, norm, 1e-5)
+        query = kind(case.rotary(dtype), case.batch()).rotate_into(pages, heads, rope, norm, 1e-5)
         made.append((query, pages))
     (expected, expected_pages), (query, pages) = made
     close(query, expected)
@@ -130,9 +130,9 @@ def test_rotate_into_pages_of_any_strides_from_heads_of_any() -> None:
     heads = random(*case.heads(dtype).shape[::-1]).permute(2, 1, 0)
     expected = case.pages(dtype)
     other = TorchOperations(case.rotary(dtype), case.batch())
-    expected_query = other.rotate_into(expected, heads.clone(), None, 0.0)
+    expected_query = other.rotate_into(expected, heads.clone(), 0, None, 0.0)
     by_head = torch.zeros(6, case.kv, 2, case.dim, case.page_size, device=DEVICE).permute(2, 0, 4, 1, 3)
-    angles = rotation(case.batch().positions, *case.rotary(dtype))
+    angles = rotations(case.batch().positions, *case.rotary(dtype))[0]
     query = rotate_into(by_head, case.batch().slot_mapping, heads, angles)
     close(query, expected_query)
     close(by_head, expected)
@@ -143,10 +143,10 @@ def test_a_token_without_a_slot_stores_nothing() -> None:
     case, dtype = Heads(slots=(-1, 2)), torch.float32
     pages, heads = case.pages(dtype), case.heads(dtype)
     operations = TritonOperations(case.rotary(dtype), case.batch())
-    query = operations.rotate_into(pages, heads, None, 0.0).clone()
+    query = operations.rotate_into(pages, heads, 0, None, 0.0).clone()
     slots = pages.flatten(1, 2)
     assert slots[:, 2].all() and not slots[:, :2].any() and not slots[:, 3:].any()
-    close(query, TorchOperations(case.rotary(dtype), case.batch())._rotate(case.heads(dtype))[:, :3])
+    close(query, TorchOperations(case.rotary(dtype), case.batch())._rotate(case.heads(dtype), 0)[:, :3])
 
 
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (0.5, 0.125)])
@@ -159,7 +159,7 @@ def test_pages_of_eight_bits_hold_what_was_scaled_and_cut(scales: tuple[float, f
     expected = case.pages(torch.float32)
     slots, divided = expected.flatten(1, 2), heads[:, case.queries :].float().unflatten(1, (2, case.kv))
     slots[:, list(case.slots)] = divided.transpose(0, 1) / torch.tensor(scales, device=DEVICE)[:, None, None, None]
-    at_zero = rotation(torch.zeros_like(case.batch().positions), case.rotary(dtype).inv_freq, 1.0, dtype)
+    _, at_zero = rotations(torch.zeros_like(case.batch().positions), *case.rotary(dtype))
     rotate_into(pages, case.batch().slot_mapping, heads, at_zero, kv_scales=scales)
     assert torch.equal(pages.float(), expected.clamp(-448, 448))
 
@@ -172,7 +172,7 @@ def test_a_whole_model_computes_the_same(family: str, tmp_path: Path) -> None:
     for kind in (TorchOperations, TritonOperations):
         runner = load_runner(model, attention="reference", kv_tokens=128)
         config, decoder = runner.model_config, runner._decoder
-        rotary = Rotary.of(config.rope, config.head_dim, runner.kv_dtype, runner.device)
+        rotary = Rotary.of(config.ropes, config.head_dim, runner.kv_dtype, runner.device)
         decoder.operations = partial(kind, rotary)  # type: ignore[union-attr]
         a, b = (
             RequestByHand(random_prompt(14, 1), pages_of(16, 0, 32)),

@@ -1,0 +1,173 @@
+"""Where each tensor of a checkpoint goes: its name, its shape, the rows of the decoder's fused parameters.
+
+    checkpoint                                  decoder
+    model.layers.3.self_attn.q_proj.weight ──▶  layers.3.attention.qkv_proj.weight[: q]
+    model.layers.3.self_attn.k_proj.weight ──▶                                    [q : q + k]   ...
+
+What a family calls its weights is in its description (`WeightNames`); the names that all families share are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.models.config import ModelConfig
+from engine.models.experts_config import ExpertsConfig
+from engine.parallel.shard import Shard
+
+HEAD = "lm_head.weight"
+"""The name of the output head."""
+Own = slice | torch.Tensor
+"""Rows of a tensor: a slice, or int64 indices."""
+
+
+class WeightTarget(NamedTuple):
+    """Where a tensor of the checkpoint goes."""
+
+    parameter: str
+    rows: slice | tuple[int, slice]
+    """Rows of the parameter; in a stack of experts' matrices, the rows of one expert."""
+    shape: tuple[int, ...]
+    """The shape the checkpoint must have; copied with broadcasting."""
+    part: tuple[()] | tuple[Own] | tuple[Own, slice] = ()
+    """The part of the tensor that this rank has."""
+
+
+def weight_targets(config: ModelConfig, shard: Shard, present: Container[str]) -> dict[str, WeightTarget]:
+    """Return where this rank's part of each tensor of a checkpoint goes, by the tensor's name.
+
+    Names lack "model." where the decoder was saved by itself: `present` are those of the checkpoint's tensors.
+    """
+    is_alone = "embed_tokens.weight" in present
+    targets = _targets(config, shard)
+    return {name.removeprefix("model.") if is_alone else name: target for name, target in targets}
+
+
+def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, WeightTarget]]:
+    hidden, names = config.hidden_size, config.names
+    yield "model.embed_tokens.weight", _table("embed.weight", config, shard)
+    yield "model.norm.weight", _whole("norm.weight", hidden)
+    if not config.tied_embeddings:
+        yield HEAD, _table("lm_head.weight", config, shard)
+    for layer in range(config.num_layers):
+        theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
+        yield f"{theirs}.{names.attention_norm}.weight", _whole(f"{ours}.input_norm.weight", hidden)
+        yield f"{theirs}.{names.mlp_norm}.weight", _whole(f"{ours}.post_norm.weight", hidden)
+        yield from _attention_targets(config, shard, f"{theirs}.self_attn", f"{ours}.attention")
+        experts = config.experts_in(layer)
+        if experts is None:
+            yield from _mlp_targets(config, shard, f"{theirs}.mlp", f"{ours}.mlp")
+        else:
+            yield from _experts_targets(config, experts, shard, theirs, f"{ours}.mlp")
+
+
+def _attention_targets(
+    config: ModelConfig, shard: Shard, theirs: str, ours: str
+) -> Iterator[tuple[str, WeightTarget]]:
+    attention, own, hidden = config.attention, shard.attention(config.attention), config.hidden_size
+    dim, kv_heads = attention.head_dim, attention.num_kv_heads
+    query, kv = _times(shard.part(attention.num_heads), dim), _times(shard.kv_part(kv_heads), dim)
+    parts = [(attention.num_heads * dim, query), (kv_heads * dim, kv), (kv_heads * dim, kv)]
+    names = [f"{theirs}.{name}" for name in config.names.qkv]
+    yield from _fused(names, f"{ours}.qkv_proj", parts, hidden, attention.qkv_bias)
+    yield from _summed(
+        f"{theirs}.o_proj", f"{ours}.o_proj", hidden, attention.num_heads * dim, shard, attention.output_bias
+    )
+    if attention.qk_norm == "heads":
+        queries, total = own.num_heads, own.num_heads + own.num_kv_heads
+        yield f"{theirs}.q_norm.weight", WeightTarget(f"{ours}.qk_norm", slice(0, queries), (dim,))
+        yield f"{theirs}.k_norm.weight", WeightTarget(f"{ours}.qk_norm", slice(queries, total), (dim,))
+
+
+def _mlp_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, WeightTarget]]:
+    hidden, inner, bias = config.hidden_size, config.mlp.intermediate_size, config.mlp.bias
+    names = [f"{theirs}.{name}" for name in config.names.gate_up]
+    yield from _fused(names, f"{ours}.gate_up_proj", [(inner, shard.part(inner))] * 2, hidden, bias)
+    yield from _summed(f"{theirs}.down_proj", f"{ours}.down_proj", hidden, inner, shard, bias)
+
+
+def _experts_targets(
+    config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str
+) -> Iterator[tuple[str, WeightTarget]]:
+    """Yield the targets of a sparse layer. Files hold each expert by itself; memory stacks this rank's experts."""
+    hidden, inner, own = config.hidden_size, experts.intermediate_size, shard.experts(experts)
+    columns, width, names = shard.expert_columns(experts), own.intermediate_size, config.names.experts
+    block = f"{theirs}.{names.block}"
+    yield f"{block}.{names.router}.weight", _whole(f"{ours}.router", experts.num_experts, hidden)
+    for expert in range(experts.num_experts):
+        name = f"{block}.experts.{expert}"
+        place = own.held.index(expert) if expert in own.held else None
+        for part, rows in ((names.gate, slice(0, width)), (names.up, slice(width, None))):
+            target = _expert(f"{ours}.gate_up_proj", place, rows, (inner, hidden), (columns,))
+            yield f"{name}.{part}.weight", target
+        target = _expert(f"{ours}.down_proj", place, slice(None), (hidden, inner), (slice(None), columns))
+        yield f"{name}.{names.down}.weight", target
+
+
+def _expert(
+    parameter: str, place: int | None, rows: slice, shape: tuple[int, ...], part: tuple[Own] | tuple[Own, slice]
+) -> WeightTarget:
+    """Return rows of the expert at `place` in a stack; no rows if it is another rank's (None)."""
+    if place is None:
+        return WeightTarget(parameter, (0, slice(0)), shape, (slice(0),))
+    return WeightTarget(parameter, (place, rows), shape, part)
+
+
+def _whole(parameter: str, *shape: int) -> WeightTarget:
+    return WeightTarget(parameter, slice(None), shape)
+
+
+def _table(parameter: str, config: ModelConfig, shard: Shard) -> WeightTarget:
+    """Return the target of a table with a row for each token. Rows after the last token's stay zero."""
+    own = shard.rows(config.vocab_size)
+    shape = (config.vocab_size, config.hidden_size)
+    return WeightTarget(parameter, slice(0, own.stop - own.start), shape, (own,))
+
+
+def _fused(
+    names: Sequence[str], ours: str, parts: Sequence[tuple[int, Own]], inputs: int, bias: bool
+) -> Iterator[tuple[str, WeightTarget]]:
+    """Yield projections of the same input, stacked by rows. `parts`: all outputs of each, and this rank's.
+
+    A single name is that of a projection that is stacked in the checkpoint too.
+    """
+    if len(names) == 1 < len(parts):
+        parts = [_stacked(parts)]
+    first = 0
+    for name, (outputs, own) in zip(names, parts, strict=True):
+        rows = slice(first, first + _length(own, outputs))
+        yield f"{name}.weight", WeightTarget(f"{ours}.weight", rows, (outputs, inputs), (own,))
+        if bias:
+            yield f"{name}.bias", WeightTarget(f"{ours}.bias", rows, (outputs,), (own,))
+        first = rows.stop
+
+
+def _stacked(parts: Sequence[tuple[int, Own]]) -> tuple[int, Own]:
+    """Return all outputs of projections that are one in the checkpoint, and this rank's."""
+    total = sum(outputs for outputs, _ in parts)
+    firsts = [sum(outputs for outputs, _ in parts[:index]) for index in range(len(parts))]
+    own = [torch.arange(first, first + n)[rows] for first, (n, rows) in zip(firsts, parts, strict=True)]
+    rows = torch.cat(own)
+    return total, slice(0, total) if torch.equal(rows, torch.arange(total)) else rows
+
+
+def _length(rows: Own, total: int) -> int:
+    return len(rows) if isinstance(rows, torch.Tensor) else len(range(total)[rows])
+
+
+def _summed(
+    theirs: str, ours: str, outputs: int, inputs: int, shard: Shard, bias: bool
+) -> Iterator[tuple[str, WeightTarget]]:
+    """Yield a projection with inputs divided among ranks and outputs summed; rank 0 adds the bias."""
+    part = (slice(None), shard.part(inputs))
+    yield f"{theirs}.weight", WeightTarget(f"{ours}.weight", slice(None), (outputs, inputs), part)
+    if bias:
+        rows = slice(None) if shard.rank == 0 else slice(0)
+        yield f"{theirs}.bias", WeightTarget(f"{ours}.bias", rows, (outputs,), (rows,))
+
+
+def _times(part: slice, count: int) -> slice:
+    return slice(part.start * count, part.stop * count)

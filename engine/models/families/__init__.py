@@ -1,0 +1,1 @@
+"""The supported model families: a module each, which is found by being here."""

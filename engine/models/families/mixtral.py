@@ -1,0 +1,22 @@
+"""Mixtral (Jiang et al. 2024, arXiv:2401.04088): Mistral with experts in all layers."""
+
+from __future__ import annotations
+
+from engine.models.experts_config import ExpertsConfig
+from engine.models.family import ExpertNames, Family, WeightNames
+from engine.models.parts import ModelParts, NormConfig
+from engine.models.reading import Raw, alike, read_attention, read_mlp
+
+
+def _read(raw: Raw) -> ModelParts:
+    return ModelParts(
+        read_attention(raw, num_kv_heads=8, qkv_bias=False, output_bias=False),
+        alike(raw, raw.get("sliding_window")),
+        read_mlp(raw),
+        NormConfig(float(raw.get("rms_norm_eps", 1e-5))),
+        ExpertsConfig.from_config(raw, renormalizes=True),
+    )
+
+
+_NAMES = WeightNames(experts=ExpertNames("block_sparse_moe", "gate", "w1", "w3", "w2"))
+FAMILY = Family(("MixtralForCausalLM",), _read, _NAMES)

@@ -1,0 +1,46 @@
+"""What a model family is: how its config.json describes a model's parts, and what its files call their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.models.parts import ModelParts
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The names of a sparse layer's weights, below the layer's."""
+
+    block: str = "mlp"
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """The names of a layer's weights in a checkpoint, below "model.layers.N"."""
+
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """Projections to queries, keys and values: three, or one that is all of them."""
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    """Projections of the MLP: gate and up, or one that is both."""
+    attention_norm: str = "input_layernorm"
+    """The norm before attention."""
+    mlp_norm: str = "post_attention_layernorm"
+    """The norm before the MLP."""
+    experts: ExpertNames = ExpertNames()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model family. A module of `engine.models.families` has one, called FAMILY."""
+
+    architectures: tuple[str, ...]
+    """Its names in config.json."""
+    read: Callable[[Mapping[str, Any]], ModelParts]
+    """Reads the parts from a config.json. May raise ModelLoadError, KeyError, TypeError and ValueError."""
+    names: WeightNames = WeightNames()
