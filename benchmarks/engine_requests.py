@@ -47,7 +47,7 @@ from deployments.wire.sockets import connect_dealer
 from engine.config import EngineConfig
 from engine.engine import Engine, LoadedRunner
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Step, StepPlan, StepResult
+from engine.scheduling.plan import Step, StepPlan, StepResult, StepUnderway
 from router.addresses import ReplicaAddress
 
 NUM_CACHED, NUM_NEW = 80, 10
@@ -81,7 +81,7 @@ class MeteredRunner:
         step = self._runner.prepare(plan)
         self.prepare_s += time.thread_time() - began
 
-        def run() -> StepResult:
+        def run() -> StepResult | StepUnderway:
             began = time.thread_time()
             try:
                 return step()

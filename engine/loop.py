@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from engine.errors import EngineStopped, QueueFull, RankLost
 from engine.request import Request
 from engine.runner.device_thread import DeviceThread, Launched
 from engine.scheduling.peers import LentPages
-from engine.scheduling.plan import Runner, StepPlan, StepResult
+from engine.scheduling.plan import Runner, StepPlan, StepResult, StepUnderway
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.stream_delta import StreamDelta
@@ -52,7 +53,8 @@ class EngineLoop:
         self.scheduler = scheduler
         self.clock = clock
         self._runner = runner
-        self._device = DeviceThread[StepResult]() if overlap else None
+        self._device = DeviceThread[StepResult | StepUnderway]() if overlap else None
+        self._done_at = -math.inf  # when the device was done with the last step, if the next one waited for that
         self._in_flight: _InFlight | None = None
         self._inbox: deque[Request | str | _Errand] = deque()  # to add; ids to abort; what else is asked for
         self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
@@ -235,9 +237,12 @@ class EngineLoop:
         if running is None or running.launched is None or running.step.began is None:
             return
         expected = self.scheduler.expected_seconds(running.plan)
-        ends_at = running.step.began + expected * _CERTAIN_SHARE
+        ends_at = max(running.step.began, self._done_at) + expected * _CERTAIN_SHARE
         lead = _LEAD_FACTOR * (running.schedule + running.prepare) + _LEAD_SECONDS
-        running.launched.is_done_within(ends_at - lead - self.clock())
+        if running.launched.is_done_within(ends_at - lead - self.clock()):
+            underway = running.step.underway
+            if underway is not None:
+                underway.is_done_within(ends_at - lead - self.clock())
 
     def _launch(self, events: list[StreamDelta]) -> _InFlight | None:
         """Plan a step and launch it; None if there is nothing to compute."""
@@ -257,7 +262,8 @@ class EngineLoop:
         """Wait for a step's result and apply it."""
         plan = launched.plan
         try:
-            result = launched.step.run() if launched.launched is None else launched.launched.wait()
+            found = launched.step.run() if launched.launched is None else launched.launched.wait()
+            result = found if isinstance(found, StepResult) else launched.step.wait(found, self._done_at)
         except RankLost:  # no other step can be computed either; the requests can continue elsewhere
             raise
         except Exception:
@@ -268,6 +274,7 @@ class EngineLoop:
         else:
             ran = self.clock()
             events = self.scheduler.apply(plan, result, ran, launched.step.seconds)
+        self._done_at = -math.inf if launched.step.underway is None else ran
         self._report(launched, result, ran)
         return events
 
@@ -342,19 +349,32 @@ class _Timed:
     def __init__(self, runner: Runner, plan: StepPlan, clock: Clock) -> None:
         self.began: float | None = None
         self.seconds = 0.0
+        self.underway: StepUnderway | None = None
+        """The step once it was launched, if its device then still had to do it."""
         self._clock = clock
         try:
             self._step = runner.prepare(plan)
         except Exception as error:  # raised when the step runs, as if it had failed there
             self._step = partial(_raise, error)
 
-    def run(self) -> StepResult:
-        """Execute the step. Call exactly once."""
+    def run(self) -> StepResult | StepUnderway:
+        """Execute the step, or launch it. Call exactly once."""
         self.began = self._clock()
         try:
-            return self._step()
+            found = self._step()
         finally:
             self.seconds = self._clock() - self.began
+        if not isinstance(found, StepResult):
+            self.underway = found
+        return found
+
+    def wait(self, underway: StepUnderway, done_at: float) -> StepResult:
+        """Wait for the step's result. Its time begins when the device ends the one before, at `done_at`."""
+        assert self.began is not None
+        try:
+            return underway.wait()
+        finally:
+            self.seconds = self._clock() - max(self.began, done_at)
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -366,7 +386,7 @@ class _InFlight(NamedTuple):
 
     plan: StepPlan
     step: _Timed
-    launched: Launched[StepResult] | None
+    launched: Launched[StepResult | StepUnderway] | None
     """None if it runs when its result is asked for."""
     schedule: float
     """Seconds that planning it took."""

@@ -23,7 +23,7 @@ from engine.ranks.rank_group import RankGroup
 from engine.ranks.worker import device_name
 from engine.runner.model_runner import ModelRunner
 from engine.runner.prepared_step import PreparedStep
-from engine.scheduling.plan import Step, StepPlan, StepResult
+from engine.scheduling.plan import Step, StepPlan, StepResult, result_of
 
 _HOST = torch.device("cpu")
 
@@ -66,7 +66,7 @@ class ParallelRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Prepare a step and compute it at once."""
-        return self.prepare(plan)()
+        return result_of(self.prepare(plan)())
 
     def prepare(self, plan: StepPlan) -> Step:
         """Prepare a step as `ModelRunner.prepare` does, and send it to the other ranks.

@@ -23,8 +23,9 @@ from engine.models.native_decoder import NativeDecoder
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.sampler import shared
 from engine.runner.prepared_step import Places, PreparedStep
+from engine.runner.replayed_step import ReplayedStep
 from engine.runner.stage_clock import StageClock
-from engine.runner.token_reader import TokenReader
+from engine.runner.token_reader import TokenReader, TokensUnderway
 from engine.sampling.graph_chooser import graph_chooser_for
 from engine.sampling.pooled import pool
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
@@ -32,7 +33,7 @@ from engine.sampling.sampler import sampler_for
 from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.lower_tier import LowerTier, NoLowerTier
 from engine.scheduling.peers import PageMemory
-from engine.scheduling.plan import Step, StepPlan, StepResult
+from engine.scheduling.plan import Step, StepPlan, StepResult, result_of
 
 
 class ModelRunner:
@@ -72,7 +73,7 @@ class ModelRunner:
         self._places = Places(pages.page_size, pages.null_page)
         self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one may begin with these tokens
-        self._sampled_ids: list[int] = []  # the same tokens on the host
+        self._underway = TokensUnderway(torch.empty(0, dtype=torch.int64), None)  # the same tokens for the host
         self._decodes: DecodeGraphs | None = None
 
     def add_host_pages(self, num_pages: int) -> None:
@@ -147,7 +148,7 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Prepare a step and compute it at once."""
-        return self.prepare(plan)()
+        return result_of(self.prepare(plan)())
 
     def prepare(self, plan: StepPlan) -> Step:
         """Read what the step needs of the scheduler's state. The step that is returned copies pages, computes the
@@ -168,10 +169,7 @@ class ModelRunner:
     def compute(self, step: PreparedStep) -> StepResult:
         """Run a step whose tensors are on this runner's device."""
         stages = StageClock(self.device)
-        (before, known), self._sampled = (
-            (self._sampled, self._sampled_ids),
-            None,
-        )  # if the step fails, nothing remains
+        before, self._sampled = self._sampled, None  # if the step fails, nothing remains
         inputs = self._inputs(step, before)
         if inputs is None:
             stages.wait()
@@ -186,27 +184,30 @@ class ModelRunner:
             return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores, pooled=pooled)
         logits = self._decoder.logits(step.sampling(hidden))
         stages.begin_sampling()
-        rows = step.rows([] if before is None else known)
+        rows = step.rows([] if before is None else self._read())
         self._sampled, logprobs = self._sampler.sample(logits, rows)
-        self._sampled_ids = sampled = self._reader.begin(self._sampled).wait()
+        self._underway = self._reader.begin(self._sampled)
+        sampled = self._underway.wait()
         sample_s = stages.sample_seconds()
         return step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores, pooled)
 
     @torch.inference_mode()
-    def _replay(self, decodes: DecodeGraphs, step: GraphStep) -> StepResult:
-        """Run a step by replaying its graph."""
+    def _replay(self, decodes: DecodeGraphs, step: GraphStep) -> ReplayedStep:
+        """Launch a step by replaying its graph."""
         stages = StageClock(self.device)
         before, self._sampled = self._sampled, None
         self._copy_pages(step.plan)
         stages.begin_forward()
         is_replayed = decodes.forward(step, before)
         stages.begin_sampling()
-        known = self._sampled_ids if before is not None else []
-        sampled, reports = decodes.sample(step, lambda: known)
-        self._sampled, self._sampled_ids = sampled, self._reader.begin(sampled).wait()
-        tokens, logprobs = [self._sampled_ids[row] for row in step.rows], [reports[row] for row in step.rows]
-        sample_s = stages.sample_seconds()
-        return StepResult(tokens, logprobs, None, stages.prepare_seconds, sample_s, is_replayed=is_replayed)
+        sampled, reports = decodes.sample(step, self._read if before is not None else list)
+        stages.end_sampling()
+        self._sampled, self._underway = sampled, self._reader.begin(sampled)
+        return ReplayedStep(step.rows, self._underway, reports, stages, is_replayed=is_replayed)
+
+    def _read(self) -> list[int]:
+        """Return the tokens that the previous step sampled, for which the host waits here."""
+        return self._underway.wait()
 
     def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch, logits: torch.Tensor) -> None:
         assert isinstance(self._decoder, Decoder), "graphs are for GPUs"

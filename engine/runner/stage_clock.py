@@ -18,9 +18,10 @@ class StageClock:
         self._began = time.perf_counter()
         self._forward_at = self._sample_at = self._began
         self._device = device
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._events: list[torch.cuda.Event] | None = None
+        self._is_ended = False
         if device.type == "cuda":
-            self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
 
     def begin_forward(self) -> None:
         """Mark the begin of the forward pass."""
@@ -33,6 +34,12 @@ class StageClock:
         self._sample_at = time.perf_counter()
         if self._events is not None:
             self._events[1].record(torch.cuda.current_stream(self._device))
+
+    def end_sampling(self) -> None:
+        """Mark the end of sampling in steps whose tokens are waited for later, when others may run already."""
+        self._is_ended = True
+        if self._events is not None:
+            self._events[2].record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
         """Wait until the device has done all that was queued, as a step does that samples nothing."""
@@ -49,6 +56,8 @@ class StageClock:
         sampled_at = time.perf_counter()
         if self._events is None:
             return sampled_at - self._sample_at
-        begin, end = self._events
+        begin, end, sampled = self._events
+        if self._is_ended:
+            return float(end.elapsed_time(sampled)) / 1e3
         forward = float(begin.elapsed_time(end)) / 1e3
         return max(sampled_at - self._forward_at - forward, 0.0)

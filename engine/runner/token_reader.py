@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
+
+# Seconds between two looks at whether a GPU is done.
+_POLL_SECONDS = 0.0002
 
 
 class TokenReader:
@@ -31,10 +36,22 @@ class TokensUnderway:
 
     def __init__(self, on_host: torch.Tensor, there: torch.cuda.Event | None) -> None:
         self._on_host, self._there = on_host, there
+        self._tokens: list[int] | None = None
+
+    def is_done_within(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the tokens; returns whether they are there."""
+        ends_at = time.monotonic() + seconds
+        while self._there is not None and not self._there.query():
+            left = ends_at - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, _POLL_SECONDS))
+        return True
 
     def wait(self) -> list[int]:
-        """Wait for the tokens and return them."""
-        if self._there is not None:
-            self._there.synchronize()
-        tokens: list[int] = self._on_host.tolist()
-        return tokens
+        """Wait for the tokens and return them, in any thread."""
+        if self._tokens is None:
+            if self._there is not None:
+                self._there.synchronize()
+            self._tokens = self._on_host.tolist()
+        return self._tokens

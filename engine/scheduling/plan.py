@@ -132,8 +132,26 @@ class StepResult:
     """By request id: what the plan's pooled requests want, in float32, little endian; empty if it is invalid."""
 
 
-Step = Callable[[], StepResult]
-"""A prepared step. Calling it, exactly once, copies pages, computes the chunks' KV and samples."""
+class StepUnderway(Protocol):
+    """A step that its device was given and has not done yet: the next one may be launched behind it meanwhile."""
+
+    def is_done_within(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the device; returns whether it is done."""
+        ...
+
+    def wait(self) -> StepResult:
+        """Wait for the step's result, or raise why there is none."""
+        ...
+
+
+Step = Callable[[], StepResult | StepUnderway]
+"""A prepared step. Calling it, exactly once, copies pages, computes the chunks' KV and samples, or has a device do
+so after all that it was given before."""
+
+
+def result_of(found: StepResult | StepUnderway) -> StepResult:
+    """Return the result of a step that was called, waiting for it if the device has to do it yet."""
+    return found if isinstance(found, StepResult) else found.wait()
 
 
 class Runner(Protocol):

@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.engine import LoadedRunner
 from engine.loading.load_model import load_model
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Step, StepPlan, StepResult
+from engine.scheduling.plan import Step, StepPlan, StepResult, StepUnderway
 from monitoring.metrics import Metrics
 from router.placer import Placer, PlacerSettings
 from tests.deployments.support.in_process_engines import (
@@ -49,7 +49,7 @@ class HeldRunner:
     def prepare(self, plan: StepPlan) -> Step:
         step = self._runner.prepare(plan)
 
-        def run() -> StepResult:
+        def run() -> StepResult | StepUnderway:
             self.num_free -= 1
             if self.num_free < 0:
                 self.gate.wait()

@@ -1,0 +1,129 @@
+"""Replayed steps are launched before the tokens of earlier ones are read: no Python lies between two replays."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.loading.load_model import load_model
+from engine.runner.stage_clock import StageClock
+from engine.runner.token_reader import TokenReader, TokensUnderway
+from engine.sampling_params import SamplingParams
+from tests.engine.support.recorded_graphs import graphed
+
+_PATIENCE_S = 60.0
+"""Only a test that fails waits so long."""
+NUM_TOKENS = 9
+
+
+class GatedReader(TokenReader):
+    """Tokens of a step do not come before the next step was launched, as if the device were slow."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self.launched = [threading.Event() for _ in range(num_steps + 1)]
+        self.launched[num_steps].set()  # Nothing follows the last one.
+        self.num_launched = 0
+        self.said: list[tuple[str, int]] = []
+
+    def begin(self, tokens: torch.Tensor) -> TokensUnderway:
+        step, self.num_launched = self.num_launched, self.num_launched + 1
+        self.said.append(("launch", step))
+        self.launched[step].set()
+        return GatedTokens(tokens, self, step)
+
+
+class GatedTokens(TokensUnderway):
+    def __init__(self, tokens: torch.Tensor, reader: GatedReader, step: int) -> None:
+        super().__init__(tokens.clone(), None)
+        self._reader, self._step = reader, step
+
+    def is_done_within(self, seconds: float) -> bool:
+        return False
+
+    def wait(self) -> list[int]:
+        if self._step > 0:  # The prompt's step is no replay: the host waits for its tokens at once.
+            if not self._reader.launched[self._step + 1].wait(_PATIENCE_S):
+                raise AssertionError(f"step {self._step} is read before step {self._step + 1} is launched")
+            self._reader.said.append(("read", self._step))
+        return super().wait()
+
+
+def config_for(model: Path, **settings: Any) -> EngineConfig:
+    given = {"kv_pages": 32, "max_running": 2, "overlap": True, "threads": 1, **settings}
+    return EngineConfig(str(model), device="cpu", attention="reference", page_size=4, max_model_len=60, **given)
+
+
+def generate(engine: Engine) -> list[int]:
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    engine.loop.submit(engine.new_request("r", [11, 12, 13, 14], sampling))
+    tokens: list[int] = []
+    while engine.loop.has_work:
+        for event in engine.loop.step():
+            assert event.error is None, event.error
+            tokens += event.token_ids
+    engine.loop.stop()
+    return tokens
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read(model: Path) -> None:
+    config = config_for(model)
+    runner, recording = graphed(config)
+    runner._reader = reader = GatedReader(NUM_TOKENS)
+    assert generate(Engine(config, runner)) == generate(Engine(config, load_model(config)))
+    assert recording.num_replayed > 0
+    for step in range(1, NUM_TOKENS - 1):
+        assert reader.said.index(("launch", step + 1)) < reader.said.index(("read", step))
+
+
+def test_tokens_keep_their_values_when_later_steps_run(model: Path) -> None:
+    """Each step's tokens lie in memory of their own until they are read."""
+    runner, _ = graphed(config_for(model))
+    config = config_for(model, overlap=False)
+    expected = generate(Engine(config, load_model(config)))
+    seen: list[torch.Tensor] = []
+    begin = runner._reader.begin
+    runner._reader.begin = lambda tokens: seen.append(tokens) or begin(tokens)  # type: ignore[func-returns-value, method-assign]
+    generate(Engine(config, runner))
+    assert [int(tokens[0]) for tokens in seen] == expected
+
+
+def test_a_step_that_was_launched_early_counts_from_the_end_of_the_one_before(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it waited for the device is no part of its time, or every step would seem to take two."""
+    from engine.loop import _Timed
+    from engine.scheduling.plan import StepPlan, StepResult
+
+    times = iter([1.0, 1.5, 9.0])
+
+    class Underway:
+        def is_done_within(self, seconds: float) -> bool:
+            return True
+
+        def wait(self) -> StepResult:
+            return StepResult((), ())
+
+    class Launcher:
+        def prepare(self, plan: StepPlan) -> Any:
+            return Underway
+
+    step = _Timed(Launcher(), StepPlan(), lambda: next(times))
+    found = step.run()
+    assert isinstance(found, Underway) and step.underway is found
+    step.wait(found, 6.0)
+    assert step.seconds == 3.0
+
+
+def test_stages_of_a_step_read_later_are_told_without_waiting() -> None:
+    stages = StageClock(torch.device("cpu"))
+    stages.begin_forward()
+    stages.begin_sampling()
+    stages.end_sampling()
+    assert stages.sample_seconds() >= 0
