@@ -168,6 +168,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _forward(self, count: int) -> None:
+        self._rows.enter(count)
         self._decode(self._rows.token_ids(count), self._rows.batch(count), self._logits[:count])
 
     @torch.inference_mode()

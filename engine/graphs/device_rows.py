@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from engine.attention.batch import AttentionBatch, on_device
@@ -41,6 +43,11 @@ class DeviceRows:
             words(index) for index in (POSITION, TOKEN, IN_USE, NUM_PROMPT)
         )
         self._tables = words(TABLE, layout.max_pages).view(size, layout.max_pages)
+        self._ids, self._long_positions, self._slots, self._num_output = torch.zeros(
+            4, size, dtype=torch.int64, device=device
+        )
+        self._kv_lens = torch.zeros(size, dtype=torch.int32, device=device)
+        self.kernels = row_kernels(device)
         self._qo_indptr = torch.arange(size + 1, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(size, dtype=torch.int64, device=device)
         """int64 [max_rows]: tokens chosen by the last step, -1 where no choice was valid."""
@@ -67,34 +74,65 @@ class DeviceRows:
             # A request without a valid choice has ended, so any token will do for its row.
             self._tokens.index_copy_(0, rows, before.index_select(0, sources).clamp(min=0).int())
 
-    def batch(self, count: int) -> AttentionBatch:
-        """Build the batch of the first `count` rows; its host-side lengths are upper bounds."""
+    def enter(self, count: int) -> None:
+        """Compute what a step of the first `count` rows reads: `token_ids`, `batch`, and what `choose` needs."""
+        if self.kernels is not None:
+            self.kernels.enter(*self._arguments(), count, self._layout.page_size)
+            return
         size, positions = self._layout.page_size, self._positions[:count].long()
-        tables = self._tables[:count]
-        pages = tables.gather(1, (positions // size)[:, None])[:, 0].long()
+        pages = self._tables[:count].gather(1, (positions // size)[:, None])[:, 0].long()
+        self._ids[:count] = self._tokens[:count]
+        self._long_positions[:count] = positions
+        self._kv_lens[:count] = self._positions[:count] + 1
+        self._slots[:count] = pages * size + positions % size
+        self._num_output[:count] = positions + 1 - self._num_prompt[:count]
+
+    def batch(self, count: int) -> AttentionBatch:
+        """Return the batch of the first `count` rows; its host-side lengths are upper bounds."""
         return AttentionBatch(
             num_decodes=count,
             query_lens=[1] * count,
             kv_lens_host=[self._max_len] * count,
             qo_indptr=self._qo_indptr[: count + 1],
-            kv_lens=self._positions[:count] + 1,
-            block_table=tables,
-            slot_mapping=pages * size + positions % size,
-            positions=positions,
+            kv_lens=self._kv_lens[:count],
+            block_table=self._tables[:count],
+            slot_mapping=self._slots[:count],
+            positions=self._long_positions[:count],
         )
 
     def token_ids(self, count: int) -> torch.Tensor:
         """Return the tokens that the first rows compute, int64 [count]."""
-        return self._tokens[:count].long()
+        ids: torch.Tensor = self._ids[:count]
+        return ids
 
     def choose(self, count: int, logits: torch.Tensor, choose: GraphChooser) -> torch.Tensor:
         """Return the tokens of the first rows by their temperatures, int64 [count]; logits: [count, V]."""
-        num_output = (self._positions[:count] + 1 - self._num_prompt[:count]).long()
-        return choose(logits, self._seeds[:count], self._inverse[:count], num_output)
+        return choose(logits, self._seeds[:count], self._inverse[:count], self._num_output[:count])
 
     def advance(self, count: int, tokens: torch.Tensor) -> None:
         """Advance the first rows by their tokens, int64 [count]; negative ones, of requests that end, are any."""
+        if self.kernels is not None:
+            self.kernels.leave(self._arguments()[0], tokens, self.sampled, count)
+            return
         in_use = self._in_use[:count]
         self.sampled[:count].copy_(tokens)
         self._tokens[:count].copy_(tokens.clamp(min=0) * in_use)
         self._positions[:count].copy_((self._positions[:count] + 1) * in_use)
+
+    def _arguments(self) -> tuple[Any, Any]:
+        """Return the rows' words and what steps read, as the kernels take them."""
+        kernels = self.kernels
+        words = kernels.RowWords(self._tokens, self._positions, self._in_use, self._num_prompt, self._tables)
+        inputs = self._ids, self._long_positions, self._kv_lens, self._slots, self._num_output
+        return words, kernels.RowInputs(*inputs)
+
+
+def row_kernels(device: torch.device) -> Any:
+    """Return the module of the rows' Triton kernels on a GPU where Triton imports; None for plain torch."""
+    if device.type == "cuda":
+        try:
+            from engine.kernels.triton import rows
+        except ImportError:  # A warning was logged when the sampler was chosen.
+            return None
+        return rows
+    return None

@@ -118,6 +118,7 @@ class World:
         self.places = {chunk.request.request_id: row for row, chunk in zip(changes.rows, chunks, strict=True)}
 
     def check(self, chunks: list[Chunk], rows: Any) -> None:
+        self.rows.enter(MAX_ROWS)
         ordered = [chunks[list(rows).index(row)] for row in range(len(chunks))]
         made, expected = self.rows.batch(MAX_ROWS), AttentionBatch.from_chunks(ordered, self.page_size, NULL, CPU)
         count, width = expected.block_table.shape

@@ -6,6 +6,7 @@ Prints one JSON object: the kernels that are launched from Python, and a report 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
@@ -20,6 +21,7 @@ from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
 from engine.kernels.triton.norm import add_norm
 from engine.kernels.triton.rope import rotate_into, rotations
+from engine.kernels.triton.rows import RowInputs, RowWords, enter, leave
 from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
 from engine.kernels.triton.silu import silu_mul
 from tests.engine.support.compiled_kernels import compiled, name_of
@@ -77,7 +79,14 @@ def sampling(vocab_size: int) -> None:
     edit(logits, asked.int(), asked.int(), torch.zeros(2))
 
 
-CASES: dict[int, tuple[partial[None], ...]] = {
+def rows() -> None:
+    numbers, long = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
+    words = RowWords(numbers, numbers, numbers, numbers, torch.zeros(3, 20, dtype=torch.int32))
+    enter(words, RowInputs(long, long, numbers, long, long), 3, 16)
+    leave(words, long, long, 3)
+
+
+CASES: dict[int, tuple[Callable[[], None], ...]] = {
     75: (partial(attention, HALF, HALF, Heads(4, 2, 64), 16),),
     80: (
         partial(attention, BRAIN, BRAIN, Heads(7, 2, 96), 3, 100),
@@ -97,6 +106,7 @@ CASES: dict[int, tuple[partial[None], ...]] = {
         partial(operations, HALF, FP8, 896, Heads(7, 2, 96)),
         partial(sampling, 151_936),
         partial(sampling, 1),
+        rows,
     ),
     100: (partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),),
 }

@@ -29,6 +29,7 @@ from engine.attention.base import AttentionShape
 from engine.attention.triton import TritonAttention
 from engine.config import EngineConfig
 from engine.graphs.decode_graphs import DecodeGraphs
+from engine.kernels.triton import rows
 from engine.loading.load_model import load_model
 from engine.loading.warm_up import warm_steps
 from engine.models.decoder import Decoder
@@ -126,10 +127,13 @@ def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int]:
         runner = runner_of(raw, Path(directory))
         for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
             runner.run(step)
-        warm = set(keys.seen)
         runner.add_graphs(MAX_RUNNING, recording)
         assert isinstance(runner._decodes, DecodeGraphs)
         runner._decodes._choose = triton_graph_chooser(CPU)
+        runner._decodes._rows.kernels = rows
+        for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
+            runner.run(step)
+        warm = set(keys.seen)
         for number in range(num_steps):
             runner.run(random_step(rng, number))
     return len(warm), sorted(f"{name} {key}" for name, key in keys.seen - warm), recording.num_replayed

@@ -12,6 +12,7 @@ from engine.attention.base import AttentionShape
 from engine.attention.triton import TritonAttention
 from engine.config import EngineConfig
 from engine.graphs.decode_graphs import DecodeGraphs
+from engine.kernels.triton import rows as row_kernels
 from engine.loading.load_model import load_model
 from engine.models.decoder import Decoder
 from engine.models.operations import Rotary
@@ -45,6 +46,7 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> 
     runner.add_graphs(3, recording)
     assert isinstance(runner._decodes, DecodeGraphs)
     runner._decodes._choose = triton_graph_chooser(CPU)
+    runner._decodes._rows.kernels = row_kernels
 
     rows = [greedy_request(f"r{i}", 5 + i, temperature=0.8 * (i % 2)) for i in range(4)]
     pages = [list(range(6 * i, 6 * i + 6)) for i in range(4)]

@@ -1,0 +1,75 @@
+"""The kernels that enter and leave a decode step compute what torch's operations do, in a launch each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton")
+from engine.graphs.device_rows import DeviceRows
+from engine.graphs.row_assignment import RowLayout
+from engine.kernels.triton import rows as kernels
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VIEWS = {"aten.slice.Tensor", "aten.alias.default", "aten.view.default"}
+
+
+def rows_of(num_rows: int, page_size: int) -> DeviceRows:
+    """Rows of which some are in use, with random positions, tokens and pages."""
+    layout = RowLayout(num_rows, 9, page_size, 5, 6)
+    made, generator = DeviceRows(layout, 9 * page_size, DEVICE), torch.Generator().manual_seed(num_rows)
+
+    def random(below: int, *shape: int) -> torch.Tensor:
+        return torch.randint(below, shape, generator=generator).to(DEVICE)
+
+    used = random(2, num_rows)
+    made._in_use.copy_(used)
+    made._positions.copy_(random(9 * page_size, num_rows) * used)
+    made._tokens.copy_(random(1000, num_rows) * used)
+    made._num_prompt.copy_(random(4, num_rows) * used)
+    made._tables.copy_(random(60, num_rows, 9))
+    return made
+
+
+def state(rows: DeviceRows, count: int) -> list[list[int]]:
+    batch = rows.batch(count)
+    parts = batch.kv_lens, batch.slot_mapping, batch.positions, rows.token_ids(count), rows._num_output[:count]
+    return [part.tolist() for part in (*parts, rows._tokens, rows._positions, rows.sampled)]
+
+
+@pytest.mark.parametrize(("num_rows", "count", "page_size"), [(1, 1, 16), (7, 4, 1), (130, 130, 3), (256, 65, 64)])
+def test_steps_by_kernels_are_steps_by_torch(num_rows: int, count: int, page_size: int) -> None:
+    ours, theirs = rows_of(num_rows, page_size), rows_of(num_rows, page_size)
+    ours.kernels, theirs.kernels = kernels, None
+    tokens = torch.arange(count, device=DEVICE) * 7 % 50 - 2  # Some rows have no valid token.
+    for made in (ours, theirs):
+        made.enter(count)
+    assert state(ours, count) == state(theirs, count)
+    for made in (ours, theirs):
+        made.advance(count, tokens)
+    assert state(ours, count) == state(theirs, count)
+
+
+def test_each_is_one_launch_and_no_other_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    monkeypatch.setattr(kernels, "launch", lambda kernel, *_, **__: launched.append(kernel.fn.__name__))
+
+    class Operations(TorchDispatchMode):
+        seen: set[str] = set()  # noqa: RUF012
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    rows, tokens = rows_of(8, 16), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    rows.kernels = kernels
+    with Operations() as operations:
+        rows.enter(4)
+        rows.batch(4)
+        rows.token_ids(4)
+        rows.advance(4, tokens)
+    assert launched == ["_enter", "_leave"]
+    assert operations.seen <= VIEWS
