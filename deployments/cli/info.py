@@ -118,11 +118,9 @@ def _add_computing(
     from deployments.cli.cpu_kernels import attention_text, kernels_text
     from engine.attention.base import AttentionShape
 
-    heads, windows = _USUAL_HEADS, frozenset[int | None]({None})
+    shape = AttentionShape(*_USUAL_HEADS, page_size, frozenset({None}))
     if facts is not None:
-        heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
-        windows = facts.windows
-    shape = AttentionShape(*heads, page_size, windows)
+        shape = AttentionShape.of(facts.attention, facts.windows, page_size)
     # Text instead of a string, because brackets, as in 'raydix[flashinfer]', are not markup.
     table.add_row("attention here", Text(attention_text(shape, getattr(torch, here), device)))
     if device == "cpu":

@@ -12,6 +12,7 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.models.parts import AttentionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,37 @@ class AttentionShape:
     """The sliding windows that occur in the model's layers, in positions; None is full attention."""
     kv_dtype: torch.dtype | None = None
     """Type of the numbers in pages; None for the model's type."""
+    factor: float | None = None
+    """Factor of the scores before the softmax; None: one over the root of head_dim."""
+    soft_cap: float | None = None
+    """Scores, times their factor, are cap * tanh(score / cap); None: as they are."""
+    has_sinks: bool = False
+    """Whether each head has a sink: a score that takes part in the softmax and has no value."""
+
+    @classmethod
+    def of(
+        cls,
+        attention: AttentionConfig,
+        windows: frozenset[int | None],
+        page_size: int,
+        kv_dtype: torch.dtype | None = None,
+    ) -> AttentionShape:
+        """Return the shape of a model's attention."""
+        heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
+        rest = attention.scale, attention.soft_cap, attention.has_sinks
+        return cls(*heads, page_size, windows, kv_dtype, *rest)
 
     @property
     def scale(self) -> float:
         """Factor of the scores before the softmax."""
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) if self.factor is None else self.factor
+
+    @property
+    def unusual(self) -> str | None:
+        """What of the scores not every backend computes; None for nothing."""
+        if self.soft_cap is not None:
+            return "scores with a soft cap"
+        return "attention sinks" if self.has_sinks else None
 
 
 class AttentionStep(Protocol):
@@ -46,7 +73,12 @@ class AttentionStep(Protocol):
         ...
 
     def attend(
-        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales = UNSCALED,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the attention of one layer.
 
@@ -54,6 +86,7 @@ class AttentionStep(Protocol):
         query: [N, num_heads, head_dim]; dim 0 may be strided
         window: a query at position p sees positions p - window + 1 .. p; None: 0 .. p
         scales: the layer's keys and values are the numbers in the pages times these
+        sinks: [num_heads], a score for each head, if the model has any
         Returns [N, num_heads * head_dim], contiguous.
         """
         ...

@@ -65,7 +65,12 @@ class FlashStep:
         ]
 
     def attend(
-        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales = UNSCALED,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Implement `AttentionStep.attend`; pages have the queries' type."""
         keys, values = pages

@@ -49,6 +49,8 @@ class FlashInferAttention:
             return reason
         if (gpu := capability(device)) is not None and gpu < _OLDEST:
             return f"it needs compute capability 8.0 or more; this GPU has {gpu[0]}.{gpu[1]}"
+        if shape.unusual is not None:
+            return f"it is not used for {shape.unusual}"
         if shape.head_dim not in _HEAD_DIMS:
             return f"head_dim must be one of {', '.join(map(str, _HEAD_DIMS))}; the model's is {shape.head_dim}"
         module = imported("flashinfer")
@@ -99,7 +101,12 @@ class FlashInferStep:
         self._planned: dict[int | None, list[tuple[_PlannedRows, Any]]] = {}
 
     def attend(
-        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales = UNSCALED,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Implement `AttentionStep.attend`."""
         if window not in self._planned:

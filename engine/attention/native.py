@@ -42,6 +42,8 @@ class NativeAttention:
             return f"it supports only pages of the model's type, {dtype}, not {shape.kv_dtype}"
         if shape.head_dim % 32:
             return f"head_dim must be a multiple of 32; the model's is {shape.head_dim}"
+        if shape.unusual is not None:
+            return f"it does not compute {shape.unusual}"
         try:
             native.kernels(dtype)
         except native.NativeUnavailable as error:
@@ -70,7 +72,12 @@ class NativeStep:
         self._calls: dict[tuple[torch.dtype, int | None], _WindowCall] = {}
 
     def attend(
-        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales = UNSCALED,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Implement `AttentionStep.attend`; `scales` are ignored. Raises native.NativeUnavailable for types other
         than float32 and bfloat16.

@@ -143,33 +143,39 @@ class ReferenceStep:
         self._plans = plans
 
     def attend(
-        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales = UNSCALED,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Implement `AttentionStep.attend`."""
         plan = self._plans[window]
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         for decodes in plan.decodes:
             rows = slice(decodes.first, decodes.last)
-            out[rows] = self._decode(decodes, pages, scales, query[rows])
+            out[rows] = self._decode(decodes, pages, scales, query[rows], sinks)
         for prefill in plan.prefills:
-            self._prefill(prefill, pages, scales, query, out)
+            self._prefill(prefill, pages, scales, query, sinks, out)
         return out
 
     def _decode(
-        self, plan: _DecodeRows, pages: torch.Tensor, scales: KVScales, query: torch.Tensor
+        self,
+        plan: _DecodeRows,
+        pages: torch.Tensor,
+        scales: KVScales,
+        query: torch.Tensor,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         rows, heads, dim = query.shape
         num_kv_heads = self._shape.num_kv_heads
         grouped = query.reshape(rows, num_kv_heads, heads // num_kv_heads, dim)
         keys, values = gathered(pages, plan.slots, query.dtype, scales)
         of_rows = (rows, -1, num_kv_heads, dim)
-        attended = F.scaled_dot_product_attention(
-            grouped,
-            keys.view(of_rows).transpose(1, 2),
-            values.view(of_rows).transpose(1, 2),
-            attn_mask=plan.mask,
-            scale=self._shape.scale,
-        )
+        keys, values = keys.view(of_rows).transpose(1, 2), values.view(of_rows).transpose(1, 2)
+        per_query = None if sinks is None else sinks.view(num_kv_heads, -1)
+        attended = self._attended(grouped, keys, values, plan.mask, per_query)
         return attended.reshape(rows, heads * dim)
 
     def _prefill(
@@ -178,6 +184,7 @@ class ReferenceStep:
         pages: torch.Tensor,
         scales: KVScales,
         query: torch.Tensor,
+        sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
         heads, dim = query.shape[1:]
@@ -186,15 +193,39 @@ class ReferenceStep:
         for block in plan.blocks:
             size = block.last - block.first
             grouped = query[block.first : block.last].view(size, num_kv_heads, -1, dim).permute(1, 2, 0, 3)
-            attended = F.scaled_dot_product_attention(
+            seen = slice(block.first_kv, block.last_kv)
+            attended = self._attended(
                 grouped.reshape(1, num_kv_heads, -1, dim),
-                row_keys[None, :, block.first_kv : block.last_kv],
-                row_values[None, :, block.first_kv : block.last_kv],
-                attn_mask=block.mask[None],
-                scale=self._shape.scale,
+                row_keys[None, :, seen],
+                row_values[None, :, seen],
+                block.mask[None],
+                None if sinks is None else sinks.view(num_kv_heads, -1).repeat_interleave(size, 1),
             )
             ungrouped = attended.view(num_kv_heads, -1, size, dim).permute(2, 0, 1, 3)
             out[block.first : block.last] = ungrouped.reshape(size, heads * dim)
+
+    def _attended(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return softmax(scores) @ values for query [B, H, Q, D], keys and values [B, H, K, D], sinks [H, Q]."""
+        scale, cap = self._shape.scale, self._shape.soft_cap
+        if cap is None and sinks is None:
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+        scores = (query @ keys.transpose(-1, -2)).float() * scale
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        if sinks is not None:
+            sink = sinks.float()[None, :, :, None].expand(len(scores), -1, -1, -1)
+            scores = torch.cat((scores, sink), -1)
+        shares = scores.softmax(-1)[..., : keys.shape[2]]
+        return shares.to(values.dtype) @ values
 
 
 def _slots(block_table: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:

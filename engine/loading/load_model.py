@@ -66,14 +66,12 @@ class _Loading:
         self._device = _device(config.device)
         self._directory: Path = resolve_model(config.model, config.model_revision)
         self._whole = ModelConfig.from_directory(self._directory)
+        self._limit = _max_model_len(config, self._whole)
+        self._whole = self._whole.for_context(self._limit)
         self._model = model = ranks.shard.of(self._whole)
-        self._limit = _max_model_len(config, model)
         self._dtype = _dtype(config, model, self._device)
         self._kv_dtype = FP8 if config.kv_dtype == "fp8" else self._dtype
-        windows = model.windows
-        heads = AttentionShape(
-            model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows, self._kv_dtype
-        )
+        heads = AttentionShape.of(model.attention, model.windows, config.page_size, self._kv_dtype)
         self._backend = choose_backend(config.attention, heads, self._dtype, self._device)
         self._not_graphed = why_not(config, self._backend, self._device, ranks.shard.size)
         self._reserved = 0

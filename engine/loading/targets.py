@@ -20,6 +20,14 @@ from engine.parallel.shard import Shard
 
 HEAD = "lm_head.weight"
 """The name of the output head."""
+_PLACES = (
+    ("model.", ""),
+    ("", ""),  # saved by itself
+    ("language_model.model.", "language_model."),  # the text model of one that also sees
+    ("model.language_model.", ""),
+    ("language_model.", "language_model."),
+)
+"""What precedes the names of the decoder and of the output head, wherever a decoder is in a checkpoint."""
 Own = slice | torch.Tensor
 """Rows of a tensor: a slice, or int64 indices."""
 
@@ -34,52 +42,79 @@ class WeightTarget(NamedTuple):
     """The shape the checkpoint must have; copied with broadcasting."""
     part: tuple[()] | tuple[Own] | tuple[Own, slice] = ()
     """The part of the tensor that this rank has."""
+    view: tuple[int, ...] | None = None
+    """The shape that this part gets; None: the one it has."""
+    added: float = 0.0
+    """What is added to the tensor. The parameter is float32 if that is not zero."""
 
 
 def weight_targets(config: ModelConfig, shard: Shard, present: Container[str]) -> dict[str, WeightTarget]:
     """Return where this rank's part of each tensor of a checkpoint goes, by the tensor's name.
 
-    Names lack "model." where the decoder was saved by itself: `present` are those of the checkpoint's tensors.
+    `present` are the names of the checkpoint's tensors, which show where in it the decoder is.
     """
-    is_alone = "embed_tokens.weight" in present
-    targets = _targets(config, shard)
-    return {name.removeprefix("model.") if is_alone else name: target for name, target in targets}
+    decoder, head = next((place for place in _PLACES if f"{place[0]}embed_tokens.weight" in present), _PLACES[0])
+    return {
+        f"{head}{name}" if name == HEAD else f"{decoder}{name}": target for name, target in _targets(config, shard)
+    }
 
 
 def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, WeightTarget]]:
-    hidden, names = config.hidden_size, config.names
-    yield "model.embed_tokens.weight", _table("embed.weight", config, shard)
-    yield "model.norm.weight", _whole("norm.weight", hidden)
+    names = config.names
+    yield "embed_tokens.weight", _table("embed.weight", config, shard)
+    yield "norm.weight", _norm("norm.weight", config)
     if not config.tied_embeddings:
         yield HEAD, _table("lm_head.weight", config, shard)
     for layer in range(config.num_layers):
-        theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
-        yield f"{theirs}.{names.attention_norm}.weight", _whole(f"{ours}.input_norm.weight", hidden)
-        yield f"{theirs}.{names.mlp_norm}.weight", _whole(f"{ours}.post_norm.weight", hidden)
-        yield from _attention_targets(config, shard, f"{theirs}.self_attn", f"{ours}.attention")
+        at = f"layers.{layer}"
+        if config.norms.before:
+            yield f"{at}.{names.attention_norm}.weight", _norm(f"{at}.input_norm.weight", config)
+            yield f"{at}.{names.mlp_norm}.weight", _norm(f"{at}.post_norm.weight", config)
+        if config.norms.after:
+            yield f"{at}.{names.attended_norm}.weight", _norm(f"{at}.attended_norm.weight", config)
+            yield f"{at}.{names.mlp_output_norm}.weight", _norm(f"{at}.output_norm.weight", config)
+        order = _order(config, layer)
+        yield from _attention_targets(config, shard, order, f"{at}.self_attn", f"{at}.attention")
         experts = config.experts_in(layer)
         if experts is None:
-            yield from _mlp_targets(config, shard, f"{theirs}.mlp", f"{ours}.mlp")
+            yield from _mlp_targets(config, shard, f"{at}.mlp", f"{at}.mlp")
         else:
-            yield from _experts_targets(config, experts, shard, theirs, f"{ours}.mlp")
+            yield from _experts_targets(config, experts, shard, at, f"{at}.mlp")
 
 
 def _attention_targets(
-    config: ModelConfig, shard: Shard, theirs: str, ours: str
+    config: ModelConfig, shard: Shard, order: torch.Tensor, theirs: str, ours: str
 ) -> Iterator[tuple[str, WeightTarget]]:
+    """Yield the targets of a layer's attention. `order`: of the numbers of a query head or a key head."""
     attention, own, hidden = config.attention, shard.attention(config.attention), config.hidden_size
     dim, kv_heads = attention.head_dim, attention.num_kv_heads
-    query, kv = _times(shard.part(attention.num_heads), dim), _times(shard.kv_part(kv_heads), dim)
-    parts = [(attention.num_heads * dim, query), (kv_heads * dim, kv), (kv_heads * dim, kv)]
+    own_heads, own_kv_heads = shard.part(attention.num_heads), shard.kv_part(kv_heads)
+    query, key = _in_order(own_heads, order), _in_order(own_kv_heads, order)
+    value = _times(own_kv_heads, dim)
+    parts = [(attention.num_heads * dim, query), (kv_heads * dim, key), (kv_heads * dim, value)]
     names = [f"{theirs}.{name}" for name in config.names.qkv]
     yield from _fused(names, f"{ours}.qkv_proj", parts, hidden, attention.qkv_bias)
     yield from _summed(
         f"{theirs}.o_proj", f"{ours}.o_proj", hidden, attention.num_heads * dim, shard, attention.output_bias
     )
-    if attention.qk_norm == "heads":
-        queries, total = own.num_heads, own.num_heads + own.num_kv_heads
-        yield f"{theirs}.q_norm.weight", WeightTarget(f"{ours}.qk_norm", slice(0, queries), (dim,))
-        yield f"{theirs}.k_norm.weight", WeightTarget(f"{ours}.qk_norm", slice(queries, total), (dim,))
+    if attention.has_sinks:
+        yield f"{theirs}.sinks", WeightTarget(f"{ours}.sinks", slice(None), (attention.num_heads,), (own_heads,))
+    queries, total, norm = own.num_heads, own.num_heads + own.num_kv_heads, f"{ours}.qk_norm"
+    heads = (
+        ("q_norm", slice(0, queries), attention.num_heads, query),
+        (
+            "k_norm",
+            slice(queries, total),
+            kv_heads,
+            key,
+        ),
+    )
+    for name, rows, count, numbers in heads:
+        if attention.qk_norm == "heads":
+            whole = _in_order(slice(0, 1), order)
+            yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (dim,), (whole,), None, _added(config))
+        elif attention.qk_norm == "full":
+            yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (count * dim,), (numbers,), (-1, dim))
 
 
 def _mlp_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, WeightTarget]]:
@@ -114,6 +149,29 @@ def _expert(
     if place is None:
         return WeightTarget(parameter, (0, slice(0)), shape, (slice(0),))
     return WeightTarget(parameter, (place, rows), shape, part)
+
+
+def _order(config: ModelConfig, layer: int) -> torch.Tensor:
+    """Return the order in which this layer keeps a head's numbers (`RopeConfig.order`)."""
+    rope = config.layers[layer].rope
+    order = None if rope is None else rope.order(config.head_dim)
+    return torch.arange(config.head_dim) if order is None else torch.tensor(order)
+
+
+def _in_order(heads: slice, order: torch.Tensor) -> Own:
+    """Return the rows of some heads, whose numbers come in this order."""
+    dim = len(order)
+    if torch.equal(order, torch.arange(dim)):
+        return _times(heads, dim)
+    return (torch.arange(heads.start, heads.stop)[:, None] * dim + order).flatten()
+
+
+def _added(config: ModelConfig) -> float:
+    return 1.0 if config.norms.adds_one else 0.0
+
+
+def _norm(parameter: str, config: ModelConfig) -> WeightTarget:
+    return WeightTarget(parameter, slice(None), (config.hidden_size,), added=_added(config))
 
 
 def _whole(parameter: str, *shape: int) -> WeightTarget:

@@ -6,6 +6,7 @@ Only safetensors files are read. Pickled ones (pytorch_model.bin, *.pt) can run 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +18,7 @@ import torch
 from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
 from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
-from engine.loading.targets import HEAD, Own, WeightTarget, weight_targets
+from engine.loading.targets import HEAD, WeightTarget, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig
@@ -28,6 +29,9 @@ from engine.models.linear import QuantizedLinear
 from engine.parallel.collective import ALONE, Collective
 
 _INDEX = "model.safetensors.index.json"
+
+
+logger = logging.getLogger(__name__)
 
 
 def load_decoder(
@@ -54,7 +58,7 @@ def load_decoder(
     files = weight_files(directory)
     with ExitStack() as stack:
         tensors = open_tensors(files, stack)
-        if not needs_head and HEAD not in tensors:
+        if not needs_head and not any(name.endswith(HEAD) for name in tensors):
             config = replace(config, tied_embeddings=True)
         targets = weight_targets(config, ranks.shard, tensors)
         with torch.device("meta"):
@@ -66,7 +70,8 @@ def load_decoder(
         _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
         # What only other ranks have stays zero: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
-        _allocate(decoder, partial(new, dtype=dtype, device=device), input_major, device)
+        wide = {target.parameter for target in targets.values() if target.added}
+        _allocate(decoder, partial(new, device=device), dtype, wide, input_major)
         with torch.no_grad():
             # Nothing is read of experts that only other ranks have.
             groups = [group for group in groups if group.into is None or group.into().numel()]
@@ -109,31 +114,43 @@ def _groups(
             yield from quantized_groups(layer, target.rows, matrix, config.weight_format, present)
         else:
             into = partial(_rows, layer, attribute, target.rows)
-            yield TensorGroup((Expected(name, target.shape),), partial(_store, into, target.part), into)
+            is_kept = not target.added and target.view is None and not _is_picked(target)
+            store = partial(_store, into, target)
+            yield TensorGroup((Expected(name, target.shape),), store, into if is_kept else None)
 
 
 def _rows(module: torch.nn.Module, attribute: str, rows: slice | tuple[int, slice]) -> torch.Tensor:
     return module.get_parameter(attribute).detach()[rows]
 
 
-def _store(into: Callable[[], torch.Tensor], part: tuple[Own | slice, ...], tensors: list[torch.Tensor]) -> None:
-    into().copy_(tensors[0][part])
+def _is_picked(target: WeightTarget) -> bool:
+    """Whether this rank's part of a tensor is picked row by row."""
+    return any(isinstance(rows, torch.Tensor) for rows in target.part)
 
 
-def _allocate(decoder: Decoder, new: Callable[..., torch.Tensor], input_major: bool, device: torch.device) -> None:
+def _store(into: Callable[[], torch.Tensor], target: WeightTarget, tensors: list[torch.Tensor]) -> None:
+    own = tensors[0][target.part]
+    if target.view is not None:
+        own = own.reshape(target.view)
+    into().copy_(own.float() + target.added if target.added else own)
+
+
+def _allocate(
+    decoder: Decoder, new: partial[torch.Tensor], dtype: torch.dtype, wide: Container[str], input_major: bool
+) -> None:
     """Give each parameter of a decoder on the meta device memory of its own, which `new` makes from its shape.
-    Quantized layers allocate theirs.
+    Those called in `wide` are float32. Quantized layers allocate theirs.
 
     `Module.to_empty` does nearly that, but imports torch's compiler.
     """
-    for module in decoder.modules():
+    for path, module in decoder.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             is_turned = input_major and isinstance(module, torch.nn.Linear) and parameter.ndim == 2
             shape = parameter.shape[::-1] if is_turned else parameter.shape
-            empty = new(shape)
+            empty = new(shape, dtype=torch.float32 if f"{path}.{name}" in wide else dtype)
             setattr(module, name, torch.nn.Parameter(empty.t() if is_turned else empty, requires_grad=False))
         if isinstance(module, QuantizedLinear):
-            module.allocate(device)
+            module.allocate(new.keywords["device"])
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -180,10 +197,14 @@ def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], co
     missing = [tensor.name for tensor in expected if tensor.name not in tensors]
     if missing:
         why = "" if config.weight_format is None else ", stored as its quantization_config says"
-        if missing == [HEAD]:
+        if len(missing) == 1 and missing[0].endswith(HEAD):
             why = " to generate; where it is to embed alone, say engine.tasks: [embed]"
         raise ModelLoadError(f"the weights lack {_some(missing)}, which {config.architecture} needs{why}")
-    unknown = [name for name in tensors if name not in names and not _is_harmless(name, config)]
+    others = [name for name in tensors if name not in names and not _is_harmless(name, config)]
+    prefixes = tuple(prefix.format(layers=config.num_layers) for prefix in config.names.left_out)
+    unknown = [name for name in others if not name.startswith(prefixes)]
+    if left_out := len(others) - len(unknown):
+        logger.info("%d weights are not needed for text and left out: %s*", left_out, "*, ".join(prefixes))
     if unknown:
         raise ModelLoadError(
             f"the weights hold {_some(unknown)}, which this {config.architecture} does not have: "
@@ -203,7 +224,7 @@ def _is_harmless(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is computed here anyway, or is a second name of the embedding table."""
     if config.weight_format is not None and is_unread(name):
         return True
-    return name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_embeddings)
+    return name.endswith("rotary_emb.inv_freq") or (name.endswith(HEAD) and config.tied_embeddings)
 
 
 def _some(names: Sequence[str]) -> str:

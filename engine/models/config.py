@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,7 +12,7 @@ from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import WeightNames
 from engine.models.formats import Fp8Format, WeightFormat, weight_format
-from engine.models.parts import AttentionConfig, LayerKind, MLPConfig, NormConfig
+from engine.models.parts import AttentionConfig, LayerKind, MLPConfig, NormConfig, Scales
 from engine.models.registry import family_of
 from engine.models.rope import RopeConfig
 
@@ -34,6 +34,7 @@ class ModelConfig:
     mlp: MLPConfig
     """Of the layers without experts."""
     norms: NormConfig
+    scales: Scales
     tied_embeddings: bool
     """Whether the output projection is the embedding table."""
     eos_token_ids: frozenset[int]
@@ -72,6 +73,7 @@ class ModelConfig:
     @classmethod
     def _from_raw(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         architecture, family = family_of(raw)
+        raw = family.config_of(raw)
         parts, stored = family.read(raw), weight_format(raw)
         if stored is not None and parts.experts is not None:
             raise ModelLoadError(
@@ -94,6 +96,7 @@ class ModelConfig:
             dtype=_weight_type(raw.get("dtype", raw.get("torch_dtype"))),
             names=family.names,
             weight_format=stored,
+            scales=parts.scales,
             experts=parts.experts,
         )
 
@@ -132,6 +135,20 @@ class ModelConfig:
         """The different rotations of the layers, in the order of their first layers; None is none."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers))
 
+    @property
+    def stream_eps(self) -> float:
+        """Epsilon of the norms of the residual stream, which is kept divided by its factor (`Scales`)."""
+        return self.norms.eps / self.scales.residual**2
+
+    @property
+    def embedding_scale(self) -> float:
+        """Factor of the embeddings as they enter the residual stream."""
+        return self.scales.embedding / self.scales.residual
+
+    def for_context(self, num_tokens: int) -> ModelConfig:
+        """Return the model for contexts of at most so many tokens, on which longrope's frequencies depend."""
+        return replace(self, layers=tuple(layer.for_context(num_tokens) for layer in self.layers))
+
     def experts_in(self, layer: int) -> ExpertsConfig | None:
         """Return the experts of a sparse layer, None for a dense one."""
         return self.experts if self.experts is not None and layer in self.experts.layers else None
@@ -152,7 +169,7 @@ class ModelConfig:
 
     def _parameters(self, experts_each: float) -> float:
         """Number of weights when `experts_each` experts of each sparse layer are counted."""
-        layer = self.attention.num_parameters(self.hidden_size) + 2 * self.hidden_size
+        layer = self.attention.num_parameters(self.hidden_size) + self.norms.per_layer * self.hidden_size
         dense = self.mlp.num_parameters(self.hidden_size)
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         total = self.num_layers * (layer + dense) + tables + self.hidden_size

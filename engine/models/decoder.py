@@ -1,7 +1,7 @@
 """One decoder for all supported model families; `ModelConfig` selects the variation of each part.
 
-    embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate ─ attention ─ output ─ + ─┬─ norm ─ MLP ─ + ─▶ next layer
-                └──────────────────────────────────────────────────────────┘  └───────────────┘
+    embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate ─ attention ─ output ─ (norm) ─ + ─┬─ norm ─ MLP ─ (norm) ─ + ▶
+                └───────────────────────────────────────────────────────────────────┘  └────────────────────────┘
 
 All tensors are ragged: dim 0 is the N tokens of a step, whatever request they belong to. A sum and the norm that
 follows it are one operation, so a layer returns x and its MLP's output, not yet added.
@@ -21,7 +21,9 @@ from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts
 from engine.models.operations import Operations, Rotary
+from engine.models.parts import MLPConfig
 from engine.models.select_operations import operations_for
+from engine.models.variations import later_scales, norm_all_heads, scaled_logits
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.vocabulary import embed
 
@@ -29,60 +31,70 @@ from engine.parallel.vocabulary import embed
 class Attention(nn.Module):
     """Attention with fused projections: one matrix for queries, keys and values."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, ranks: Collective) -> None:
         super().__init__()
         shape, kind = config.attention, config.layers[layer]
-        self._head_dim, self._eps = shape.head_dim, config.norms.eps
+        self._shape, self._eps, self._ranks = shape, config.norms.eps, ranks
         self._window, self._rope = kind.window, config.ropes.index(kind.rope)
         self.kv_scales = UNSCALED
         """Scales of float8 pages, set when the model is loaded for them."""
         self.qkv_proj = nn.Linear(config.hidden_size, shape.qkv_outputs, bias=shape.qkv_bias)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, config.hidden_size, bias=shape.output_bias)
         # One row per head, so that queries and keys are normed in one operation.
-        self.qk_norm = (
-            nn.Parameter(torch.empty(shape.num_heads + shape.num_kv_heads, shape.head_dim))
-            if shape.qk_norm == "heads"
-            else None
-        )
+        normed = torch.empty(shape.num_heads + shape.num_kv_heads, shape.head_dim)
+        self.qk_norm = None if shape.qk_norm == "none" else nn.Parameter(normed)
+        self.sinks = nn.Parameter(torch.empty(shape.num_heads)) if shape.has_sinks else None
 
     def forward(
         self, x: torch.Tensor, operations: Operations, step: AttentionStep, pages: torch.Tensor
     ) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
-        heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
-        query = operations.rotate_into(pages, heads, self._rope, self.qk_norm, self._eps, self.kv_scales)
-        attended = step.attend(pages, query, self._window, self.kv_scales)
+        heads, norm = self.qkv_proj(x).view(x.shape[0], -1, self._shape.head_dim), self.qk_norm
+        if norm is not None and self._shape.qk_norm == "full":
+            heads, norm = norm_all_heads(heads, norm, self._shape.num_heads, self._eps, self._ranks), None
+        query = operations.rotate_into(pages, heads, self._rope, norm, self._eps, self.kv_scales)
+        if self._shape.later_scale is not None:
+            query = query * later_scales(self._shape.later_scale, step.batch.positions).to(query.dtype)
+        attended = step.attend(pages, query, self._window, self.kv_scales, self.sinks)
         output: torch.Tensor = self.o_proj(attended)
         return output
 
 
 class MLP(nn.Module):
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202), gate and up projection fused."""
+    """A gated MLP (Shazeer 2020, arXiv:2002.05202), gate and up projection fused."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: MLPConfig, hidden_size: int) -> None:
         super().__init__()
-        inner, bias = config.mlp.intermediate_size, config.mlp.bias
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * inner, bias=bias)
-        self.down_proj = nn.Linear(inner, config.hidden_size, bias=bias)
+        inner, bias = config.intermediate_size, config.bias
+        self._is_gelu = config.activation == "gelu_tanh"
+        self.gate_up_proj = nn.Linear(hidden_size, 2 * inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden_size, bias=bias)
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
-        output: torch.Tensor = self.down_proj(operations.silu_mul(self.gate_up_proj(x)))
+        gate_up = self.gate_up_proj(x)
+        inner = operations.gelu_mul(gate_up) if self._is_gelu else operations.silu_mul(gate_up)
+        output: torch.Tensor = self.down_proj(inner)
         return output
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each on a normed input, summed over all ranks and added to the residual stream."""
+    """Attention and MLP, summed over all ranks and added to the residual stream; their inputs, their outputs or
+    both are normed.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, ranks: Collective) -> None:
         super().__init__()
         self._ranks = ranks
-        self._eps = config.norms.eps
-        self.input_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps)
-        self.attention = Attention(config, layer)
-        self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps)
+        self._stream_eps, self._eps = config.stream_eps, config.norms.eps
+        before, after = config.norms.before, config.norms.after
+        self.input_norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps) if before else None
+        self.attention = Attention(config, layer, ranks)
+        self.attended_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps) if after else None
+        self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps) if before else None
         experts = config.experts_in(layer)
-        self.mlp = MLP(config) if experts is None else Experts(experts, config.hidden_size)
+        self.mlp = MLP(config.mlp, config.hidden_size) if experts is None else Experts(experts, config.hidden_size)
+        self.output_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps) if after else None
 
     def forward(
         self,
@@ -93,10 +105,24 @@ class Layer(nn.Module):
         pages: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Map the residual stream and the branch to add, [N, hidden_size] each, to those after this layer."""
-        x, normed = operations.add_norm(x, branch, self.input_norm.weight, self._eps)
-        branch = self._ranks.sum(self.attention(normed, operations, step, pages))
-        x, normed = operations.add_norm(x, branch, self.post_norm.weight, self._eps)
-        return x, self._ranks.sum(self.mlp(normed, operations))
+        x, normed = self._add(x, branch, self.input_norm, operations)
+        branch = self._sum(self.attention(normed, operations, step, pages), self.attended_norm, operations)
+        x, normed = self._add(x, branch, self.post_norm, operations)
+        return x, self._sum(self.mlp(normed, operations), self.output_norm, operations)
+
+    def _add(
+        self, x: torch.Tensor, branch: torch.Tensor | None, norm: nn.RMSNorm | None, operations: Operations
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the stream with the branch added, and what the next branch reads of it."""
+        if norm is not None:
+            return operations.add_norm(x, branch, norm.weight, self._stream_eps)
+        x = x if branch is None else x + branch
+        return x, x
+
+    def _sum(self, part: torch.Tensor, norm: nn.RMSNorm | None, operations: Operations) -> torch.Tensor:
+        """Return a branch's output, summed over all ranks, normed if the model does that."""
+        total = self._ranks.sum(part)
+        return total if norm is None else operations.add_norm(total, None, norm.weight, self._eps)[1]
 
 
 class Decoder(nn.Module):
@@ -107,6 +133,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self._ranks = ranks
+        self._embedding_scale = None if config.embedding_scale == 1 else config.embedding_scale
         self.operations: Callable[[AttentionBatch], Operations] | None = None
         """Makes a step's operations; selected for the device at the first step."""
         # Pass the weight: otherwise nn.Embedding draws random numbers, for which torch imports its compiler.
@@ -114,12 +141,14 @@ class Decoder(nn.Module):
         table = torch.empty(rows, config.hidden_size)
         self.embed = nn.Embedding(rows, config.hidden_size, _weight=table)
         self.layers = nn.ModuleList(Layer(config, index, ranks) for index in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps)
         self.lm_head = None if config.tied_embeddings else nn.Linear(config.hidden_size, rows, bias=False)
 
     def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """Map int64 [N] token ids of a step to hidden states [N, hidden_size]; writes the tokens' KV."""
         x = embed(self.embed.weight, token_ids, self._ranks)
+        if self._embedding_scale is not None:
+            x = x * self._embedding_scale
         if self.operations is None:
             self.operations = operations_for(Rotary.of(self.config.ropes, self.config.head_dim, x.dtype, x.device))
         operations = self.operations(step.batch)
@@ -130,11 +159,15 @@ class Decoder(nn.Module):
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
-        normed: torch.Tensor = self.norm(hidden)
-        return normed.float()
+        return self._norm(hidden).float()
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [R, hidden_size] to float32 [R, vocab_size], in `out` if it is given. Pass only rows that sample."""
         table = self.embed.weight if self.lm_head is None else self.lm_head.weight
-        found = self._ranks.columns(F.linear(self.norm(hidden), table), self.config.vocab_size)
-        return found.float() if out is None else out.copy_(found)
+        found = self._ranks.columns(F.linear(self._norm(hidden), table), self.config.vocab_size)
+        return scaled_logits(found.float() if out is None else out.copy_(found), self.config.scales)
+
+    def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        weight = self.norm.weight
+        wide = hidden if weight.dtype == hidden.dtype else hidden.float()
+        return F.rms_norm(wide, weight.shape, weight, self.config.stream_eps).to(hidden.dtype)

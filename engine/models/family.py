@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.models.parts import ModelParts
@@ -32,7 +32,13 @@ class WeightNames:
     """The norm before attention."""
     mlp_norm: str = "post_attention_layernorm"
     """The norm before the MLP."""
+    attended_norm: str = "post_attention_layernorm"
+    """The norm after attention, in families that have one."""
+    mlp_output_norm: str = "post_feedforward_layernorm"
+    """The norm after the MLP, in families that have one."""
     experts: ExpertNames = ExpertNames()
+    left_out: tuple[str, ...] = ()
+    """What the names of weights that text does not need begin with; "{layers}" stands for the number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +50,9 @@ class Family:
     read: Callable[[Mapping[str, Any]], ModelParts]
     """Reads the parts from a config.json. May raise ModelLoadError, KeyError, TypeError and ValueError."""
     names: WeightNames = WeightNames()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that config.json may leave out."""
+
+    def config_of(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a config.json with the keys of its text model, which may be nested, and all defaults."""
+        return {**self.defaults, **raw, **(raw.get("text_config") or {})}

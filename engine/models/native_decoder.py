@@ -20,6 +20,7 @@ from engine.kernels import native
 from engine.models.config import ModelConfig
 from engine.models.decoder import MLP, Decoder, Layer
 from engine.models.operations import Rotary
+from engine.models.parts import Scales
 
 
 def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
@@ -28,8 +29,17 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
     if config.experts is not None:
         return "its layers are mixtures of experts"
-    if len(config.ropes) > 1:
-        return "its layers differ in how positions turn queries and keys"
+    variations = {
+        "layers that differ in how positions turn queries and keys": len(config.ropes) > 1,
+        "numbers of a head that are not turned": any(rope is None or rope.rotary_dim for rope in config.ropes),
+        "norms after attention and MLP": config.norms.after,
+        "queries normed together": config.attention.qk_norm == "full",
+        "GELU": config.mlp.activation != "silu",
+        "scaled queries": config.attention.later_scale is not None,
+        "scaled embeddings": config.embedding_scale != 1 or config.scales != Scales(),
+    }
+    if found := [name for name, is_there in variations.items() if is_there]:
+        return f"it does not compute {', '.join(found)}"
     sizes = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -127,7 +137,7 @@ class NativeDecoder:
 
     def _layer(self, layer: Layer, window: int | None) -> native.NativeLayer:
         attention, mlp = layer.attention, layer.mlp
-        assert isinstance(mlp, MLP)
+        assert isinstance(mlp, MLP) and layer.input_norm is not None and layer.post_norm is not None
         return native.NativeLayer(
             input_norm=self._floats(layer.input_norm.weight),
             post_norm=self._floats(layer.post_norm.weight),

@@ -51,6 +51,10 @@ class Operations(Protocol):
         """Map [N, 2 * inner], gates before ups, to silu(gate) * up, [N, inner]."""
         ...
 
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Map [N, 2 * inner], gates before ups, to gelu(gate) * up, [N, inner], by GELU's tanh approximation."""
+        ...
+
     @property
     def experts(self) -> ExpertsMLP:
         """The function that computes a mixture of experts."""

@@ -12,14 +12,24 @@ Nothing here imports torch. Every default is what Llama does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.models.experts_config import ExpertsConfig
 from engine.models.rope import RopeConfig
 
+Activation = Literal["silu", "gelu_tanh"]
+"""Of the gate: SiLU, or GELU by its tanh approximation (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
 QKNorm = Literal["none", "heads", "full"]
 """RMS norms of queries and keys before rotation: none; each head by itself; all heads of a token together."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaterScale:
+    """Queries are multiplied by 1 + beta * ln(1 + floor(position / period)) (Llama 4 and Ministral 3)."""
+
+    beta: float
+    period: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,12 @@ class AttentionConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QKNorm = "none"
+    soft_cap: float | None = None
+    """Scores are cap * tanh(score / cap) (Gemma 2, arXiv:2408.00118); None: as they are."""
+    has_sinks: bool = False
+    """Whether each head has a sink: a score that takes part in the softmax and has no value (gpt-oss)."""
+    later_scale: LaterScale | None = None
+    """What queries at later positions are multiplied by; None: nothing."""
 
     @property
     def kv_numbers(self) -> int:
@@ -51,7 +67,7 @@ class AttentionConfig:
         """Return the number of weights of one layer."""
         query, qkv = self.num_heads * self.head_dim, self.qkv_outputs
         normed = {"none": 0, "heads": 2 * self.head_dim, "full": query + self.num_kv_heads * self.head_dim}
-        biases = qkv * self.qkv_bias + hidden_size * self.output_bias
+        biases = qkv * self.qkv_bias + hidden_size * self.output_bias + self.num_heads * self.has_sinks
         return (qkv + query) * hidden_size + biases + normed[self.qk_norm]
 
 
@@ -64,6 +80,10 @@ class LayerKind:
     window: int | None = None
     """How many last positions a query attends to, its own included; None for all."""
 
+    def for_context(self, num_tokens: int) -> LayerKind:
+        """Return the layer for contexts of at most so many tokens."""
+        return self if self.rope is None else replace(self, rope=self.rope.for_context(num_tokens))
+
 
 @dataclass(frozen=True, slots=True)
 class MLPConfig:
@@ -71,6 +91,7 @@ class MLPConfig:
 
     intermediate_size: int
     bias: bool = False
+    activation: Activation = "silu"
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of weights of one layer."""
@@ -83,6 +104,34 @@ class NormConfig:
     """RMS norms (Zhang and Sennrich 2019, arXiv:1910.07467) of the residual stream."""
 
     eps: float
+    before: bool = True
+    """Whether the inputs of attention and MLP are normed."""
+    after: bool = False
+    """Whether the outputs of attention and MLP are normed before they are added (Gemma 2, OLMo 2)."""
+    adds_one: bool = False
+    """Whether files hold weights minus one, those of queries and keys included (Gemma). They are kept in
+    float32."""
+
+    @property
+    def per_layer(self) -> int:
+        """Number of a layer's norms of the residual stream."""
+        return 2 * (self.before + self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Constant factors (Granite), and the cap of logits.
+
+    With a residual factor r the stream is kept divided by r, so that layers need not multiply: the embeddings are
+    divided by it, and norms, which do not depend on the stream's scale, divide eps by r * r.
+    """
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    """Factor of the outputs of attention and MLP."""
+    logits: float = 1.0
+    logits_cap: float | None = None
+    """Logits are cap * tanh(logit / cap); None: as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +143,4 @@ class ModelParts:
     mlp: MLPConfig
     norms: NormConfig
     experts: ExpertsConfig | None = None
+    scales: Scales = Scales()

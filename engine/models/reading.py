@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.models.errors import ModelLoadError
-from engine.models.parts import AttentionConfig, LayerKind, MLPConfig, QKNorm
+from engine.models.parts import Activation, AttentionConfig, LayerKind, MLPConfig, NormConfig, QKNorm
 from engine.models.rope import RopeConfig
 
 Raw = Mapping[str, Any]
 """The contents of a config.json."""
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
 
 
 def read_attention(
@@ -21,10 +27,12 @@ def read_attention(
     qkv_bias: bool | None = None,
     output_bias: bool | None = None,
     qk_norm: QKNorm = "none",
+    scale: float | None = None,
 ) -> AttentionConfig:
     """Read the heads. `num_kv_heads` and `head_dim` are the family's defaults of keys that may be missing.
 
     `qkv_bias`, `output_bias`: whether the projections have biases; None: as the key `attention_bias` says.
+    `scale`: factor of scores; None: one over the root of head_dim.
     """
     num_heads = int(raw["num_attention_heads"])
     kv_heads = raw.get("num_key_value_heads", num_kv_heads) or num_heads
@@ -36,7 +44,7 @@ def read_attention(
         num_heads,
         kv_heads,
         dim,
-        dim**-0.5,
+        dim**-0.5 if scale is None else scale,
         is_biased if qkv_bias is None else qkv_bias,
         is_biased if output_bias is None else output_bias,
         qk_norm,
@@ -44,27 +52,56 @@ def read_attention(
 
 
 def read_mlp(raw: Raw, *, bias: bool = False) -> MLPConfig:
-    """Read the dense MLP. Raises ModelLoadError for an activation other than SiLU."""
-    activation = raw.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ModelLoadError(f"unsupported activation {activation!r}; supported is silu")
-    return MLPConfig(int(raw["intermediate_size"]), bias)
+    """Read the dense MLP."""
+    return MLPConfig(int(raw["intermediate_size"]), bias, read_activation(raw))
 
 
-def read_rope(raw: Raw) -> RopeConfig:
-    """Read the one rotation of all layers."""
-    return RopeConfig.from_config(raw, int(raw["max_position_embeddings"]))
+def read_activation(raw: Raw) -> Activation:
+    """Read the activation of gates. Raises ModelLoadError for one that is not supported."""
+    named = raw.get("hidden_activation") or raw.get("hidden_act") or "silu"
+    if named not in _ACTIVATIONS:
+        raise ModelLoadError(f"unsupported activation {named!r}; supported are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[named]
 
 
-def alike(raw: Raw, window: int | None = None) -> tuple[LayerKind, ...]:
+def read_norms(raw: Raw, eps: float = 1e-6, *, before: bool = True, after: bool = False) -> NormConfig:
+    """Read the norms; `eps` is the family's default."""
+    return NormConfig(float(raw.get("rms_norm_eps", eps)), before, after)
+
+
+def read_rope(raw: Raw, attention: AttentionConfig, theta: float = 10000.0) -> RopeConfig:
+    """Read the one rotation of all layers that have one; `theta` is the family's default."""
+    return RopeConfig.from_config(raw, attention.head_dim, theta)
+
+
+def read_ropes(
+    raw: Raw, attention: AttentionConfig, theta: float, local_theta: float
+) -> tuple[RopeConfig, RopeConfig]:
+    """Read two rotations, of layers that attend to all positions and of those with a window. Before transformers
+    5, files stretch the former only, by `rope_scaling`.
+    """
+    named = raw.get("rope_parameters") or {"full_attention": raw.get("rope_scaling")}
+    full = {"rope_theta": theta, **(named.get("full_attention") or {})}
+    sliding = {"rope_theta": local_theta, **(named.get("sliding_attention") or {})}
+    limit = int(raw["max_position_embeddings"])
+    dim = attention.head_dim
+    return RopeConfig.from_parameters(full, dim, limit), RopeConfig.from_parameters(sliding, dim, limit)
+
+
+def alike(rope: RopeConfig, raw: Raw, window: int | None = None) -> tuple[LayerKind, ...]:
     """Return layers that all have the same rotation and window."""
-    return (LayerKind(read_rope(raw), window),) * int(raw["num_hidden_layers"])
+    return (LayerKind(rope, window),) * int(raw["num_hidden_layers"])
 
 
-def windowed(raw: Raw, windows: Sequence[int | None]) -> tuple[LayerKind, ...]:
+def windowed(rope: RopeConfig, windows: Sequence[int | None]) -> tuple[LayerKind, ...]:
     """Return layers with the same rotation and a window each."""
-    rope = read_rope(raw)
     return tuple(LayerKind(rope, window) for window in windows)
+
+
+def every(step: int, raw: Raw) -> list[str]:
+    """Return the kinds of layers of which every `step`-th attends to all positions, the others in a window."""
+    kinds = ("sliding_attention", "full_attention")
+    return [kinds[(layer + 1) % step == 0] for layer in range(int(raw["num_hidden_layers"]))]
 
 
 def listed_windows(raw: Raw, window: int | None, kinds: Sequence[str]) -> list[int | None]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.models.errors import ModelLoadError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,33 +20,62 @@ class RopeConfig:
     rope_type: str = "default"
     factor: float = 1.0
     """Factor by which the context is stretched."""
-    original_max_position: int = 0  # llama3, yarn: the context before it was stretched, in tokens
+    original_max_position: int = 0  # llama3, yarn, longrope: the context before it was stretched, in tokens
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
     attention_factor: float = 1.0
-    """Factor of cosines and sines (yarn's temperature; 1 for other types)."""
+    """Factor of cosines and sines (the temperature of yarn and longrope; 1 for other types)."""
+
+    rotary_dim: int | None = None
+    """How many numbers of a head are turned (partial rotary); None for all."""
+    short_factors: tuple[float, ...] = ()  # longrope: divisors of frequencies in contexts up to the original one
+    long_factors: tuple[float, ...] = ()  # longrope: divisors in longer ones
+    context: int = 0
+    """longrope: the longest context that is served, in tokens. All of it is turned alike, as its KV is shared."""
 
     @classmethod
-    def from_config(cls, raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
-        """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before it)."""
+    def from_config(cls, raw: Mapping[str, Any], head_dim: int, theta: float = 10000.0) -> RopeConfig:
+        """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before it).
+
+        `theta` is the family's default.
+        """
+        keys = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+        beside = {key: raw[key] for key in keys if raw.get(key) is not None}
         scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+        parameters = {"rope_theta": theta, **beside, **scaling}
+        return cls.from_parameters(parameters, head_dim, int(raw["max_position_embeddings"]))
+
+    @classmethod
+    def from_parameters(
+        cls, scaling: Mapping[str, Any], head_dim: int, max_position_embeddings: int
+    ) -> RopeConfig:
+        """Read one rotation. Raises ModelLoadError."""
+        rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
+        rope_type = "longrope" if rope_type == "su" else rope_type  # its name in the first Phi-3
         if rope_type not in ROPE_TYPES:
             raise ModelLoadError(f"unsupported rope type {rope_type!r}; supported are {', '.join(ROPE_TYPES)}")
-        if scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-            raise ModelLoadError("partial_rotary_factor is not supported: models must rotate whole heads")
-        theta = float(scaling.get("rope_theta", raw.get("rope_theta", 10000.0)))
+        theta, rotary_dim = float(scaling["rope_theta"]), int(head_dim * scaling.get("partial_rotary_factor", 1.0))
+        if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+            raise ModelLoadError(
+                f"partial_rotary_factor turns {rotary_dim} of a head's {head_dim} numbers; expected an even part"
+            )
+        part = None if rotary_dim == head_dim else rotary_dim
         if rope_type == "default":
-            return cls(theta)
-        original = scaling.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
-        original = int(original or max_position_embeddings)
+            return cls(theta, rotary_dim=part)
+        original = int(scaling.get("original_max_position_embeddings") or max_position_embeddings)
         factor = scaling.get("factor")
-        if factor is None and rope_type != "yarn":
+        if factor is None and rope_type not in ("yarn", "longrope"):
             raise ModelLoadError(f"rope type {rope_type!r} needs a factor in rope_scaling")
         factor = float(factor if factor is not None else max_position_embeddings / original)
+        short, long = (tuple(map(float, scaling.get(f"{kind}_factor", ()))) for kind in ("short", "long"))
+        if rope_type == "longrope" and not len(short) == len(long) == rotary_dim // 2:
+            raise ModelLoadError(
+                f"rope type 'longrope' has {len(short)} short and {len(long)} long factors, expected "
+                f"{rotary_dim // 2} of each: one for each pair of numbers that are turned"
+            )
         return cls(
             theta,
             rope_type,
@@ -57,8 +86,29 @@ class RopeConfig:
             beta_fast=float(scaling.get("beta_fast") or 32),
             beta_slow=float(scaling.get("beta_slow") or 1),
             truncate=bool(scaling.get("truncate", True)),
-            attention_factor=_yarn_attention_factor(scaling, factor) if rope_type == "yarn" else 1.0,
+            attention_factor=_attention_factor(rope_type, scaling, factor, original),
+            rotary_dim=part,
+            short_factors=short,
+            long_factors=long,
+            context=max_position_embeddings if rope_type == "longrope" else 0,
         )
+
+    def for_context(self, num_tokens: int) -> RopeConfig:
+        """Return the rotation for contexts of at most so many tokens."""
+        return replace(self, context=num_tokens) if self.rope_type == "longrope" else self
+
+    def order(self, head_dim: int) -> list[int] | None:
+        """Return how a head's numbers are ordered so that each is turned together with the one head_dim / 2 after
+        it; None if that is so in the file. Scores do not depend on the order, if queries and keys have the same.
+
+            file    [ a a' | b b' | rest ]      a turns with b, a' with b'
+            here    [ a a' rest | b b' rest ]   the rest turns by angles of zero
+        """
+        if self.rotary_dim is None:
+            return None
+        turned, rest = self.rotary_dim // 2, (head_dim - self.rotary_dim) // 2
+        kept = range(self.rotary_dim, head_dim)
+        return [*range(turned), *kept[:rest], *range(turned, 2 * turned), *kept[rest:]]
 
     @property
     def stretched_context(self) -> int:
@@ -67,17 +117,22 @@ class RopeConfig:
 
     def pairs(self, head_dim: int) -> list[tuple[float, float]]:
         """Return the angle per position of each of the head_dim / 2 pairs, and its factor of cosine and sine."""
-        return [(frequency, self.attention_factor) for frequency in self.inverse_frequencies(head_dim)]
+        turned = [(frequency, self.attention_factor) for frequency in self.inverse_frequencies(head_dim)]
+        return turned + [(0.0, 1.0)] * (head_dim // 2 - len(turned))
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
-        """Return the angle per position of each of the head_dim / 2 pairs, in radians."""
-        plain = [self.theta ** -(2 * pair / head_dim) for pair in range(head_dim // 2)]
+        """Return the angle per position, in radians, of each pair that is turned."""
+        dim = self.rotary_dim or head_dim
+        plain = [self.theta ** -(2 * pair / dim) for pair in range(dim // 2)]
         if self.rope_type == "linear":
             return [frequency / self.factor for frequency in plain]
         if self.rope_type == "llama3":
             return [self._llama3(frequency) for frequency in plain]
         if self.rope_type == "yarn":
-            return self._yarn(plain, head_dim)
+            return self._yarn(plain, dim)
+        if self.rope_type == "longrope":  # Ding et al. 2024, arXiv:2402.13753
+            factors = self.long_factors if self.context > self.original_max_position else self.short_factors
+            return [frequency / factor for frequency, factor in zip(plain, factors, strict=True)]
         return plain
 
     def _llama3(self, frequency: float) -> float:
@@ -110,10 +165,14 @@ class RopeConfig:
         return stretched
 
 
-def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
+def _attention_factor(rope_type: str, scaling: Mapping[str, Any], factor: float, original: int) -> float:
+    if rope_type not in ("yarn", "longrope"):
+        return 1.0
     given = scaling.get("attention_factor")
     if given is not None:
         return float(given)
+    if rope_type == "longrope":
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     mscale, mscale_all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
 
     def scale(weight: float) -> float:

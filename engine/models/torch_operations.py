@@ -29,6 +29,8 @@ class TorchOperations:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Implement `Operations`."""
         x = x if branch is None else x + branch
+        if weight.dtype != x.dtype:
+            return x, F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
         return x, F.rms_norm(x, weight.shape, weight, eps)
 
     def rotate_into(
@@ -44,7 +46,7 @@ class TorchOperations:
         num_kv_heads = pages.shape[3]
         query_key, value = heads.tensor_split((-num_kv_heads,), dim=1)
         if norm is not None:
-            query_key = F.rms_norm(query_key, heads.shape[2:], eps=eps) * norm
+            query_key = (F.rms_norm(query_key, heads.shape[2:], eps=eps) * norm).to(heads.dtype)
         query, key = self._rotate(query_key, rope).tensor_split((-num_kv_heads,), dim=1)
         store_kv(pages, self._slots, key, value, scales)
         return query
@@ -53,6 +55,11 @@ class TorchOperations:
         """Implement `Operations`."""
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate) * up
+
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Implement `Operations`."""
+        gate, up = gate_up.chunk(2, -1)
+        return F.gelu(gate, approximate="tanh") * up
 
     def _rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
         """Rotate the pairs (i, i + head_dim / 2), as in transformers' `rotate_half`."""

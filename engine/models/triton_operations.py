@@ -9,7 +9,7 @@ from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.norm import add_norm
 from engine.kernels.triton.rope import rotate_into, rotations
-from engine.kernels.triton.silu import silu_mul
+from engine.kernels.triton.silu import gelu_mul, silu_mul
 from engine.models.operations import Rotary
 
 
@@ -43,3 +43,7 @@ class TritonOperations:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement `Operations`."""
         return silu_mul(gate_up)
+
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Implement `Operations`."""
+        return gelu_mul(gate_up)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from engine.models.family import Family
-from engine.models.parts import ModelParts, NormConfig
-from engine.models.reading import Raw, alike, read_attention, read_mlp
+from engine.models.parts import ModelParts
+from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope
 
 
 def _read(raw: Raw) -> ModelParts:
+    attention = read_attention(raw)
     return ModelParts(
-        read_attention(raw),
-        alike(raw),
+        attention,
+        alike(read_rope(raw, attention), raw),
         read_mlp(raw, bias=bool(raw.get("mlp_bias", False))),
-        NormConfig(float(raw.get("rms_norm_eps", 1e-6))),
+        read_norms(raw),
     )
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import ExpertNames, Family, WeightNames
-from engine.models.parts import ModelParts, NormConfig
-from engine.models.reading import Raw, alike, read_attention, read_mlp
+from engine.models.parts import ModelParts
+from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope
 
 
 def _read(raw: Raw) -> ModelParts:
+    attention = read_attention(raw, num_kv_heads=8, qkv_bias=False, output_bias=False)
     return ModelParts(
-        read_attention(raw, num_kv_heads=8, qkv_bias=False, output_bias=False),
-        alike(raw, raw.get("sliding_window")),
+        attention,
+        alike(read_rope(raw, attention), raw, raw.get("sliding_window")),
         read_mlp(raw),
-        NormConfig(float(raw.get("rms_norm_eps", 1e-5))),
+        read_norms(raw, 1e-5),
         ExpertsConfig.from_config(raw, renormalizes=True),
     )
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from engine.models.family import Family
-from engine.models.parts import ModelParts, NormConfig
-from engine.models.reading import Raw, read_attention, read_mlp, switched_windows, windowed
+from engine.models.parts import ModelParts
+from engine.models.reading import Raw, read_attention, read_mlp, read_norms, read_rope, switched_windows, windowed
 
 
 def _read(raw: Raw) -> ModelParts:
+    attention = read_attention(raw, qkv_bias=True, output_bias=False)
     return ModelParts(
-        read_attention(raw, qkv_bias=True, output_bias=False),
-        windowed(raw, switched_windows(raw, 4096)),
+        attention,
+        windowed(read_rope(raw, attention), switched_windows(raw, 4096)),
         read_mlp(raw),
-        NormConfig(float(raw.get("rms_norm_eps", 1e-6))),
+        read_norms(raw),
     )
 
 

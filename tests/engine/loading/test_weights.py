@@ -117,13 +117,21 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no architecture": (lambda m: edit(m / "config.json", architectures=None), "none named"),
     "other architecture": (
         lambda m: edit(m / "config.json", architectures=["GPT2LMHeadModel"]),
-        "GPT2LMHeadModel.*LlamaForCausalLM, MistralForCausalLM, .*Qwen3ForCausalLM, Qwen3MoeForCausalLM",
+        "GPT2LMHeadModel.*GraniteForCausalLM, LlamaForCausalLM, .*Qwen3ForCausalLM, Qwen3MoeForCausalLM",
     ),
     "quantized": (lambda m: edit(m / "config.json", quantization_config={"quant_method": "awq"}), "awq"),
     "activation": (lambda m: edit(m / "config.json", hidden_act="gelu"), "gelu"),
     "rope": (
-        lambda m: edit(m / "config.json", rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}),
-        "longrope.*default, linear, llama3, yarn",
+        lambda m: edit(m / "config.json", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4}),
+        "dynamic.*default, linear, llama3, yarn, longrope",
+    ),
+    "partial rope": (
+        lambda m: edit(m / "config.json", rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 1.5}),
+        "partial_rotary_factor turns 96 of a head's 64 numbers",
+    ),
+    "longrope": (
+        lambda m: edit(m / "config.json", rope_parameters={"rope_type": "longrope", "short_factor": [1.0]}),
+        "1 short and 0 long factors, expected 32 of each",
     ),
     "heads": (lambda m: edit(m / "config.json", num_key_value_heads=4), "evenly"),
     "no weights": (lambda m: (m / "model.safetensors").unlink(), "no safetensors weights"),

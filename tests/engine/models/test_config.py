@@ -145,11 +145,25 @@ def test_rope_scaling_is_read_in_the_old_and_the_new_way(tmp_path: Path) -> None
 )
 def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
     raw = {"rope_parameters": {"rope_theta": 5e5, **rope}, "max_position_embeddings": 131072}
-    ours = RopeConfig.from_config(raw, 131072)
+    ours = RopeConfig.from_config(raw, 128)
     config = transformers.LlamaConfig(head_dim=128, **raw)
     theirs, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
     torch.testing.assert_close(torch.tensor(ours.inverse_frequencies(128)), theirs, rtol=1e-6, atol=0.0)
     assert ours.attention_factor == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("context", [4096, 131072])
+def test_longrope_is_that_of_transformers_for_the_longest_context_served(context: int) -> None:
+    starts = {"short_factor": 1, "long_factor": 3}
+    factors = {name: [start + pair / 8 for pair in range(48)] for name, start in starts.items()}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096, **factors}
+    raw = {"max_position_embeddings": 131072, "partial_rotary_factor": 0.75, "rope_parameters": rope}
+    ours = RopeConfig.from_config(raw, 128).for_context(context)
+    config = transformers.Phi3Config(hidden_size=1024, num_attention_heads=8, **raw)
+    theirs, factor = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=context)
+    turned, kept = ours.pairs(128)[:48], ours.pairs(128)[48:]
+    torch.testing.assert_close(torch.tensor([pair[0] for pair in turned]), theirs, rtol=1e-6, atol=0.0)
+    assert [pair[1] for pair in turned] == pytest.approx([factor] * 48) and kept == [(0.0, 1.0)] * 16
 
 
 def test_yarn_makes_the_longer_context_usable(tmp_path: Path) -> None:

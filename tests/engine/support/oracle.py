@@ -57,7 +57,25 @@ _QWEN3_MOE = {
     "sliding_window": 9,
 }
 
-FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+_PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+_LONG_ROPE = {
+    "rope_type": "longrope",
+    "factor": 4.0,
+    "short_factor": [1 + pair / 8 for pair in range(8)],
+    "long_factor": [2 + pair for pair in range(8)],
+    "original_max_position_embeddings": 512,
+}
+_MINISTRAL3_ROPE = {**_YARN_ROPE, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0625,
+    "logits_scaling": 0.5,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+
+FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 6}),
     "llama3.1": ("Llama", {"rope_parameters": _LLAMA3_ROPE}),
     "llama_linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
@@ -83,20 +101,39 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 `mistral`'s window (11) and `llama3.1`'s original context (64) are shorter than the tests' sequences.
 """
 
+MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "phi3": ("Phi3", {"pad_token_id": 0, "rope_parameters": _PARTIAL_ROPE}),
+    "phi3_long": (
+        "Phi3",
+        {"pad_token_id": 0, "head_dim": 16, "rope_parameters": _LONG_ROPE},
+    ),
+    "granite": ("Granite", _GRANITE),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"sliding_window": 9, "num_hidden_layers": 4, "rope_scaling": _YARN_ROPE}),
+    "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
+    "seed_oss": ("SeedOss", {"attention_out_bias": True}),
+    "ministral3": ("Ministral3", {"rope_parameters": _MINISTRAL3_ROPE}),
+    "gemma2": ("Gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 20}),
+    "gemma3": ("Gemma3Text", {"sliding_window": 9, "query_pre_attn_scalar": 20, "sliding_window_pattern": 3}),
+}
+"""Families that one test per family compares (`tests/engine/models/test_families.py`); add new ones here."""
+
 
 def save_tiny(family: str, directory: Path, *, seed: int = 0, **overrides: Any) -> Path:
-    """A tiny random float32 model of `family` (see FAMILIES), saved in `directory`, which is returned.
+    """A tiny random float32 model of `family` (FAMILIES, MORE_FAMILIES), saved in `directory`, which is returned.
 
     Deterministic in its arguments. `overrides` are config fields: `eos_token_id=7`, `num_hidden_layers=1`.
     """
-    prefix, differences = FAMILIES[family]
+    prefix, differences = (FAMILIES | MORE_FAMILIES)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**_COMMON, **differences, **overrides})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # transformers starts biases at zero and norms at one: a test must see them
                 torch.nn.init.normal_(parameter, std=0.3)
+            elif "sinks" in name:
+                torch.nn.init.normal_(parameter)
             elif "norm" in name:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.save_pretrained(directory)

@@ -13,7 +13,7 @@ import torch
 from engine.attention.batch import AttentionBatch
 from engine.kernels.triton.norm import add_norm
 from engine.kernels.triton.rope import rotate_into, rotations
-from engine.kernels.triton.silu import silu_mul
+from engine.kernels.triton.silu import gelu_mul, silu_mul
 from engine.models.operations import Rotary
 from engine.models.rope import RopeConfig
 from engine.models.torch_operations import TorchOperations
@@ -90,13 +90,14 @@ def test_add_norm_says_what_it_cannot_read() -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 96), (2, 1500)], ids=str)
-def test_silu_mul(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_gated_activations(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     rows, inner = shape
     gate_up = random(rows, 2 * inner, dtype=dtype) * 3
     gate_up[0, 0] = -200.0  # its exponential is infinite
     other = TorchOperations(Heads().rotary(dtype), Heads().batch())
     close(silu_mul(gate_up), other.silu_mul(gate_up))
     close(silu_mul(gate_up.t().contiguous().t()), other.silu_mul(gate_up))
+    close(gelu_mul(gate_up), other.gelu_mul(gate_up))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -164,7 +165,7 @@ def test_pages_of_eight_bits_hold_what_was_scaled_and_cut(scales: tuple[float, f
     assert torch.equal(pages.float(), expected.clamp(-448, 448))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "phi3", "gemma3"])
 def test_a_whole_model_computes_the_same(family: str, tmp_path: Path) -> None:
     """The model computes a prompt, then a decode beside another prompt."""
     model = save_tiny(family, tmp_path, num_hidden_layers=2)

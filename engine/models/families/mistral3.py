@@ -1,0 +1,27 @@
+"""Mistral-Small 3.1 to 3.2 and Ministral 3 (Mistral 2025): Mistral inside a model that also sees, whose vision is
+left out. Ministral 3 multiplies queries at later positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.models.family import Family, WeightNames
+from engine.models.parts import LaterScale, ModelParts
+from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope
+
+
+def _read(raw: Raw) -> ModelParts:
+    attention = read_attention(raw, num_kv_heads=8, head_dim=128, qkv_bias=False, output_bias=False)
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if beta := rope.get("llama_4_scaling_beta"):
+        scale = LaterScale(float(beta), int(rope["original_max_position_embeddings"]))
+        attention = replace(attention, later_scale=scale)
+    layers = alike(read_rope(raw, attention), raw, raw.get("sliding_window"))
+    return ModelParts(attention, layers, read_mlp(raw), read_norms(raw, 1e-5))
+
+
+_VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+FAMILY = Family(
+    ("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"), _read, WeightNames(left_out=_VISION)
+)

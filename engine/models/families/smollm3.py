@@ -1,0 +1,39 @@
+"""SmolLM3 (Hugging Face 2025): Llama in which positions do not turn queries and keys of every fourth layer (NoPE,
+Kazemnejad et al. 2023, arXiv:2305.19466).
+"""
+
+from __future__ import annotations
+
+from engine.models.errors import ModelLoadError
+from engine.models.family import Family
+from engine.models.parts import LayerKind, ModelParts
+from engine.models.reading import Raw, listed_windows, read_attention, read_mlp, read_norms, read_rope
+from engine.models.rope import RopeConfig
+
+
+def _read(raw: Raw) -> ModelParts:
+    attention = read_attention(raw, num_kv_heads=4)
+    return ModelParts(
+        attention,
+        _layers(raw, read_rope(raw, attention, 2000000.0)),
+        read_mlp(raw, bias=bool(raw.get("mlp_bias", False))),
+        read_norms(raw),
+    )
+
+
+def _layers(raw: Raw, rope: RopeConfig) -> tuple[LayerKind, ...]:
+    count, step = int(raw["num_hidden_layers"]), raw.get("no_rope_layer_interval", 4)
+    turned = raw.get("no_rope_layers") or [(layer + 1) % step != 0 for layer in range(count)]
+    if len(turned) < count:
+        raise ModelLoadError(f"no_rope_layers lists {len(turned)} layers, num_hidden_layers says {count}")
+    window = raw.get("sliding_window") if raw.get("use_sliding_window", False) else None
+    kinds = raw.get("layer_types") or [
+        "full_attention" if is_turned else "sliding_attention" for is_turned in turned
+    ]
+    windows = listed_windows(raw, window, kinds[:count])
+    return tuple(
+        LayerKind(rope if is_turned else None, width) for is_turned, width in zip(turned, windows, strict=False)
+    )
+
+
+FAMILY = Family(("SmolLM3ForCausalLM",), _read, defaults={"tie_word_embeddings": True})

@@ -1,0 +1,87 @@
+"""Every family against transformers: logits, and greedy tokens in whole engines, whatever happens to a request."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import transformers
+
+from engine.drafting.settings import Speculation
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import StepPlan
+from tests.engine.support.engines_on_ranks import run_on_ranks, tokens_of_each
+from tests.engine.support.oracle import (
+    MORE_FAMILIES,
+    oracle_greedy,
+    oracle_logits,
+    oracle_model,
+    random_ids,
+    save_tiny,
+)
+from tests.engine.support.steps_by_hand import RequestByHand, load_runner
+from tests.engine.support.whole_engines import engine_for, run_prompts, tokens_of
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+BASE = random_ids(6, 50)
+PROMPTS = [
+    BASE[:26],
+    [*BASE[:21], *random_ids(7, 8)],
+    random_ids(1, 7) * 4,
+    *(random_ids(i, 24 + i) for i in (2, 3, 4)),
+]
+
+
+@pytest.fixture(scope="module", params=MORE_FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(request.param, tmp_path_factory.mktemp("model"))
+
+
+def test_logits_and_parameters_are_those_of_transformers(model: Path) -> None:
+    """A prompt is computed in two chunks, then token by token: logits at every border are within 1e-4."""
+    expected = oracle_logits(model, BASE)
+    runner = load_runner(model)
+    for start, end in pairwise([0, 20, 40, *range(41, 51)]):
+        row = RequestByHand(BASE[:end], range(5, 12), computed=start)
+        got = runner.logits(StepPlan((row.chunk(),)))
+        assert (got[0] - expected[end - 1]).abs().max() < 1e-4, f"after token {end}"
+    assert runner.model_config.num_parameters == sum(p.numel() for p in oracle_model(model).parameters())
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_greedy_tokens_cold_warm_and_preempted(model: Path, page_size: int) -> None:
+    """Memory holds about two of six requests, two of which share a beginning, and all come twice."""
+    engine = engine_for(model, page_size, 112, max_step_tokens=24, max_running=6)
+    expected = [oracle_greedy(model, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
+    for _ in range(2):
+        assert [tokens_of(events) for events in run_prompts(engine, PROMPTS, GREEDY)] == expected
+    load = engine.loop.load()
+    assert load.num_preemptions > 0 and load.cache.hit_tokens > 0
+
+
+def test_greedy_tokens_on_two_ranks_with_draft_tokens(model: Path) -> None:
+    speculation = Speculation(method="ngram", adaptive=False)
+    shared, _ = run_on_ranks(model, 2, PROMPTS, GREEDY, speculation=speculation)
+    assert tokens_of_each(shared) == [oracle_greedy(model, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
+
+
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize("kind", ["Gemma3", "Mistral3"])
+def test_the_text_model_of_one_that_also_sees_is_loaded_alone(kind: str, tmp_path: Path) -> None:
+    text = save_tiny({"Gemma3": "gemma3", "Mistral3": "mistral"}[kind], tmp_path / "text")
+    config_of, class_of = (
+        getattr(transformers, f"{kind}{part}") for part in ("Config", "ForConditionalGeneration")
+    )
+    described = json.loads((text / "config.json").read_text())
+    is_tied = described["tie_word_embeddings"]
+    whole = class_of(config_of(text_config=described, vision_config=VISION, tie_word_embeddings=is_tied)).eval()
+    whole.model.language_model.load_state_dict(oracle_model(text).model.state_dict())
+    whole.lm_head.load_state_dict(oracle_model(text).lm_head.state_dict())
+    whole.save_pretrained(tmp_path / "whole")
+    row = RequestByHand(BASE, range(4))
+    got = load_runner(tmp_path / "whole").logits(StepPlan((row.chunk(),)))
+    assert (got[0] - oracle_logits(text, BASE)[-1]).abs().max() < 1e-4

@@ -1,0 +1,101 @@
+"""Numbers of published config.json files, as they are written there: what decides names and shapes of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_TEXT = {"vision_config": {"num_hidden_layers": 2}}
+
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "microsoft/phi-4": {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 5120,
+        "intermediate_size": 17920,
+        "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 10, "vocab_size": 100352,
+        "max_position_embeddings": 16384, "rope_theta": 250000, "rope_scaling": None, "tie_word_embeddings": False,
+    },
+    "microsoft/Phi-4-mini-instruct": {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192,
+        "num_hidden_layers": 32, "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 200064,
+        "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.5] * 48},
+        "sliding_window": 262144, "tie_word_embeddings": True,
+    },
+    "ibm-granite/granite-3.3-8b-instruct": {
+        "architectures": ["GraniteForCausalLM"], "model_type": "granite", "hidden_size": 4096,
+        "intermediate_size": 12800, "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 49159, "max_position_embeddings": 131072, "rope_theta": 10000000.0, "rope_scaling": None,
+        "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.0078125,
+        "logits_scaling": 16.0, "tie_word_embeddings": True,
+    },
+    "allenai/OLMo-2-1124-7B": {
+        "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 4096,
+        "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "vocab_size": 100352, "max_position_embeddings": 4096, "rope_theta": 500000, "tie_word_embeddings": False,
+    },
+    "allenai/Olmo-3-1025-7B": {
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 4096,
+        "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "vocab_size": 100278, "max_position_embeddings": 65536, "rope_theta": 500000, "sliding_window": 4096,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,
+            "beta_slow": 1.0, "attention_factor": 1.2079441541679836,
+        },
+        "tie_word_embeddings": False,
+    },
+    "HuggingFaceTB/SmolLM3-3B": {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_size": 2048,
+        "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "vocab_size": 128256, "max_position_embeddings": 65536, "rope_theta": 5000000.0,
+        "no_rope_layers": [1, 1, 1, 0] * 9, "no_rope_layer_interval": 4, "use_sliding_window": False,
+    },
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": {
+        "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "hidden_size": 5120,
+        "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 80, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 155136, "max_position_embeddings": 524288, "rope_theta": 10000000.0,
+        "attention_bias": True, "attention_out_bias": False, "tie_word_embeddings": False,
+    },
+    "google/gemma-2-9b-it": {
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_size": 3584,
+        "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 256, "vocab_size": 256000, "max_position_embeddings": 8192, "sliding_window": 4096,
+        "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
+    "google/gemma-3-1b-it": {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 1152,
+        "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "head_dim": 256, "vocab_size": 262144, "max_position_embeddings": 32768, "sliding_window": 512,
+        "sliding_window_pattern": 6, "rope_theta": 1000000, "rope_local_base_freq": 10000,
+        "query_pre_attn_scalar": 256,
+    },
+    "google/gemma-3-27b-it": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", **_TEXT,
+        "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62,
+            "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168,
+            "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+    },
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": {
+        "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", **_TEXT,
+        "text_config": {
+            "model_type": "mistral", "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+            "max_position_embeddings": 131072, "rope_theta": 1000000000.0, "sliding_window": None,
+            "rms_norm_eps": 1e-05,
+        },
+    },
+    "mistralai/Ministral-3-8B-Base-2512": {
+        "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", **_TEXT,
+        "text_config": {
+            "model_type": "ministral3", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+            "max_position_embeddings": 262144, "sliding_window": None, "rms_norm_eps": 1e-05,
+            "rope_parameters": {
+                "type": "yarn", "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
+                "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+            },
+        },
+    },
+}  # fmt: skip
