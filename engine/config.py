@@ -85,7 +85,8 @@ class EngineConfig(SchedulerSettings):
     """Which cached prefixes are evicted first: "lru", "lfu" or "priority"."""
     attention: str = "auto"
     """Attention backend: "native" (CPUs), "triton" (GPUs), "flash_attn" and "flashinfer" (GPUs, where installed),
-    "reference", or "auto" for the best that runs here."""
+    "reference", or "auto" for the best that runs here. Two names with a comma between them ("flash_attn,triton"):
+    one for steps with prompts, and one for steps of decodes alone."""
     block_tokens: int = 16
     """Tokens per block in what routers are told of the cache; the same in all engines of a model."""
     grammar_cache_bytes: int = 2**29

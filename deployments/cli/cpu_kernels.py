@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.attention.base import AttentionShape, consider
+from engine.attention.base import AttentionShape, consider, preferred
 from engine.kernels import native
 from engine.models.config import ModelConfig
 from engine.models.native_decoder import unsupported
@@ -15,16 +15,18 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def attention_text(shape: AttentionShape, dtype: torch.dtype, device: str) -> str:
-    """Return the backend that `attention: auto` selects, then a line for each other one: usable, or why not."""
-    taken, others = "none", []
+    """Return what `attention: auto` selects, and why, then a line for each other one: usable, or why not."""
+    usable, others = [], []
     for name, backend in consider(shape, dtype, torch.device(device)):
         if isinstance(backend, str):
             others.append(f"not {name}: {backend}")
-        elif taken == "none":
-            taken = name
         else:
-            others.append(f"{name}: when asked for by name")
-    return "\n".join((taken, *others))
+            usable.append(name)
+    if not usable:
+        return "\n".join(("none", *others))
+    taken, why = preferred(usable, torch.device(device))
+    others += [f"{name}: when asked for by name" for name in usable if name not in taken.split(",")]
+    return "\n".join((taken if taken == usable[0] else f"{taken} ({why})", *others))
 
 
 def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
@@ -12,6 +12,7 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.attention.packages import capability
 from engine.models.parts import AttentionConfig
 
 
@@ -112,6 +113,25 @@ class AttentionBackend(Protocol):
         ...
 
 
+class HybridAttention:
+    """One backend for steps with prompts, and another for steps of decodes alone, on the same pages."""
+
+    def __init__(self, prompts: AttentionBackend, decodes: AttentionBackend) -> None:
+        self._prompts, self._decodes = prompts, decodes
+        self.name = f"{prompts.name},{decodes.name}"
+        self.is_capturable = decodes.is_capturable
+
+    @staticmethod
+    def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+        """Return that it is nothing without its parts, which say themselves whether they can run."""
+        return "it consists of two other backends"
+
+    def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
+        """Have one of the two prepare the step; it computes all of the step's rows."""
+        has_prompts = batch.num_decodes < len(batch.query_lens)
+        return (self._prompts if has_prompts else self._decodes).prepare(batch, null_page)
+
+
 logger = logging.getLogger(__name__)
 
 _BACKENDS = (
@@ -122,24 +142,62 @@ _BACKENDS = (
     ("reference", "engine.attention.reference", "ReferenceAttention"),
 )
 """Name, module and class of each backend, the best first. A module is imported only when it is considered."""
-_LAST_ON_CPUS = "triton"
+_OURS, _FLASH, _HOPPER = "triton", "flash_attn", 9
+_LAST_ON_CPUS = _OURS
 """Backend that is considered last on CPUs, where it runs in an interpreter, for tests that ask for it."""
 
 
 def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    """Return the backend called `name`, or for "auto" the best one that imports and runs. Raises ValueError."""
-    if name not in ("auto", *(label for label, _, _ in _BACKENDS)):
-        known = ", ".join(label for label, _, _ in _BACKENDS)
-        raise ValueError(f"attention: no backend is called {name!r}; choose one of auto, {known}")
-    reasons: list[str] = []
-    for label, backend in consider(shape, dtype, device, None if name == "auto" else name):
-        if not isinstance(backend, str):
-            for reason in reasons:
-                logger.info("attention: not %s", reason)
-            return backend(shape)
-        reasons.append(f"{label}: {backend}")
-    instead = "" if name == "auto" else '; or set attention to "auto", which takes the best one that runs'
-    raise ValueError(f"attention: {name} cannot run on {device}: {'; '.join(reasons)}{instead}")
+    """Return the backend called `name`: of two names with a comma between them, one for steps with prompts and one
+    for decodes, and for "auto" what `preferred` says of those that import and run. Raises ValueError.
+    """
+    prompts, comma, decodes = name.partition(",")
+    if comma:
+        first, second = (_named(part.strip(), shape, dtype, device) for part in (prompts, decodes))
+        return HybridAttention(first, second)
+    if name != "auto":
+        return _named(name, shape, dtype, device)
+    usable, reasons = [], []
+    for label, backend in consider(shape, dtype, device):
+        if isinstance(backend, str):
+            reasons.append(f"{label}: {backend}")
+        else:
+            usable.append(label)
+    if not usable:
+        raise ValueError(f"attention: auto cannot run on {device}: {'; '.join(reasons)}")
+    for reason in reasons:
+        logger.info("attention: not %s", reason)
+    chosen, why = preferred(usable, device)
+    logger.info("attention: %s (%s)", chosen, why)
+    return choose_backend(chosen, shape, dtype, device)
+
+
+def preferred(usable: Sequence[str], device: torch.device) -> tuple[str, str]:
+    """Return the name that "auto" stands for, and why. `usable`: backends that run, the best first; not empty."""
+    gpu = capability(device) if device.type == "cuda" else None
+    if usable[0] == _OURS and _FLASH in usable and gpu is not None and gpu[0] == _HOPPER:
+        return (
+            f"{_FLASH},{_OURS}",
+            "FlashAttention for steps with prompts, as its kernels are made for Hopper GPUs",
+        )
+    return usable[0], "the first that runs, in order of preference"
+
+
+def _named(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
+    """Return the backend of this name. Raises ValueError when there is none, or it cannot run."""
+    known = [label for label, _, _ in _BACKENDS]
+    if name not in known:
+        raise ValueError(
+            f"attention: no backend is called {name!r}; choose one of auto, {', '.join(known)}, or two of them "
+            "with a comma between them, for steps with prompts and for decodes"
+        )
+    [(_, backend)] = consider(shape, dtype, device, name)
+    if isinstance(backend, str):
+        raise ValueError(
+            f"attention: {name} cannot run on {device}: {name}: {backend}; "
+            'or set attention to "auto", which takes the best one that runs'
+        )
+    return backend(shape)
 
 
 def consider(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention.base import AttentionShape, choose_backend
+from engine.attention import base
+from engine.attention.base import AttentionShape, HybridAttention, choose_backend, preferred
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import FP8, MAX_FP8, store_kv
 from engine.attention.reference import ReferenceAttention
@@ -77,6 +81,50 @@ def test_auto_takes_a_backend_that_runs_here() -> None:
     shape = AttentionShape(4, 2, 64, 16, frozenset({None}))
     assert choose_backend("auto", shape, torch.float32, CPU).name
     assert isinstance(choose_backend("reference", shape, torch.float32, CPU), ReferenceAttention)
+
+
+@pytest.mark.parametrize(("rows", "by"), [([(9, 1), (3, 1)], "decodes"), ([(9, 1), (0, 4)], "prompts")])
+def test_of_two_backends_one_computes_steps_with_prompts(rows: Sequence[tuple[int, int]], by: str) -> None:
+    """All of a step's rows are computed by one backend, and graphs can hold decodes if theirs can."""
+    case = Paged(rows, Heads(2, 2, 32), 16, None, torch.float32)
+    prepared: list[str] = []
+
+    class Part(ReferenceAttention):
+        def prepare(self, batch: AttentionBatch, null_page: int) -> Any:
+            prepared.append(self.name)
+            return super().prepare(batch, null_page)
+
+    parts = Part(case.shape), Part(case.shape)
+    for part, name in zip(parts, ("prompts", "decodes"), strict=True):
+        part.name, part.is_capturable = name, name == "decodes"
+    both = HybridAttention(*parts)
+    assert (both.name, both.is_capturable) == ("prompts,decodes", True)
+    error = (case.attend(both).double() - case.expected()).abs().max()
+    assert error < 1e-5 and prepared == [by]
+
+
+def test_two_names_are_two_backends_and_each_is_checked() -> None:
+    shape = AttentionShape(4, 2, 64, 16, frozenset({None}))
+    assert choose_backend("reference, reference", shape, torch.float32, CPU).name == "reference,reference"
+    for name, said in (("reference,magic", "'magic'"), ("flash_attn,reference", "flash_attn cannot run on cpu")):
+        with pytest.raises(ValueError, match=said):
+            choose_backend(name, shape, torch.float32, CPU)
+    with pytest.raises(ValueError, match="two of them with a comma between them"):
+        choose_backend("reference,reference,reference", shape, torch.float32, CPU)
+
+
+def test_auto_takes_flash_attention_for_prompts_on_hopper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, gpu = ["triton", "flash_attn", "reference"], torch.device("cuda")
+    for found, usable, expected in (
+        ((9, 0), ours, "flash_attn,triton"),
+        ((8, 0), ours, "triton"),
+        ((10, 0), ours, "triton"),
+        ((9, 0), ["triton", "reference"], "triton"),
+        ((9, 0), ["flash_attn", "reference"], "flash_attn"),
+    ):
+        monkeypatch.setattr(base, "capability", lambda device, found=found: found)
+        assert preferred(usable, gpu)[0] == expected
+    assert preferred(["native", "flash_attn"], CPU)[0] == "native"
 
 
 def test_an_unknown_backend_is_named() -> None:
