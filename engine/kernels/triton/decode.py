@@ -2,6 +2,8 @@
 
 attend     programs take (item, KV head) in turn: the query heads that share the KV head attend to the item's tiles
 merge      each row's items: softmax(all) @ V = sum of parts, weighted by exp2(lse of a part - largest)
+
+A row that is one item, as all are in large batches, is done by the first: it writes the result itself.
 """
 
 from __future__ import annotations
@@ -71,10 +73,13 @@ def decode(
         block_table,
         kv_lens,
         work.items,
+        work.row_items,
         work.sizes,
         parts.values,
         parts.lse,
+        out,
         scale * kv_scales[0] * LOG2_E,
+        kv_scales[1],
         *query.stride()[:2],
         *pages.stride()[1:4],
         block_table.stride(0),
@@ -114,10 +119,13 @@ def _attend(
     block_table,
     kv_lens,
     items,
+    row_items,
     sizes,
     part_values,
     part_lse,
+    out,
     scale,
+    value_scale,
     query_stride,
     query_head_stride,
     page_stride,
@@ -175,9 +183,15 @@ def _attend(
                 True,
                 INTERPRETED,
             )
-        part = item.to(tl.int64) * NUM_KV_HEADS * GROUP + heads
-        tl.store(part_values + part[:, None] * HEAD_DIM + dims[None, :], acc / total[:, None], mask=is_real)
-        tl.store(part_lse + part, highest + tl.log2(total), mask=member < GROUP)
+        value = acc / total[:, None]
+        if tl.load(row_items + row + 1) - tl.load(row_items + row) == 1:
+            place = row * NUM_KV_HEADS * GROUP + heads
+            whole = (value * value_scale).to(out.dtype.element_ty)
+            tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], whole, mask=is_real)
+        else:
+            part = item.to(tl.int64) * NUM_KV_HEADS * GROUP + heads
+            tl.store(part_values + part[:, None] * HEAD_DIM + dims[None, :], value, mask=is_real)
+            tl.store(part_lse + part, highest + tl.log2(total), mask=member < GROUP)
 
 
 @triton.jit
@@ -194,6 +208,10 @@ def _merge(
     BLOCK_D: tl.constexpr,
 ):
     row = tl.program_id(0)
+    first = tl.load(row_items + row)
+    last = tl.load(row_items + row + 1)
+    if last - first == 1:
+        return
     member = tl.arange(0, BLOCK_G)
     dims = tl.arange(0, BLOCK_D)
     heads = tl.program_id(1) * GROUP + member
@@ -201,7 +219,7 @@ def _merge(
     acc = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
     highest = tl.full([BLOCK_G], LOWEST, dtype=tl.float32)
     total = tl.zeros([BLOCK_G], dtype=tl.float32)
-    for item in range(tl.load(row_items + row), tl.load(row_items + row + 1)):
+    for item in range(first, last):
         part = tl.cast(item, tl.int64) * NUM_KV_HEADS * GROUP + heads
         lse = tl.load(part_lse + part, mask=member < GROUP, other=0.0)
         value = tl.load(part_values + part[:, None] * HEAD_DIM + dims[None, :], mask=is_real, other=0.0)

@@ -36,6 +36,23 @@ def test_a_batch(rows: Rows, dtype: torch.dtype) -> None:
     assert_right(Paged(rows, Heads(2, 2, 32), 16, None, dtype))
 
 
+def test_rows_of_one_item_need_no_parts() -> None:
+    """The program that attends writes their results itself, beside rows that are split and merged."""
+    whole: Rows = [(63, 1), (5, 1), (0, 1)]
+    for rows, is_split in ((whole, False), ([*whole, (1500, 1)], True)):
+        case = Paged(rows, Heads(2, 1, 32), 16, None, torch.float32)
+        step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
+        store_kv(case.pages.layer(0), case.batch.slot_mapping, *case.new())
+        step.attend(case.pages.layer(0), case.query(), None)
+        assert step._decodes is not None
+        parts = step._decodes._parts
+        parts.values.fill_(torch.nan)
+        out = step.attend(case.pages.layer(0), case.query(), None)
+        assert (out.double() - case.expected()).abs().max() < 1e-5
+        items = parts.values.isfinite().flatten(1).any(1).sum().item()
+        assert items == 0 if not is_split else items >= 2
+
+
 @pytest.mark.parametrize("window", [1, 7, 64, 100])
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 def test_windows_and_page_sizes(page_size: int, window: int) -> None:
