@@ -6,6 +6,7 @@ All parameters of rows lie in tensors and the host is not involved; otherwise as
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -84,15 +85,15 @@ def triton_graph_chooser(device: torch.device) -> GraphChooser:
     """Return a chooser that uses Triton's kernels. Raises ImportError."""
     from engine.kernels.triton import sample
 
+    @cache  # Graphs keep their addresses, and filling them would be three launches in each step.
+    def nothing_cut(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        no_k, no_p, no_min = torch.zeros(rows), torch.ones(rows), torch.zeros(rows)
+        return no_k.int().to(device), no_p.double().to(device), no_min.double().to(device)
+
     def choose(
         logits: torch.Tensor, seeds: torch.Tensor, inverse: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        rows = len(seeds)
-        no_k = torch.zeros(rows, dtype=torch.int32, device=device)
-        no_p = torch.ones(rows, dtype=torch.float64, device=device)
-        choices = sample.SamplingTensors(
-            seeds, inverse, no_k, no_p, torch.zeros_like(no_p), draws=True, cuts=False
-        )
+        choices = sample.SamplingTensors(seeds, inverse, *nothing_cut(len(seeds)), draws=True, cuts=False)
         return sample.choose(logits, choices, positions)
 
     return choose

@@ -13,6 +13,7 @@ from engine.attention.triton import TritonAttention
 from engine.config import EngineConfig
 from engine.graphs.decode_graphs import DecodeGraphs
 from engine.kernels.triton import rows as row_kernels
+from engine.kernels.triton import sample
 from engine.loading.load_model import load_model
 from engine.models.decoder import Decoder
 from engine.models.operations import Rotary
@@ -21,6 +22,7 @@ from engine.request import PENDING
 from engine.sampling.graph_chooser import torch_graph_chooser, triton_graph_chooser
 from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.graph_workloads import greedy_request
+from tests.engine.support.operations_seen import Operations
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.recorded_graphs import Recording
 
@@ -70,6 +72,25 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> 
         for i, token in zip(members, expected[-1], strict=True):
             rows[i].tokens.append(token)
     assert recording.num_replayed == 2 * 3, "the forward pass, and sampling"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
+def test_sampling_in_a_graph_is_three_launches_and_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    monkeypatch.setattr(sample, "launch", lambda kernel, *_, **__: launched.append(kernel.fn.__name__))
+    choose = triton_graph_chooser(CPU)
+    asked = (
+        torch.zeros(3, 70),
+        torch.zeros(3, dtype=torch.int64),
+        torch.zeros(3).double(),
+        torch.zeros(3, dtype=torch.int64),
+    )
+    choose(*asked)  # What is the same in all steps is made in the first, before it is recorded.
+    launched.clear()
+    with Operations() as operations:
+        choose(*asked)
+    assert launched == ["_best", "_weigh", "_draw"]
+    assert operations.seen <= {"aten.empty.memory_format"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import RowLayout
 from engine.kernels.triton import rows as kernels
+from tests.engine.support.operations_seen import VIEWS, Operations
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-VIEWS = {"aten.slice.Tensor", "aten.alias.default", "aten.view.default"}
 
 
 def rows_of(num_rows: int, page_size: int) -> DeviceRows:
@@ -56,13 +53,6 @@ def test_steps_by_kernels_are_steps_by_torch(num_rows: int, count: int, page_siz
 def test_each_is_one_launch_and_no_other_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []
     monkeypatch.setattr(kernels, "launch", lambda kernel, *_, **__: launched.append(kernel.fn.__name__))
-
-    class Operations(TorchDispatchMode):
-        seen: set[str] = set()  # noqa: RUF012
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.seen.add(str(func))
-            return func(*args, **(kwargs or {}))
 
     rows, tokens = rows_of(8, 16), torch.zeros(4, dtype=torch.int64, device=DEVICE)
     rows.kernels = kernels
