@@ -16,6 +16,7 @@ import torch
 
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
+from engine.models.parts import MLPConfig
 from engine.parallel.shard import Shard
 
 HEAD = "lm_head.weight"
@@ -40,12 +41,14 @@ class WeightTarget(NamedTuple):
     """Rows of the parameter; in a stack of experts' matrices, the rows of one expert."""
     shape: tuple[int, ...]
     """The shape the checkpoint must have; copied with broadcasting."""
-    part: tuple[()] | tuple[Own] | tuple[Own, slice] = ()
+    part: tuple[Own, ...] = ()
     """The part of the tensor that this rank has."""
     view: tuple[int, ...] | None = None
     """The shape that this part gets; None: the one it has."""
-    added: float = 0.0
-    """What is added to the tensor. The parameter is float32 if that is not zero."""
+    added: float | None = None
+    """What is added to the tensor, whose parameter is then float32; None: nothing, and it has the model's type."""
+    is_turned: bool = False
+    """Whether the last two axes of this part change places."""
 
 
 def weight_targets(config: ModelConfig, shard: Shard, present: Container[str]) -> dict[str, WeightTarget]:
@@ -77,7 +80,7 @@ def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, WeightTar
         yield from _attention_targets(config, shard, order, f"{at}.self_attn", f"{at}.attention")
         experts = config.experts_in(layer)
         if experts is None:
-            yield from _mlp_targets(config, shard, f"{at}.mlp", f"{at}.mlp")
+            yield from _mlp_targets(config, config.mlp, shard, f"{at}.mlp", f"{at}.mlp")
         else:
             yield from _experts_targets(config, experts, shard, at, f"{at}.mlp")
 
@@ -117,8 +120,10 @@ def _attention_targets(
             yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (count * dim,), (numbers,), (-1, dim))
 
 
-def _mlp_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, WeightTarget]]:
-    hidden, inner, bias = config.hidden_size, config.mlp.intermediate_size, config.mlp.bias
+def _mlp_targets(
+    config: ModelConfig, mlp: MLPConfig, shard: Shard, theirs: str, ours: str
+) -> Iterator[tuple[str, WeightTarget]]:
+    hidden, inner, bias = config.hidden_size, mlp.intermediate_size, mlp.bias
     names = [f"{theirs}.{name}" for name in config.names.gate_up]
     yield from _fused(names, f"{ours}.gate_up_proj", [(inner, shard.part(inner))] * 2, hidden, bias)
     yield from _summed(f"{theirs}.down_proj", f"{ours}.down_proj", hidden, inner, shard, bias)
@@ -132,6 +137,17 @@ def _experts_targets(
     columns, width, names = shard.expert_columns(experts), own.intermediate_size, config.names.experts
     block = f"{theirs}.{names.block}"
     yield f"{block}.{names.router}.weight", _whole(f"{ours}.router", experts.num_experts, hidden)
+    if experts.router_bias:
+        yield f"{block}.{names.router}.bias", _whole(f"{ours}.router_bias", experts.num_experts)
+    if experts.has_correction:
+        shape = (experts.num_experts,)
+        yield f"{block}.{names.correction}", WeightTarget(f"{ours}.correction", slice(None), shape, added=0.0)
+    if experts.shared_size:
+        shared = MLPConfig(experts.shared_size)
+        yield from _mlp_targets(config, shared, shard, f"{block}.{names.shared}", f"{ours}.shared")
+    if names.are_stacked:
+        yield from _stacked_targets(config, experts, shard, f"{block}.experts", ours)
+        return
     for expert in range(experts.num_experts):
         name = f"{block}.experts.{expert}"
         place = own.held.index(expert) if expert in own.held else None
@@ -142,8 +158,36 @@ def _experts_targets(
         yield f"{name}.{names.down}.weight", target
 
 
+def _stacked_targets(
+    config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str
+) -> Iterator[tuple[str, WeightTarget]]:
+    """Yield the targets of experts that are one tensor in the file too, with biases."""
+    count, hidden, inner = experts.num_experts, config.hidden_size, experts.intermediate_size
+    held, columns = shard.experts(experts).held, shard.expert_columns(experts)
+    own, every = slice(held.start, held.stop), slice(None)
+    gates = torch.arange(0, 2 * inner, 2)[columns]
+    both, all_columns = torch.cat((gates, gates + 1)), torch.arange(inner)[columns]
+    biased = every if shard.rank == 0 or shard.splits_experts else slice(0)
+    rows = own if biased == every else slice(0)
+    yield (
+        f"{theirs}.gate_up_proj",
+        WeightTarget(
+            f"{ours}.gate_up_proj", every, (count, hidden, 2 * inner), (own, every, both), is_turned=True
+        ),
+    )
+    yield (
+        f"{theirs}.gate_up_proj_bias",
+        WeightTarget(f"{ours}.gate_up_bias", every, (count, 2 * inner), (own, both)),
+    )
+    yield (
+        f"{theirs}.down_proj",
+        WeightTarget(f"{ours}.down_proj", every, (count, inner, hidden), (own, all_columns), is_turned=True),
+    )
+    yield f"{theirs}.down_proj_bias", WeightTarget(f"{ours}.down_bias", biased, (count, hidden), (rows,))
+
+
 def _expert(
-    parameter: str, place: int | None, rows: slice, shape: tuple[int, ...], part: tuple[Own] | tuple[Own, slice]
+    parameter: str, place: int | None, rows: slice, shape: tuple[int, ...], part: tuple[Own, ...]
 ) -> WeightTarget:
     """Return rows of the expert at `place` in a stack; no rows if it is another rank's (None)."""
     if place is None:
@@ -166,8 +210,8 @@ def _in_order(heads: slice, order: torch.Tensor) -> Own:
     return (torch.arange(heads.start, heads.stop)[:, None] * dim + order).flatten()
 
 
-def _added(config: ModelConfig) -> float:
-    return 1.0 if config.norms.adds_one else 0.0
+def _added(config: ModelConfig) -> float | None:
+    return 1.0 if config.norms.adds_one else None
 
 
 def _norm(parameter: str, config: ModelConfig) -> WeightTarget:

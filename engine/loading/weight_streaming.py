@@ -38,6 +38,7 @@ _DTYPES = {
     "F16": torch.float16,
     "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32,
+    "U8": torch.uint8,
     "I64": torch.int64,
 }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
+from engine.loading.mxfp4 import mxfp4_group
 from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
 from engine.loading.targets import HEAD, WeightTarget, weight_targets
@@ -70,7 +71,7 @@ def load_decoder(
         _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
         # What only other ranks have stays zero: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
-        wide = {target.parameter for target in targets.values() if target.added}
+        wide = {target.parameter for target in targets.values() if target.added is not None}
         _allocate(decoder, partial(new, device=device), dtype, wide, input_major)
         with torch.no_grad():
             # Nothing is read of experts that only other ranks have.
@@ -110,11 +111,16 @@ def _groups(
         if isinstance(layer, QuantizedLinear) and attribute == "weight":
             assert isinstance(target.rows, slice)
             outputs, inputs = target.shape
-            matrix = Matrix(name.removesuffix(".weight"), outputs, inputs, *target.part)
+            own_outputs, own_inputs = (*target.part, slice(None), slice(None))[:2]
+            assert isinstance(own_inputs, slice)
+            matrix = Matrix(name.removesuffix(".weight"), outputs, inputs, own_outputs, own_inputs)
             yield from quantized_groups(layer, target.rows, matrix, config.weight_format, present)
         else:
             into = partial(_rows, layer, attribute, target.rows)
-            is_kept = not target.added and target.view is None and not _is_picked(target)
+            if config.experts is not None and config.experts.is_mxfp4 and target.is_turned:
+                yield mxfp4_group(name, target, into)
+                continue
+            is_kept = target.added is None and target.view is None and not (target.is_turned or _is_picked(target))
             store = partial(_store, into, target)
             yield TensorGroup((Expected(name, target.shape),), store, into if is_kept else None)
 
@@ -132,7 +138,9 @@ def _store(into: Callable[[], torch.Tensor], target: WeightTarget, tensors: list
     own = tensors[0][target.part]
     if target.view is not None:
         own = own.reshape(target.view)
-    into().copy_(own.float() + target.added if target.added else own)
+    if target.is_turned:
+        own = own.transpose(-1, -2)
+    into().copy_(own if target.added is None else own.float() + target.added)
 
 
 def _allocate(

@@ -74,7 +74,8 @@ class ModelConfig:
     def _from_raw(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         architecture, family = family_of(raw)
         raw = family.config_of(raw)
-        parts, stored = family.read(raw), weight_format(raw)
+        parts = family.read(raw)
+        stored = None if parts.experts is not None and parts.experts.is_mxfp4 else weight_format(raw)
         if stored is not None and parts.experts is not None:
             raise ModelLoadError(
                 f"quantized experts are not supported: use an unquantized version of this {architecture}"
@@ -175,8 +176,7 @@ class ModelConfig:
         total = self.num_layers * (layer + dense) + tables + self.hidden_size
         if self.experts is None:
             return total
-        router = self.experts.num_experts * self.hidden_size
-        sparse = router + experts_each * 3 * self.hidden_size * self.experts.intermediate_size
+        sparse = self.experts.num_parameters(self.hidden_size, experts_each)
         return total + len(self.experts.layers) * (sparse - dense)
 
     def weight_bytes(self, element_bytes: int, quantization: str | None = None) -> int:
@@ -201,9 +201,13 @@ class ModelConfig:
         query, hidden, inner = self.num_heads * self.head_dim, self.hidden_size, self.intermediate_size
         qkv = self.attention.qkv_outputs
         num_dense = self.num_layers - (0 if self.experts is None else len(self.experts.layers))
-        return self.num_layers * [(qkv, hidden), (hidden, query)] + num_dense * [
-            (2 * inner, hidden),
-            (hidden, inner),
+        shared, num_shared = 0, 0
+        if self.experts is not None and self.experts.shared_size:
+            shared, num_shared = self.experts.shared_size, len(self.experts.layers)
+        return [
+            *self.num_layers * [(qkv, hidden), (hidden, query)],
+            *num_dense * [(2 * inner, hidden), (hidden, inner)],
+            *num_shared * [(2 * shared, hidden), (hidden, shared)],
         ]
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:

@@ -20,8 +20,8 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts
+from engine.models.mlp import MLP
 from engine.models.operations import Operations, Rotary
-from engine.models.parts import MLPConfig
 from engine.models.select_operations import operations_for
 from engine.models.variations import later_scales, norm_all_heads, scaled_logits
 from engine.parallel.collective import ALONE, Collective
@@ -57,24 +57,6 @@ class Attention(nn.Module):
             query = query * later_scales(self._shape.later_scale, step.batch.positions).to(query.dtype)
         attended = step.attend(pages, query, self._window, self.kv_scales, self.sinks)
         output: torch.Tensor = self.o_proj(attended)
-        return output
-
-
-class MLP(nn.Module):
-    """A gated MLP (Shazeer 2020, arXiv:2002.05202), gate and up projection fused."""
-
-    def __init__(self, config: MLPConfig, hidden_size: int) -> None:
-        super().__init__()
-        inner, bias = config.intermediate_size, config.bias
-        self._is_gelu = config.activation == "gelu_tanh"
-        self.gate_up_proj = nn.Linear(hidden_size, 2 * inner, bias=bias)
-        self.down_proj = nn.Linear(inner, hidden_size, bias=bias)
-
-    def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-        """Map [N, hidden_size] to the same shape."""
-        gate_up = self.gate_up_proj(x)
-        inner = operations.gelu_mul(gate_up) if self._is_gelu else operations.silu_mul(gate_up)
-        output: torch.Tensor = self.down_proj(inner)
         return output
 
 

@@ -12,27 +12,48 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.models.experts_config import ExpertsConfig
+from engine.models.experts_config import Clamp, ExpertsConfig
+from engine.models.mlp import MLP
 from engine.models.operations import Operations
+from engine.models.parts import MLPConfig
 
 
 class Experts(nn.Module):
-    """The router and the experts, or those of them that this rank holds."""
+    """The router and the experts, or those of them that this rank holds, and what all tokens share."""
 
     def __init__(self, config: ExpertsConfig, hidden_size: int) -> None:
         super().__init__()
-        self._per_token, self._renormalizes = config.per_token, config.renormalizes
+        self._config = config
         count, inner = len(config.held), config.intermediate_size
         self._first = config.held.start
         # Not a linear layer, which would be quantized: it is small, and a token's experts depend on it.
         self.router = nn.Parameter(torch.empty(config.num_experts, hidden_size))
+        self.router_bias = nn.Parameter(torch.empty(config.num_experts)) if config.router_bias else None
+        self.correction = nn.Parameter(torch.empty(config.num_experts)) if config.has_correction else None
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(count, hidden_size, inner))
+        is_biased = config.clamp is not None
+        self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * inner)) if is_biased else None
+        self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if is_biased else None
+        self.shared = MLP(MLPConfig(config.shared_size), hidden_size) if config.shared_size else None
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
-        chosen, weights = route(F.linear(x, self.router), self._per_token, self._renormalizes)
-        return operations.experts(x, chosen, weights, self.gate_up_proj, self.down_proj, self._first)
+        config = self._config
+        if config.is_sigmoid:  # in float32, as small differences of scores decide
+            logits = F.linear(x.float(), self.router.float())
+            chosen, weights = route_by_sigmoid(logits, config, self.correction)
+        else:
+            logits = F.linear(x, self.router, self.router_bias)
+            chosen, weights = route(logits, config.per_token, config.renormalizes)
+        matrices = self.gate_up_proj, self.down_proj
+        if config.clamp is None:
+            output = operations.experts(x, chosen, weights, *matrices, self._first)
+        else:
+            assert self.gate_up_bias is not None and self.down_bias is not None
+            biases = self.gate_up_bias, self.down_bias
+            output = experts_mlp(x, chosen, weights, *matrices, self._first, biases, config.clamp)
+        return output if self.shared is None else output + self.shared(x, operations)
 
 
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,6 +66,27 @@ def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[tor
     return chosen, shares / shares.sum(-1, keepdim=True) if renormalizes else shares
 
 
+def route_by_sigmoid(
+    logits: torch.Tensor, config: ExpertsConfig, correction: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Map float32 [N, num_experts] as `route` does, by sigmoids (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+
+    correction: float32 [num_experts], added to scores to choose by
+    """
+    scores = logits.sigmoid()
+    wanted = scores if correction is None else scores + correction
+    if config.num_groups > 1:
+        groups = wanted.unflatten(-1, (config.num_groups, -1))
+        best = groups.topk(2, -1).values.sum(-1).topk(config.groups_per_token, -1).indices
+        is_open = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter_(-1, best, True)
+        wanted = groups.masked_fill(~is_open[..., None], -torch.inf).flatten(-2)
+    chosen = wanted.topk(config.per_token, -1).indices
+    weights = scores.gather(-1, chosen)
+    if config.renormalizes:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, weights * config.scaling
+
+
 def experts_mlp(
     x: torch.Tensor,
     chosen: torch.Tensor,
@@ -52,15 +94,27 @@ def experts_mlp(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     first_expert: int,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    clamp: Clamp | None = None,
 ) -> torch.Tensor:
-    """Implement `ExpertsMLP` in torch, expert by expert. Reads the tokens per expert back from the device."""
+    """Implement `ExpertsMLP` in torch, expert by expert. Reads the tokens per expert back from the device.
+
+    biases: of `gate_up`, [E, 2 * inner], and of `down`, [E, hidden_size]
+    """
     num_tokens, per_token = chosen.shape
     outputs = x.new_zeros(num_tokens * per_token, x.shape[1])
     pairs = chosen.flatten().argsort(stable=True)
     counts = chosen.flatten().bincount(minlength=first_expert + len(down)).tolist()
     for expert, mine in enumerate(pairs.split(counts), -first_expert):
         if 0 <= expert < len(down) and len(mine):
-            gate, up = F.linear(x[mine // per_token], gate_up[expert]).chunk(2, -1)
-            outputs[mine] = F.linear(F.silu(gate) * up, down[expert])
+            first, second = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
+            gate, up = F.linear(x[mine // per_token], gate_up[expert], first).chunk(2, -1)
+            inner = F.silu(gate) * up if clamp is None else _clamped(gate, up, clamp)
+            outputs[mine] = F.linear(inner, down[expert], second)
     parts = outputs.view(num_tokens, per_token, -1) * weights[..., None]
     return parts.sum(1).to(x.dtype)
+
+
+def _clamped(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.Tensor:
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (up + 1) * gate * torch.sigmoid(gate * clamp.alpha)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.models.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """gpt-oss' SwiGLU: (up + 1) * gate * sigmoid(alpha * gate), with gate <= limit and |up| <= limit."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,22 @@ class ExpertsConfig:
     """The sparse layers; the others have one dense MLP."""
     held: range
     """The experts whose weights this rank holds: all of them, unless ranks share them."""
+    is_sigmoid: bool = False
+    """Whether an expert's score is a sigmoid of its own (DeepSeek-V3, arXiv:2412.19437), not a share."""
+    has_correction: bool = False
+    """Whether experts are chosen by score plus a correction, which is no part of their weights."""
+    num_groups: int = 1
+    groups_per_token: int = 1
+    """A token's experts are chosen from this many groups of experts, those whose two best have the best sum."""
+    scaling: float = 1.0
+    """Factor of the experts' weights."""
+    shared_size: int = 0
+    """Inner size of the MLP that every token goes through beside its experts; 0 where there is none."""
+    router_bias: bool = False
+    clamp: Clamp | None = None
+    """The clamped activation of experts with biases (gpt-oss); None: SiLU, without biases."""
+    is_mxfp4: bool = False
+    """Whether files hold experts in four bits (`engine/loading/mxfp4.py`), from which they are widened."""
 
     @classmethod
     def from_config(cls, raw: Mapping[str, Any], renormalizes: bool) -> ExpertsConfig | None:
@@ -49,6 +73,39 @@ class ExpertsConfig:
         inner = int(raw.get("moe_intermediate_size", raw["intermediate_size"]))
         is_renormalized = bool(raw.get("norm_topk_prob", renormalizes))
         return cls(num_experts, per_token, inner, is_renormalized, sparse, range(num_experts))
+
+    @classmethod
+    def from_sigmoid(cls, raw: Mapping[str, Any]) -> ExpertsConfig | None:
+        """Read experts that are chosen by sigmoids, by DeepSeek-V3's keys. Raises ModelLoadError, KeyError."""
+        count = int(raw["n_routed_experts"])
+        first = min(int(raw.get("first_k_dense_replace", 0)), int(raw["num_hidden_layers"]))
+        same = {"num_experts": count, "num_local_experts": count, "mlp_only_layers": list(range(first))}
+        found = cls.from_config({**raw, **same}, renormalizes=True)
+        groups, open_groups = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
+        if count % groups or not 1 <= open_groups <= groups:
+            raise ModelLoadError(
+                f"n_group is {groups} and topk_group {open_groups}, expected groups that divide {count} experts "
+                "evenly, and a part of them"
+            )
+        if found is None:
+            return None
+        return replace(
+            found,
+            is_sigmoid=True,
+            has_correction=True,
+            num_groups=groups,
+            groups_per_token=open_groups,
+            scaling=float(raw.get("routed_scaling_factor", 1.0)),
+            shared_size=found.intermediate_size * int(raw.get("n_shared_experts") or 0),
+        )
+
+    def num_parameters(self, hidden_size: int, experts_each: float) -> float:
+        """Return the number of weights of a sparse layer of which `experts_each` experts are counted."""
+        expert = 3 * hidden_size * self.intermediate_size
+        if self.clamp is not None:
+            expert += 2 * self.intermediate_size + hidden_size
+        router = self.num_experts * (hidden_size + self.router_bias)
+        return router + experts_each * expert + 3 * hidden_size * self.shared_size
 
     def expected_experts(self, num_tokens: float) -> float:
         """Return the mean number of a layer's experts that so many tokens use, if choices are equally likely."""

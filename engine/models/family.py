@@ -18,6 +18,10 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    correction: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts"
+    are_stacked: bool = False
+    """Whether the experts of a layer are one tensor, [experts, inputs, outputs], with gates and ups in turns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from engine.config import Quantization
 from engine.host_memory import untouched_zeros
 from engine.kernels import native
 from engine.models.config import ModelConfig
-from engine.models.decoder import MLP, Decoder, Layer
+from engine.models.decoder import Decoder, Layer
+from engine.models.mlp import MLP
 from engine.models.operations import Rotary
 from engine.models.parts import Scales
 

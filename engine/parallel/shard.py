@@ -71,6 +71,7 @@ class Shard:
 
     def experts(self, experts: ExpertsConfig) -> ExpertsConfig:
         """Return the shape of this rank's experts."""
+        experts = replace(experts, shared_size=experts.shared_size // self.size)
         if self.splits_experts:
             return replace(experts, held=range(experts.num_experts)[self.part(experts.num_experts)])
         return replace(experts, intermediate_size=experts.intermediate_size // self.size)
@@ -109,6 +110,8 @@ def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
     counts, experts = {}, config.experts
     if experts is None or len(experts.layers) < config.num_layers:
         counts["inner columns"] = config.intermediate_size
+    if experts is not None and experts.shared_size:
+        counts["inner columns of the shared experts"] = experts.shared_size
     if experts is not None and splits_experts:
         counts["experts"] = experts.num_experts
     elif experts is not None:

@@ -82,6 +82,15 @@ def test_a_tied_head_and_old_rotary_buffers_are_ignored(tmp_path: Path) -> None:
     load(model)
 
 
+def test_layers_that_predict_further_tokens_are_left_out_and_others_are_not(tmp_path: Path) -> None:
+    model = save_tiny("glm4_moe", tmp_path)
+    rewrite(model, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.ones(2)}))
+    load(model)
+    rewrite(model, lambda t: t.update({"model.layers.2.eh_proj.weight": torch.ones(2)}))
+    with pytest.raises(ModelLoadError, match=r"hold model.layers.2.eh_proj.weight, which"):
+        load(model)
+
+
 # --- broken directories --------------------------------------------------------------------------------------
 
 

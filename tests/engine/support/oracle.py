@@ -66,6 +66,14 @@ _LONG_ROPE = {
     "original_max_position_embeddings": 512,
 }
 _MINISTRAL3_ROPE = {**_YARN_ROPE, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+_GLM4_MOE = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
@@ -110,6 +118,10 @@ MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "granite": ("Granite", _GRANITE),
     "olmo2": ("Olmo2", {}),
     "olmo3": ("Olmo3", {"sliding_window": 9, "num_hidden_layers": 4, "rope_scaling": _YARN_ROPE}),
+    "glm4_moe": ("Glm4Moe", {**_GLM4_MOE, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe_groups": ("Glm4Moe", {**_GLM4_MOE, "n_group": 4, "topk_group": 2}),
+    "minimax_m2": ("MiniMaxM2", {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}),
+    "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
     "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
     "seed_oss": ("SeedOss", {"attention_out_bias": True}),
     "ministral3": ("Ministral3", {"rope_parameters": _MINISTRAL3_ROPE}),
@@ -132,10 +144,13 @@ def save_tiny(family: str, directory: Path, *, seed: int = 0, **overrides: Any) 
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # transformers starts biases at zero and norms at one: a test must see them
                 torch.nn.init.normal_(parameter, std=0.3)
-            elif "sinks" in name:
+            elif "sinks" in name or name.endswith("proj_bias"):
                 torch.nn.init.normal_(parameter)
             elif "norm" in name:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                torch.nn.init.normal_(buffer, std=0.3)
     model.save_pretrained(directory)
     return directory
 

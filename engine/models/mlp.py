@@ -1,0 +1,27 @@
+"""The MLP of layers without experts, and the one that all tokens share beside their experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.models.operations import Operations
+from engine.models.parts import MLPConfig
+
+
+class MLP(nn.Module):
+    """A gated MLP (Shazeer 2020, arXiv:2002.05202), gate and up projection fused."""
+
+    def __init__(self, config: MLPConfig, hidden_size: int) -> None:
+        super().__init__()
+        inner, bias = config.intermediate_size, config.bias
+        self._is_gelu = config.activation == "gelu_tanh"
+        self.gate_up_proj = nn.Linear(hidden_size, 2 * inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden_size, bias=bias)
+
+    def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
+        """Map [N, hidden_size] to the same shape."""
+        gate_up = self.gate_up_proj(x)
+        inner = operations.gelu_mul(gate_up) if self._is_gelu else operations.silu_mul(gate_up)
+        output: torch.Tensor = self.down_proj(inner)
+        return output
