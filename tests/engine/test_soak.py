@@ -99,6 +99,8 @@ DEFECTS: list[tuple[type, str, Wrap]] = [
     (Loans, "lend", lends_a_page_too_many),
     (Scheduler, "needs_results", lambda needs: False),
 ]
+NOTICED_IN = {"release_copy": (262,)}
+"""Episodes that notice a defect that few do: they save the time of the others."""
 
 
 @pytest.mark.parametrize(
@@ -107,5 +109,5 @@ DEFECTS: list[tuple[type, str, Wrap]] = [
 def test_a_defect_is_noticed(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, wrong: Wrap) -> None:
     monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
     with pytest.raises((AssertionError, ValueError)):
-        for number in range(NUM_EPISODES):
+        for number in (*NOTICED_IN.get(name, ()), *range(NUM_EPISODES)):
             Episode(f"ci.{number}").run(STEPS)
