@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from engine.engine import Engine
@@ -15,6 +15,7 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 _names = count()
+_GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(slots=True)
@@ -36,12 +37,14 @@ class Trace:
         return self.steps[-1][0]
 
 
-def drive(engine: Engine, prompts: Sequence[list[int]], outputs: Sequence[int], temperature: float = 0.0) -> Trace:
-    """Generate `outputs` tokens after `prompts`. Raises RuntimeError when a request fails."""
+def drive(
+    engine: Engine, prompts: Sequence[list[int]], outputs: Sequence[int], asked: SamplingParams = _GREEDY
+) -> Trace:
+    """Generate `outputs` tokens after `prompts`, as `asked`. Raises RuntimeError when a request fails."""
     requests: list[Request] = []
     started = time.perf_counter()
     for prompt, length in zip(prompts, outputs, strict=True):
-        sampling = SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, seed=len(requests))
+        sampling = replace(asked, max_tokens=length, ignore_eos=True, seed=len(requests))
         requests.append(engine.new_request(f"r{next(_names)}", prompt, sampling))
     trace = Trace([[] for _ in requests], [0.0] * len(requests), [0] * len(requests))
     index = {request.request_id: at for at, request in enumerate(requests)}

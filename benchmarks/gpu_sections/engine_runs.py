@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from benchmarks.gpu_sections.drive import Trace, drive
@@ -10,8 +11,10 @@ from benchmarks.gpu_sections.limits import Limits
 from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.workload import Workload
 from engine.engine import Engine
+from engine.sampling_params import SamplingParams
 
 _WARM_STEPS = 8
+SAMPLED = SamplingParams(temperature=0.6)
 AIMS: Mapping[tuple[str, str], float] = {
     ("llama-3.1-8b", "decode, 1 row"): 0.75,
     ("llama-3.1-8b", "decode, 32 rows"): 0.75,
@@ -33,7 +36,7 @@ class Runs:
     def warm_up(self) -> None:
         """Have a batch shrink from the most rows to one: what is compiled or captured for a size is there then."""
         most = min(self._work.requests, self._engine.config.max_running)
-        drive(self._engine, [[row] for row in range(most)], [2 + row // 4 for row in range(most)], temperature=0.6)
+        drive(self._engine, [[row] for row in range(most)], [2 + row // 4 for row in range(most)], SAMPLED)
 
     def decode(self) -> Iterator[Measurement]:
         """Batches of rows in lockstep, the largest first: the others find their prompts in the cache."""
@@ -51,6 +54,16 @@ class Runs:
                 drive(self._engine, prompts[:rows], [1] * rows)
             trace = drive(self._engine, prompts[:rows], [work.decoded] * rows)
             yield self._decoded(rows, trace)
+        if fitting:
+            yield self._cut_decodes(prompts[: fitting[len(fitting) // 2]])
+
+    def _cut_decodes(self, prompts: Sequence[list[int]]) -> Measurement:
+        """A middle batch again with top-p, for which the sampler is no part of the graph."""
+        sampling = SamplingParams(temperature=0.6, top_p=0.9)
+        line = self._decoded(
+            len(prompts), drive(self._engine, prompts, [self._work.decoded] * len(prompts), sampling)
+        )
+        return replace(line, what=f"{line.what}, top-p 0.9", aim=None)
 
     def _decoded(self, rows: int, trace: Trace) -> Measurement:
         together = [at for at, tokens in trace.steps if tokens == rows][_WARM_STEPS:]
@@ -81,7 +94,7 @@ class Runs:
         """The workload of nano-vllm and mini-sglang: output tokens over all the time it takes."""
         self.warm_up()
         offline = self._work.offline()
-        trace = drive(self._engine, offline.prompts, offline.outputs, temperature=0.6)
+        trace = drive(self._engine, offline.prompts, offline.outputs, SAMPLED)
         limit = self._limits.offline([len(prompt) for prompt in offline.prompts], offline.outputs)
         total = sum(offline.outputs)
         yield self._line(

@@ -18,8 +18,8 @@ PROFILED_ROWS = (1, 32)
 _STEPS = 8
 _KERNELS = 12
 """Lines for a batch: the kernels that take the most time."""
-_LAST_KERNEL = "_draw"
-"""The kernel that ends a step: it chooses the tokens."""
+_FIRST_KERNEL, _LAST_KERNEL = "_enter", "_leave"
+"""The kernels that begin and end a recorded step."""
 
 
 class Ran(NamedTuple):
@@ -37,29 +37,38 @@ class StepProfile:
     kernels: dict[str, tuple[float, float]]
     """By name, the most time first: milliseconds and launches."""
     idle_ms: float
-    """Between kernels of the step."""
+    """Between kernels of the step, in which none runs."""
     between_ms: float
-    """From the last kernel of a step to the first of the next."""
+    """The same from the last kernel of a step to the first of the next."""
 
 
-def profile_of(ran: Sequence[Ran], last: str = _LAST_KERNEL) -> StepProfile | None:
-    """Return the average step after the first one that ended; None when fewer than two steps ended."""
+def profile_of(ran: Sequence[Ran]) -> StepProfile | None:
+    """Return the average step, from one begin to the next; None with fewer than two."""
     ran = sorted(ran, key=lambda kernel: kernel.begin)
-    ends = [at for at, kernel in enumerate(ran) if kernel.name == last]
-    if len(ends) < 2:
+    begins = [at for at, kernel in enumerate(ran) if kernel.name == _FIRST_KERNEL]
+    if len(begins) < 2:
         return None
-    steps = [ran[first + 1 : end + 1] for first, end in pairwise(ends)]
     kernels: dict[str, tuple[float, float]] = {}
-    idle = 0.0
-    for step in steps:
+    idle = between = 0.0
+    share = 1 / (len(begins) - 1)
+    for first, following in pairwise(begins):
+        step = ran[first:following]
         for name, begin, end in step:
             taken, launches = kernels.get(name, (0.0, 0.0))
-            kernels[name] = taken + (end - begin) / 1e3 / len(steps), launches + 1 / len(steps)
-        for before, after in pairwise(step):
-            idle += max(0.0, after.begin - before.end)
-    between = sum(step[0].begin - ran[first].end for first, step in zip(ends, steps, strict=False))
-    ranked = dict(sorted(kernels.items(), key=lambda entry: -entry[1][0]))
-    return StepProfile(ranked, idle / 1e3 / len(steps), between / 1e3 / len(steps))
+            kernels[name] = taken + (end - begin) / 1e3 * share, launches + share
+        last = max((at for at, kernel in enumerate(step) if kernel.name == _LAST_KERNEL), default=len(step) - 1)
+        idle += _idle_ms(step[: last + 1]) * share
+        between += _idle_ms(ran[first + last : following + 1]) * share
+    return StepProfile(dict(sorted(kernels.items(), key=lambda entry: -entry[1][0])), idle, between)
+
+
+def _idle_ms(ran: Sequence[Ran]) -> float:
+    """Milliseconds in which none runs between the first and the last; copies may run beside kernels."""
+    idle, until = 0.0, ran[0].end
+    for kernel in ran[1:]:
+        idle += max(0.0, kernel.begin - until)
+        until = max(until, kernel.end)
+    return idle / 1e3
 
 
 def profiled_decodes(model: str, engine: Engine, work: Workload, device: torch.device) -> Iterator[Measurement]:
@@ -72,7 +81,7 @@ def profiled_decodes(model: str, engine: Engine, work: Workload, device: torch.d
         what = f"profile, {len(prompts)} row{'s' * (len(prompts) > 1)}"
         if profile is None:
             names = ", ".join(list(dict.fromkeys(kernel.name for kernel in ran))[:8])
-            note = f"no steps found: no {_LAST_KERNEL} among {len(ran)} kernels ({names})"
+            note = f"no steps found: no {_FIRST_KERNEL} among {len(ran)} kernels ({names})"
             yield Measurement(f"{what}: kernels", model, note=note)
             continue
         total = profile.idle_ms + profile.between_ms + sum(taken for taken, _ in profile.kernels.values())

@@ -55,18 +55,19 @@ def test_a_kernel_is_shown_beside_the_best_of_others() -> None:
 
 
 def test_a_profile_tells_kernels_and_gaps_of_whole_steps() -> None:
-    """The step before the first end and the one after the last are cut off."""
-    ran = [Ran("gemm", 0, 90), Ran("_draw", 90, 100)]
-    for step in (0, 1000):
-        ran += [Ran("gemm", step + 150, step + 350), Ran("gemm", step + 360, step + 460)]
-        ran += [Ran("_draw", step + 480, step + 1100)]
-    profile = profile_of([*ran[::-1], Ran("gemm", 2500, 2600)])
+    """What ran before the first step and in the last one is cut off; a copy beside kernels is no gap."""
+    ran = [Ran("prompt", 0, 90)]
+    for step in (1000, 2000, 3000):
+        ran += [Ran("_enter", step, step + 100), Ran("gemm", step + 110, step + 310)]
+        ran += [Ran("gemm", step + 310, step + 410), Ran("_leave", step + 430, step + 800)]
+        ran += [Ran("copy", step + 420, step + 850), Ran("clone", step + 900, step + 950)]
+    profile = profile_of(ran[::-1])
     assert profile is not None
-    assert list(profile.kernels) == ["_draw", "gemm"]
+    assert list(profile.kernels) == ["copy", "_leave", "gemm", "_enter", "clone"]
     assert profile.kernels["gemm"] == pytest.approx((0.3, 2.0))
-    assert profile.idle_ms == pytest.approx(0.03)
-    assert profile.between_ms == pytest.approx(0.05)
-    assert profile_of(ran[:2]) is None
+    assert profile.idle_ms == pytest.approx(0.02)
+    assert profile.between_ms == pytest.approx(0.15)
+    assert profile_of(ran[:6]) is None
 
 
 def test_calls_are_recorded_in_turn_and_only_replays_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
