@@ -21,7 +21,6 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, Layer
 from engine.models.mlp import MLP
 from engine.models.operations import Rotary
-from engine.models.parts import Scales
 
 
 def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
@@ -30,14 +29,18 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
     if config.experts is not None:
         return "its layers are mixtures of experts"
+    ropes, attention, scales = config.ropes, config.attention, config.scales
     variations = {
-        "layers that differ in how positions turn queries and keys": len(config.ropes) > 1,
-        "numbers of a head that are not turned": any(rope is None or rope.rotary_dim for rope in config.ropes),
+        "layers that differ in how positions turn queries and keys": len(ropes) > 1,
+        "heads turned in part by angles with a factor": any(
+            rope is None or (rope.rotary_dim and rope.attention_factor != 1) for rope in ropes
+        ),
         "norms after attention and MLP": config.norms.after,
-        "queries normed together": config.attention.qk_norm == "full",
+        "norms of all heads together": attention.qk_norm == "full",
+        "scaled residuals beside norms of heads": scales.residual != 1 and attention.qk_norm == "heads",
         "GELU": config.mlp.activation != "silu",
-        "scaled queries": config.attention.later_scale is not None,
-        "scaled embeddings": config.embedding_scale != 1 or config.scales != Scales(),
+        "queries scaled by position": attention.later_scale is not None,
+        "a cap of logits": scales.logits_cap is not None,
     }
     if found := [name for name, is_there in variations.items() if is_there]:
         return f"it does not compute {', '.join(found)}"
@@ -81,15 +84,17 @@ class NativeDecoder:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            norm_eps=config.norms.eps,
+            norm_eps=config.stream_eps,
             attention_scale=config.attention.scale,
             rope_factor=rotary.factor[0, 0].item(),
             inv_freq=self._floats(rotary.inv_freq[0]),
             embed=self._embed.data_ptr(),
             layers=self._layers,
-            norm=self._floats(decoder.norm.weight),
+            norm=self._floats(decoder.norm.weight.float() * config.scales.logits),
             head=self._linear(head.weight, None),
         )
+        if config.embedding_scale != 1:  # The output head has its own copy by now.
+            self._embed.mul_(config.embedding_scale)
         self._norm = decoder.norm.weight.detach().float().contiguous()
         self._workspace = native.Workspace()
         self._hidden = torch.empty(0, config.hidden_size)
@@ -112,7 +117,7 @@ class NativeDecoder:
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
-        return torch.nn.functional.rms_norm(hidden.float(), self._norm.shape, self._norm, self.config.norms.eps)
+        return torch.nn.functional.rms_norm(hidden.float(), self._norm.shape, self._norm, self.config.stream_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [R, hidden_size] to float32 [R, vocab_size], which the next call overwrites."""

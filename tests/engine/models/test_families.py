@@ -10,6 +10,8 @@ import pytest
 import transformers
 
 from engine.drafting.settings import Speculation
+from engine.models.config import ModelConfig
+from engine.models.native_decoder import unsupported
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepPlan
 from tests.engine.support.engines_on_ranks import run_on_ranks, tokens_of_each
@@ -48,6 +50,17 @@ def test_logits_and_parameters_are_those_of_transformers(model: Path) -> None:
         got = runner.logits(StepPlan((row.chunk(),)))
         assert (got[0] - expected[end - 1]).abs().max() < 1e-4, f"after token {end}"
     assert runner.model_config.num_parameters == sum(p.numel() for p in oracle_model(model).parameters())
+
+
+def test_what_runs_natively(model: Path) -> None:
+    """Partly turned heads and constant factors cost nothing there; what the native decoder lacks is named."""
+    config = ModelConfig.from_directory(model)
+    family, reason = config.architecture.removesuffix("ForCausalLM"), unsupported(config)
+    assert (reason is None) == (family in ("Phi3", "Granite", "SeedOss") and config.head_dim == 32)
+    assert family != "Gemma3" or reason == (
+        "it does not compute layers that differ in how positions turn queries and keys, norms after attention and "
+        "MLP, GELU"
+    )
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
