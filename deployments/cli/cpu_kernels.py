@@ -31,20 +31,29 @@ def attention_text(shape: AttentionShape, dtype: torch.dtype, device: str) -> st
 
 def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
     """Return the instruction set in use and those that are built, threads and huge pages, or why there are no
-    kernels, or why they compute only the model's attention.
+    kernels, or why they compute only the model's attention or nothing of it.
     """
     try:
         used, built = native.kernels(dtype).isa, native.built_isas(dtype)
     except native.NativeUnavailable as error:
         return f"none: {error}"
-    missing, reason = native.build_log(), None if facts is None else unsupported(facts)
+    missing = native.build_log()
     parts = (
-        *([f"attention alone ({reason})"] if reason else []),
+        *([] if facts is None else _limits(facts)),
         f"{used} of {', '.join(built)}" + (f" ({missing})" if missing else ""),
         f"{torch.get_num_threads()} threads",
         f"huge pages: {_huge_pages()}",
     )
     return "; ".join(parts)
+
+
+def _limits(facts: ModelConfig) -> list[str]:
+    """Return what of the model the kernels compute, if not all of it."""
+    unusual = AttentionShape.of(facts.attention, facts.windows, page_size=1).unusual
+    if unusual is not None:
+        return [f"none of the model ({unusual} are computed by the reference attention)"]
+    reason = unsupported(facts)
+    return [f"attention alone ({reason})"] if reason else []
 
 
 def _huge_pages() -> str:
