@@ -10,10 +10,8 @@ that holds it blocks.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
 import secrets
 import select
 import threading
@@ -48,6 +46,7 @@ from deployments.wire.prefix_feed import NoPrefixes, PrefixFeed, PrefixSource
 from deployments.wire.receiver import Receiver
 from deployments.wire.session import Session
 from deployments.wire.sockets import bind, descriptor, is_readable, make_router
+from deployments.wire.wake_up import WakeUp
 from engine.stream_delta import StreamDelta
 
 logger = logging.getLogger("ray.serve")
@@ -124,9 +123,7 @@ class WireServer:
         self._context = zmq.Context(io_threads=1)
         self._closing = threading.Event()
         self._open_socket(host)
-        self._wake_up, self._waker = os.pipe()
-        os.set_blocking(self._wake_up, False)
-        os.set_blocking(self._waker, False)
+        self._wake_up = WakeUp()
         self._thread = threading.Thread(target=self._serve, name="wire", daemon=True)
 
     def _open_socket(self, host: str) -> None:
@@ -251,12 +248,11 @@ class WireServer:
             return
         self._closing.set()
         if self._thread.is_alive():
-            self._wake()
+            self._wake_up.wake()
             self._thread.join(timeout=5.0)
         with self._lock:
             self._close_sockets()
-            os.close(self._waker)
-            os.close(self._wake_up)
+            self._wake_up.close()
 
     def _close_sockets(self) -> None:
         self._peers.close()
@@ -322,7 +318,7 @@ class WireServer:
     def _serve(self) -> None:
         poller = select.poll()
         doorkeeper, peers = descriptor(self._doorkeeper.socket), descriptor(self._peers.socket)
-        for watched in (descriptor(self._socket), doorkeeper, peers, self._wake_up):
+        for watched in (descriptor(self._socket), doorkeeper, peers, self._wake_up.readable):
             poller.register(watched, select.POLLIN)
         period_s = self._timings.heartbeat_s / 2
         tick_at = 0.0
@@ -349,17 +345,13 @@ class WireServer:
                 time.sleep(TURN_PAUSE_S)
             wait_ms = 0.0 if is_more else max(1.0, (tick_at - time.monotonic()) * 1000)
             signalled = {at for at, _ in poller.poll(wait_ms)}
-            if self._wake_up in signalled:
-                os.read(self._wake_up, 4096)
+            if self._wake_up.readable in signalled:
+                self._wake_up.clear()
 
     def _notice_messages(self) -> None:
         """Wake the wire's thread if a message has arrived: sending may have consumed the signal."""
         if is_readable(self._socket):
-            self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is awake
-            os.write(self._waker, b"\0")
+            self._wake_up.wake()
 
     def _receive_turn(self) -> bool:
         """Handle messages that have arrived, in the wire's thread, which decodes them without the lock.

@@ -9,10 +9,8 @@ pages as failed: their tokens are computed.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
 import threading
 import time
 import zlib
@@ -28,6 +26,7 @@ from deployments.replica.kv_fetch import messages
 from deployments.replica.kv_fetch.messages import End, FetchPages, Lent, More, Page, Stop
 from deployments.wire.messages import pack_tokens
 from deployments.wire.sockets import connect_peer
+from deployments.wire.wake_up import WakeUp
 from engine.scheduling.lower_tier import Finished
 from engine.scheduling.peers import KVSource, PageMemory, PeerTotals
 from router.addresses import KVAddress
@@ -91,9 +90,7 @@ class KVFetcher:
         self._connections: dict[KVAddress, _Connection] = {}
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
-        self._wake_up, self._waker = os.pipe()
-        os.set_blocking(self._wake_up, False)
-        os.set_blocking(self._waker, False)
+        self._wake_up = WakeUp()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kv-fetcher", daemon=True)
         self._thread.start()
@@ -110,7 +107,7 @@ class KVFetcher:
             _Transfer(self._number, source.peer, namespace, pack_tokens(tokens), first, list(hosts))
         )
         self._num_pending += len(hosts)
-        self._wake()
+        self._wake_up.wake()
 
     def seconds(self, source: KVSource, num_pages: int) -> float:
         """Predict how long it takes until `num_pages` more are there; 0 until that was measured."""
@@ -147,15 +144,10 @@ class KVFetcher:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._wake()
+        self._wake_up.wake()
         self._thread.join(_STOP_S)
         self._context.destroy(linger=0)
-        os.close(self._wake_up)
-        os.close(self._waker)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is awake
-            os.write(self._waker, b"\0")
+        self._wake_up.close()
 
     # --- the thread ----------------------------------------------------------------------------------------
 
@@ -177,12 +169,11 @@ class KVFetcher:
 
     def _poll(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake_up, zmq.POLLIN)
+        poller.register(self._wake_up.readable, zmq.POLLIN)
         for connection in self._connections.values():
             poller.register(connection.socket, zmq.POLLIN)
         poller.poll(int(_LOOK_S * 1000))
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_up, 4096)
+        self._wake_up.clear()
 
     def _begin(self, transfer: _Transfer) -> None:
         """Begin a transfer, or have it wait for those before it."""
@@ -304,7 +295,7 @@ class KVFetcher:
             self._num_fetches += 1
             self._num_failed_fetches += 1
             self._fail(transfer.hosts)
-        self._on_finished()
+            self._on_finished()
 
     def _look(self, now: float) -> None:
         """Give up what is silent, and close what is not used."""

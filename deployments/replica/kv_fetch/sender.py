@@ -8,9 +8,7 @@ its connection is gone. Transfers take turns, a page each.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 import time
 import zlib
@@ -30,6 +28,7 @@ from deployments.replica.kv_fetch.messages import Busy, End, FetchPages, Lent, M
 from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import unpack_tokens
 from deployments.wire.sockets import bind, make_router
+from deployments.wire.wake_up import WakeUp
 from engine.errors import EngineStopped
 from engine.scheduling.peers import LentPages, PageMemory
 from router.addresses import KVAddress
@@ -96,9 +95,7 @@ class KVSender:
             raise
         self.address = KVAddress(endpoint, self._doorkeeper.secret, self._doorkeeper.public_key)
         """Where fetchers connect, and the keys they need."""
-        self._wake_up, self._waker = os.pipe()
-        os.set_blocking(self._wake_up, False)
-        os.set_blocking(self._waker, False)
+        self._wake_up = WakeUp()
         self._thread = threading.Thread(target=self._run, name="kv-sender", daemon=True)
 
     @property
@@ -115,31 +112,25 @@ class KVSender:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._wake()
+        self._wake_up.wake()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
         for transfer in list(self._transfers.values()):
             self._end(transfer)
         self._context.destroy(linger=0)
-        os.close(self._wake_up)
-        os.close(self._waker)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is awake
-            os.write(self._waker, b"\0")
+        self._wake_up.close()
 
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for source in (self._socket, self._doorkeeper.socket, self._wake_up):
+        for source in (self._socket, self._doorkeeper.socket, self._wake_up.readable):
             poller.register(source, zmq.POLLIN)
         looked_at = time.monotonic()
         while not self._closing.is_set():
             try:
                 poller.poll(0 if any(map(_is_sendable, self._transfers.values())) else int(_LOOK_S * 1000))
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_up, 4096)
+                self._wake_up.clear()
                 self._doorkeeper.answer()
                 self._receive()
                 self._take_loans()
@@ -184,7 +175,7 @@ class KVSender:
 
         def note(done: Future[LentPages]) -> None:  # in the engine's thread
             self._lent.append((transfer, done))
-            self._wake()
+            self._wake_up.wake()
 
         loan.add_done_callback(note)
         return None
