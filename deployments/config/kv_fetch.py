@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -10,6 +12,9 @@ class KvFetchSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    transport: Literal["zmq", "nixl"] = "zmq"
+    """How pages go: "zmq", encrypted over the wire's sockets, or "nixl", read in the other's memory by NIXL, for
+    RDMA; needs the extra `nixl` where the replicas run. A replica without it is fetched from as with "zmq"."""
     max_transfers: int = Field(default=8, ge=1)
     """Transfers that a replica asks another one for at once, and most that it sends; it declines further ones,
     whose prompts are computed."""

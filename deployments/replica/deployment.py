@@ -34,7 +34,7 @@ from deployments.config.version import raydix_version
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.intake import Intake, Refusal
 from deployments.replica.kv_events import KvEventPublisher
-from deployments.replica.kv_fetch.exchange import KVExchange
+from deployments.replica.kv_fetch.exchange import KVExchange, check_transport
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
 from deployments.replica.metrics import EngineMetrics
@@ -131,6 +131,7 @@ class EngineReplica:
         self._events: KvEventPublisher | None = None
         if settings.kv_events is not None:  # before the model is loaded: unusable endpoints are told at once
             self._events = KvEventPublisher(settings.kv_events, self.replica, host, config.name)
+        check_transport(settings.kv_fetch)  # before, too
         self._engine = engine_factory(_with_threads(config, settings.num_sharing))
         if self._events is not None and settings.kv_events is not None:
             self._events.start(self._engine.cache.follow_blocks(settings.kv_events.include_tenants))

@@ -8,6 +8,7 @@ import torch
 
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
+from engine.scheduling.peers import PageRegion
 
 
 class BytesOfPages:
@@ -41,3 +42,16 @@ class BytesOfPages:
     def host(self, page: int) -> list[memoryview]:
         """Return the memory of a host page, layer by layer."""
         return self._host.pieces(page)
+
+    def regions(self) -> tuple[PageRegion, PageRegion]:
+        """Return where the pages of the device, whose keys lie apart from their values, and of the host lie."""
+        device, host = self._pages.flatten(0, 1), self._host.data
+        return _region(device, device[0, 0].nbytes), _region(host, host[0, 0].nbytes)
+
+
+def _region(pages: torch.Tensor, stride: int) -> PageRegion:
+    """Return where pages lie whose memory is [num_pieces, num_pages, ...]."""
+    num_pieces, num_pages = pages.shape[:2]
+    start = pages.data_ptr()
+    starts = tuple(start + index * num_pages * stride for index in range(num_pieces))
+    return PageRegion(pages.device.index if pages.device.type == "cuda" else None, starts, stride, num_pages)

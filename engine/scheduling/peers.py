@@ -49,6 +49,16 @@ class PeerTotals(NamedTuple):
     """Fetches of which not every page came."""
 
 
+class PageRegion(NamedTuple):
+    """Where pages of one kind lie: piece i of page p has `stride` bytes from `starts[i] + p * stride` on."""
+
+    gpu: int | None
+    """Index of the GPU whose memory it is; None for the machine's own."""
+    starts: tuple[int, ...]
+    stride: int
+    num_pages: int
+
+
 class PageMemory(Protocol):
     """The memory of an engine's pages. Pages of both kinds have the same bytes in the same order."""
 
@@ -68,6 +78,10 @@ class PageMemory(Protocol):
 
     def host(self, page: int) -> Sequence[memoryview]:
         """Return the memory of a host page, in pieces."""
+        ...
+
+    def regions(self) -> tuple[PageRegion, PageRegion]:
+        """Return where the pages of the device and of the host lie. Their pieces are in the order of the bytes."""
         ...
 
 

@@ -7,9 +7,16 @@ import time
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
 from deployments.replica.kv_fetch.fetcher import KVFetcher
+from deployments.replica.kv_fetch.nixl_agent import NixlAgent, check_nixl
 from deployments.replica.kv_fetch.sender import KVSender
 from engine.engine import Engine
 from engine.scheduling.peers import PageMemory
+
+
+def check_transport(settings: KvFetchSettings | None) -> None:
+    """Raise RuntimeError when pages cannot go here as `settings` say, with what to do."""
+    if settings is not None and settings.transport == "nixl":
+        check_nixl()
 
 
 class KVExchange:
@@ -18,11 +25,12 @@ class KVExchange:
     def __init__(
         self, engine: Engine, memory: PageMemory, host: str, settings: KvFetchSettings, wire: WireSettings
     ) -> None:
-        """Raises OSError when no port of `wire.ports` is free."""
+        """Raises OSError when no port of `wire.ports` is free, and RuntimeError when NIXL does not work."""
         self.page_bytes = memory.page_bytes
         self._settings = settings
-        self.sender = KVSender(host, engine.loop, memory, settings, wire)
-        self.fetcher = KVFetcher(memory, engine.config.page_size, settings)
+        self._agent = NixlAgent(memory.regions()) if settings.transport == "nixl" else None
+        self.sender = KVSender(host, engine.loop, memory, settings, wire, self._agent)
+        self.fetcher = KVFetcher(memory, engine.config.page_size, settings, self._agent)
         engine.connect_peers(self.fetcher)
         self.sender.start()
 
@@ -50,3 +58,4 @@ class KVExchange:
         """Give up what is under way. Idempotent; the engine closes the fetcher too."""
         self.sender.close()
         self.fetcher.close()
+        self._agent = None

@@ -3,8 +3,8 @@
     engine's thread ── load ──▶ thread ── Fetch, More ──▶ the other replica
                     ◀─ finished ──      ◀── Lent, Page, Page, ..., End
 
-Pages come in order, each with a checksum. A transfer that breaks off, however it does, leaves the rest of its
-pages as failed: their tokens are computed.
+Pages come in order, each with a checksum, or are read in the other's memory (`reads.py`) and then confirmed. A
+transfer that breaks off, however it does, leaves the rest of its pages as failed: their tokens are computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,20 @@ import zmq
 from cache.node import Namespace
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.replica.kv_fetch import messages
-from deployments.replica.kv_fetch.messages import End, FetchPages, Lent, More, Page, Stop
+from deployments.replica.kv_fetch.messages import (
+    Check,
+    End,
+    FetchPages,
+    Held,
+    Lent,
+    More,
+    Page,
+    Readable,
+    Stop,
+    ToSender,
+)
+from deployments.replica.kv_fetch.nixl_agent import NixlAgent
+from deployments.replica.kv_fetch.reads import CannotRead, Reading, Reads
 from deployments.wire.messages import pack_tokens
 from deployments.wire.sockets import connect_peer
 from deployments.wire.wake_up import WakeUp
@@ -34,8 +47,10 @@ from router.addresses import KVAddress
 logger = logging.getLogger("ray.serve")
 
 Socket = zmq.Socket[bytes]
-_HEADER_BYTES = 4096
-"""Room in a message beside its page."""
+_HEADER_BYTES = 2**20
+"""Room in a message beside its page, as for the ids of all pages of a prompt."""
+_READING_MS = 1
+"""Milliseconds between two looks at reads."""
 _SMOOTHING = 0.2
 _LOOK_S = 0.1
 _IDLE_S = 60.0
@@ -58,6 +73,8 @@ class _Transfer:
     heard_at: float = 0.0
     num_come: int = 0
     num_granted: int = 0
+    reading: Reading | None = None
+    """How its pages are read; None if they are sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,11 +91,16 @@ class _Connection:
 class KVFetcher:
     """The engine's `KVPeers`. A `KVSource.peer` is a `KVAddress`."""
 
-    def __init__(self, memory: PageMemory, page_size: int, settings: KvFetchSettings) -> None:
-        """`page_size` in tokens."""
+    def __init__(
+        self, memory: PageMemory, page_size: int, settings: KvFetchSettings, agent: NixlAgent | None = None
+    ) -> None:
+        """`page_size` in tokens. With an agent, pages are read where the other replica has one too."""
         self._memory, self._settings = memory, settings
         self._page_size, self._page_bytes = page_size, memory.page_bytes
         self._window = min(max(2, int(settings.window_mib * 2**20 / self._page_bytes)), messages.MAX_WINDOW)
+        self._reads: Reads | None = None
+        if agent is not None:
+            self._reads = Reads(agent, self._page_bytes, self._window, settings.max_transfers)
         self._page_seconds = 0.0
         self._num_pending = 0  # pages, on the engine's thread
         self._num_loaded = self._num_failed = self._num_fetches = self._num_failed_fetches = 0
@@ -148,6 +170,8 @@ class KVFetcher:
         self._thread.join(_STOP_S)
         self._context.destroy(linger=0)
         self._wake_up.close()
+        if self._reads is not None:
+            self._reads.close()
 
     # --- the thread ----------------------------------------------------------------------------------------
 
@@ -160,6 +184,7 @@ class KVFetcher:
                     self._begin(self._wanted.popleft())
                 for connection in list(self._connections.values()):
                     self._receive(connection)
+                    self._follow_reads(connection)
                 if (now := time.monotonic()) - looked_at >= _LOOK_S:
                     looked_at = now
                     self._look(now)
@@ -172,7 +197,8 @@ class KVFetcher:
         poller.register(self._wake_up.readable, zmq.POLLIN)
         for connection in self._connections.values():
             poller.register(connection.socket, zmq.POLLIN)
-        poller.poll(int(_LOOK_S * 1000))
+        is_reading = self._reads is not None and self._reads.are_under_way
+        poller.poll(_READING_MS if is_reading else int(_LOOK_S * 1000))
         self._wake_up.clear()
 
     def _begin(self, transfer: _Transfer) -> None:
@@ -199,6 +225,7 @@ class KVFetcher:
         connection.transfers[transfer.number] = transfer
         transfer.began_at = transfer.heard_at = now
         transfer.num_granted = self._window
+        transfer.reading = None if self._reads is None else self._reads.take()
         self._num_fetches += 1
         fetch = FetchPages(
             messages.VERSION,
@@ -209,6 +236,7 @@ class KVFetcher:
             transfer.prompt_ids,
             transfer.first,
             self._window,
+            reads=transfer.reading is not None,
         )
         if not self._post(connection, fetch):
             self._end(connection, transfer, "its connection takes no messages")
@@ -228,22 +256,18 @@ class KVFetcher:
             if isinstance(message, Page):
                 self._take_page(connection, transfer, message, rest[0].buffer if rest else memoryview(b""))
             elif isinstance(message, Lent):
+                self._give_back(transfer)
                 self._shorten(connection, transfer, message.count)
+            elif isinstance(message, Readable | Held):
+                self._go_on_reading(connection, transfer, message)
             elif isinstance(message, End):
                 self._end(connection, transfer, message.reason)
 
     def _take_page(self, connection: _Connection, transfer: _Transfer, page: Page, data: memoryview) -> None:
         is_next = page.position == transfer.first + transfer.num_come and transfer.num_come < len(transfer.hosts)
         if not is_next or len(data) != self._page_bytes or zlib.crc32(data) != page.checksum:
-            self._post(connection, Stop(transfer.number))
-            return self._end(connection, transfer, "it sent another page than was asked for")
-        host, start = transfer.hosts[transfer.num_come], 0
-        for piece in self._memory.host(host):
-            piece[:] = data[start : start + len(piece)]
-            start += len(piece)
-        transfer.num_come += 1
-        self._num_loaded += 1
-        self._over.append((host, True))
+            return self._break_off(connection, transfer, "it sent another page than was asked for")
+        self._store(transfer, data)
         if transfer.num_come == len(transfer.hosts):
             return self._end(connection, transfer, "")
         if transfer.num_granted - transfer.num_come <= self._window // 2:
@@ -251,6 +275,53 @@ class KVFetcher:
             transfer.num_granted += count
             self._post(connection, More(transfer.number, count))
         return None
+
+    def _store(self, transfer: _Transfer, data: memoryview) -> None:
+        """Copy a transfer's next page to where it belongs."""
+        host, start = transfer.hosts[transfer.num_come], 0
+        for piece in self._memory.host(host):
+            piece[:] = data[start : start + len(piece)]
+            start += len(piece)
+        transfer.num_come += 1
+        self._num_loaded += 1
+        self._over.append((host, True))
+
+    def _go_on_reading(self, connection: _Connection, transfer: _Transfer, message: Readable | Held) -> None:
+        """Take in the window that was read last, if there was one, and begin with the next."""
+        reading = transfer.reading
+        try:
+            if reading is None:
+                raise CannotRead("it lets read what was to be sent")
+            if isinstance(message, Readable):
+                self._shorten(connection, transfer, reading.learn(message))
+            else:
+                for page in reading.confirmed(message, transfer.first + transfer.num_come):
+                    self._store(transfer, page)
+                if transfer.num_come == len(transfer.hosts):
+                    return self._end(connection, transfer, "")
+            if transfer.number in connection.transfers:
+                reading.begin(transfer.num_come, len(transfer.hosts) - transfer.num_come)
+        except CannotRead as error:
+            self._break_off(connection, transfer, str(error))
+        return None
+
+    def _follow_reads(self, connection: _Connection) -> None:
+        """Have the windows confirmed that were read."""
+        for transfer in list(connection.transfers.values()):
+            reading = transfer.reading
+            try:
+                if reading is None or not reading.has_ended():
+                    continue
+            except CannotRead as error:
+                self._break_off(connection, transfer, str(error))
+                continue
+            check = Check(transfer.number, transfer.first + transfer.num_come, reading.num_pages)
+            if not self._post(connection, check):
+                self._end(connection, transfer, "its connection takes no messages")
+
+    def _break_off(self, connection: _Connection, transfer: _Transfer, reason: str) -> None:
+        self._post(connection, Stop(transfer.number))
+        self._end(connection, transfer, reason)
 
     def _shorten(self, connection: _Connection, transfer: _Transfer, num_lent: int) -> None:
         """Give up the pages that the other replica has not."""
@@ -263,7 +334,7 @@ class KVFetcher:
         elif missing:
             self._on_finished()
 
-    def _post(self, connection: _Connection, message: FetchPages | More | Stop) -> bool:
+    def _post(self, connection: _Connection, message: ToSender) -> bool:
         try:
             connection.socket.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -273,6 +344,7 @@ class KVFetcher:
     def _end(self, connection: _Connection, transfer: _Transfer, reason: str) -> None:
         """End a transfer; pages that have not come are failed."""
         del connection.transfers[transfer.number]
+        self._give_back(transfer)
         missing = transfer.hosts[transfer.num_come :]
         if transfer.num_come:
             seconds = (time.monotonic() - transfer.began_at) / transfer.num_come
@@ -284,6 +356,12 @@ class KVFetcher:
             self._fail(missing)
         self._on_finished()
         self._ask_next(connection)
+
+    def _give_back(self, transfer: _Transfer) -> None:
+        """Have others read where this transfer did."""
+        if transfer.reading is not None:
+            transfer.reading.give_back()
+            transfer.reading = None
 
     def _fail(self, hosts: Sequence[int]) -> None:
         self._num_failed += len(hosts)
@@ -300,14 +378,15 @@ class KVFetcher:
     def _look(self, now: float) -> None:
         """Give up what is silent, and close what is not used."""
         settings = self._settings
+        if self._reads is not None:
+            self._reads.look(now)
         for address, connection in list(self._connections.items()):
             silent = [t for t in connection.transfers.values() if now - t.heard_at > settings.silence_s]
             for transfer in silent:
                 self._silent_until[address] = now + settings.retry_s
                 waiting, connection.waiting = connection.waiting, deque()
                 self._give_up(waiting)
-                self._post(connection, Stop(transfer.number))
-                self._end(connection, transfer, f"it sent nothing for {settings.silence_s:g} s")
+                self._break_off(connection, transfer, f"it sent nothing for {settings.silence_s:g} s")
             if not connection.transfers and now - connection.used_at > _IDLE_S:
                 connection.socket.close(linger=0)
                 del self._connections[address]

@@ -9,6 +9,14 @@
                              ◀──────────  End       all were sent, or no more will be
       Stop                   ──────────▶            the fetcher wants no more
 
+Where both can, the fetcher reads the pages in the sender's memory itself, a window at a time:
+
+      FetchPages(reads)      ──────────▶
+                             ◀──────────  Readable  where the pages lie
+      Check                  ──────────▶            so many were read
+                             ◀──────────  Held      they were lent until now, with their checksums
+                             ◀──────────  End       all were read, or no more are lent
+
 The fetcher grants what is sent, so neither end keeps more than a window of pages in its sockets.
 """
 
@@ -24,6 +32,8 @@ MAX_WINDOW = 2**16
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 Pages = Annotated[int, msgspec.Meta(ge=1, le=MAX_WINDOW)]
+PageId = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+Address = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class FetchPages(msgspec.Struct, tag=0, array_like=True, frozen=True):
@@ -42,6 +52,8 @@ class FetchPages(msgspec.Struct, tag=0, array_like=True, frozen=True):
     first: Count
     window: Pages
     """Pages that may be sent."""
+    reads: bool = False
+    """Whether the fetcher can read the pages itself: then none is sent if the sender lets it."""
 
 
 class More(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -55,6 +67,15 @@ class Stop(msgspec.Struct, tag=2, array_like=True, frozen=True):
     """Send nothing more."""
 
     number: Count
+
+
+class Check(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """Pages were read: are they those that were lent?"""
+
+    number: Count
+    position: Count
+    """Position of the first of them in the prompt, in pages."""
+    count: Pages
 
 
 class Lent(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -88,8 +109,38 @@ class Busy(msgspec.Struct, tag=13, array_like=True, frozen=True):
     number: Count
 
 
-ToSender = FetchPages | More | Stop
-ToFetcher = Lent | Page | End | Busy
+class Region(msgspec.Struct, array_like=True, frozen=True):
+    """Where pages of one kind lie, as `PageRegion`."""
+
+    gpu: Annotated[int, msgspec.Meta(ge=0, le=2**16)] | None
+    starts: list[Address]
+    stride: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+
+
+class Readable(msgspec.Struct, tag=14, array_like=True, frozen=True):
+    """The lent pages lie here: those of the device, then those of the host."""
+
+    number: Count
+    agent: bytes
+    """`NixlAgent.metadata` of the sender."""
+    device_region: Region
+    device: list[PageId]
+    host_region: Region
+    host: list[PageId]
+
+
+class Held(msgspec.Struct, tag=15, array_like=True, frozen=True):
+    """The pages were lent, and so unchanged, until after the `Check`."""
+
+    number: Count
+    position: Count
+    """As in the `Check`."""
+    checksums: list[int]
+    """XXH3 of each page, 64 bits; none if the pages lie in a GPU's memory."""
+
+
+ToSender = FetchPages | More | Stop | Check
+ToFetcher = Lent | Page | End | Busy | Readable | Held
 
 encode = msgspec.msgpack.Encoder().encode
 _to_sender: msgspec.msgpack.Decoder[ToSender] = msgspec.msgpack.Decoder(ToSender)

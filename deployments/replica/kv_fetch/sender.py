@@ -2,8 +2,9 @@
 
     Fetch ──▶ engine lends ──▶ Lent ──▶ Page, Page, ... as the fetcher grants them ──▶ End, and given back
 
-A loan ends with its transfer: when all is sent, when the fetcher stops or grants nothing for `silence_s`, or when
-its connection is gone. Transfers take turns, a page each.
+A fetcher that can reads the pages itself: it is told where they lie, and after each window that they were lent
+until then. A loan ends with its transfer: when all is sent or read, when the fetcher stops or asks nothing for
+`silence_s`, or when its connection is gone. Transfers take turns, a page each.
 """
 
 from __future__ import annotations
@@ -19,12 +20,27 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import zmq
+from xxhash import xxh3_64_intdigest
 
 from cache.node import Namespace
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
 from deployments.replica.kv_fetch import messages
-from deployments.replica.kv_fetch.messages import Busy, End, FetchPages, Lent, More, Page, Stop
+from deployments.replica.kv_fetch.messages import (
+    Busy,
+    Check,
+    End,
+    FetchPages,
+    Held,
+    Lent,
+    More,
+    Page,
+    Readable,
+    Region,
+    Stop,
+    ToFetcher,
+)
+from deployments.replica.kv_fetch.nixl_agent import NixlAgent
 from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import unpack_tokens
 from deployments.wire.sockets import bind, make_router
@@ -62,10 +78,13 @@ class _Transfer:
     credit: int
     """Pages that may be sent."""
     heard_at: float
+    is_read: bool = False
+    """Whether the fetcher reads the pages itself."""
     is_over: bool = False
     loan: LentPages | None = None
     """None until the engine has lent the pages."""
     num_sent: int = 0
+    """Or were read."""
     pages: list[tuple[bool, int]] = field(default_factory=list)
     """Whether a page is on the device, and its id."""
 
@@ -74,10 +93,18 @@ class KVSender:
     """Lends an engine's pages to other replicas. Bound when it is made; it answers from `start` on."""
 
     def __init__(
-        self, host: str, lender: PageLender, memory: PageMemory, settings: KvFetchSettings, wire: WireSettings
+        self,
+        host: str,
+        lender: PageLender,
+        memory: PageMemory,
+        settings: KvFetchSettings,
+        wire: WireSettings,
+        agent: NixlAgent | None = None,
     ) -> None:
-        """Raises OSError when no port of `wire.ports` is free."""
+        """Fetchers may read the pages that `agent` knows. Raises OSError when no port of `wire.ports` is free."""
         self._lender, self._memory, self._settings = lender, memory, settings
+        self._agent = agent
+        self._regions = memory.regions()
         self.counts: Counter[str] = Counter()
         """Transfers "sent", "declined", "given_up", and messages that were "malformed"; "pages"."""
         self.used_at = 0.0
@@ -165,6 +192,8 @@ class KVSender:
         if len(self._transfers) >= self._settings.max_transfers:
             return self._decline(peer, fetch.number, "as many transfers as engines.kv_fetch.max_transfers run")
         transfer = _Transfer(peer, fetch.number, fetch.first, fetch.window, time.monotonic())
+        if fetch.reads and self._agent is not None:
+            transfer.is_read, transfer.credit = True, 0
         try:
             tokens = unpack_tokens(fetch.prompt_ids)
             loan = self._lender.lend(Namespace(fetch.model, salt=fetch.salt), tokens, fetch.first)
@@ -184,13 +213,34 @@ class KVSender:
         self.counts["declined"] += 1
         self._post(peer, End(number, reason))
 
-    def _hear(self, transfer: _Transfer, message: More | Stop) -> None:
+    def _hear(self, transfer: _Transfer, message: More | Stop | Check) -> None:
         transfer.heard_at = time.monotonic()
         if isinstance(message, Stop):
             self.counts["given_up"] += 1
             self._end(transfer)
-        else:
+        elif isinstance(message, Check):
+            self._confirm(transfer, message)
+        elif not transfer.is_read:
             transfer.credit = min(transfer.credit + message.count, messages.MAX_WINDOW)
+
+    def _confirm(self, transfer: _Transfer, check: Check) -> None:
+        """Tell that pages are lent still, and what they were."""
+        pages = transfer.pages[transfer.num_sent : transfer.num_sent + check.count]
+        is_next = transfer.is_read and check.position == transfer.first + transfer.num_sent
+        if not is_next or len(pages) != check.count:
+            self.counts["malformed"] += 1
+            self._post(transfer.peer, End(transfer.number, "other pages were read than are lent"))
+            return self._end(transfer)
+        is_in_gpu = any(is_device for is_device, _ in pages) and self._regions[0].gpu is not None
+        checksums = [] if is_in_gpu else [xxh3_64_intdigest(self._bytes_of(*page)) for page in pages]
+        transfer.num_sent += check.count
+        self.counts["pages"] += check.count
+        if not self._post(transfer.peer, Held(transfer.number, check.position, checksums)):
+            self._end(transfer)
+        return None
+
+    def _bytes_of(self, is_device: bool, page: int) -> bytes | memoryview:
+        return self._memory.device(page) if is_device else b"".join(self._memory.host(page))
 
     def _take_loans(self) -> None:
         """Begin with what the engine has lent meanwhile."""
@@ -207,15 +257,20 @@ class KVSender:
                 self._lender.give_back(loan.number)
                 continue
             transfer.pages = [(True, page) for page in loan.device] + [(False, page) for page in loan.host]
-            if not self._post(transfer.peer, Lent(transfer.number, len(transfer.pages))):
+            if not self._post(transfer.peer, self._told_of(transfer, loan)):
                 self._end(transfer)
+
+    def _told_of(self, transfer: _Transfer, loan: LentPages) -> Lent | Readable:
+        if not transfer.is_read or self._agent is None:
+            return Lent(transfer.number, len(transfer.pages))
+        device, host = (Region(region.gpu, list(region.starts), region.stride) for region in self._regions)
+        return Readable(transfer.number, self._agent.metadata, device, list(loan.device), host, list(loan.host))
 
     def _send_next(self, transfer: _Transfer) -> None:
         """Send a transfer's next page if it is granted, and end a transfer of which all was sent."""
         if _is_sendable(transfer):
             is_device, page = transfer.pages[transfer.num_sent]
-            memory = self._memory
-            data = memory.device(page) if is_device else b"".join(memory.host(page))
+            data = self._bytes_of(is_device, page)
             header = Page(transfer.number, transfer.first + transfer.num_sent, zlib.crc32(data))
             if not self._post(transfer.peer, header, data):
                 return self._end(transfer)
@@ -228,9 +283,7 @@ class KVSender:
             self._end(transfer)
         return None
 
-    def _post(
-        self, peer: bytes, message: Lent | Page | End | Busy, data: bytes | memoryview | None = None
-    ) -> bool:
+    def _post(self, peer: bytes, message: ToFetcher, data: bytes | memoryview | None = None) -> bool:
         """Send a message; False if the fetcher's connection is gone or takes nothing."""
         parts: list[bytes | memoryview] = [peer, messages.encode(message)]
         if data is not None:

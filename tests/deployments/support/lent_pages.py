@@ -10,7 +10,7 @@ import numpy as np
 
 from cache.node import Namespace
 from engine.errors import EngineStopped
-from engine.scheduling.peers import LentPages
+from engine.scheduling.peers import LentPages, PageRegion
 
 PAGE_SIZE = 4
 PAGE_BYTES = 96
@@ -33,6 +33,13 @@ class Pages:
     def host(self, page: int) -> Sequence[memoryview]:
         self.reads += 1
         return [memoryview(layer[page]) for layer in self._data[1]]
+
+    def regions(self) -> tuple[PageRegion, PageRegion]:
+        _, num_pages, stride = self._data.shape[1:]
+        device, host = (
+            PageRegion(None, tuple(layer.ctypes.data for layer in kind), stride, num_pages) for kind in self._data
+        )
+        return device, host
 
     def host_bytes(self, page: int) -> bytes:
         """Return a copy of a host page."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import threading
 
@@ -46,6 +47,21 @@ def test_it_is_a_copy_of_the_device_and_the_memory_of_the_host() -> None:
     for piece in memory.host(2):
         piece[:] = bytes(len(piece))
     assert not host.data[:, 2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_the_bytes_of_pages_lie_where_it_says(dtype: torch.dtype) -> None:
+    pages, host = memories(dtype)
+    memory = BytesOfPages(pages, host, "f")
+    host.copy_out([(page, page - 1) for page in range(1, 8)])
+    for region, read in zip(
+        memory.regions(), (memory.device, lambda page: b"".join(host.pieces(page))), strict=True
+    ):
+        assert region.gpu is None and len(region.starts) * region.stride == memory.page_bytes
+        for page in (0, 3, 6):
+            lies = (ctypes.string_at(start + page * region.stride, region.stride) for start in region.starts)
+            assert b"".join(lies) == bytes(read(page))
+    assert [region.num_pages for region in memory.regions()] == [9, 7]  # the null page is the device's last
 
 
 def test_other_threads_read_it() -> None:

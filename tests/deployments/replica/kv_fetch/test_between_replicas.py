@@ -7,6 +7,8 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.kv_fetch import KvFetchSettings
@@ -53,7 +55,7 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(**settings: float) -> AsyncIterator[Service]:
+async def serving(**settings: float | str) -> AsyncIterator[Service]:
     options = KvFetchSettings(expected_mib_per_s=100_000.0, **settings)  # type: ignore[arg-type]
     async with ClientAndEngines(
         2, placer=WeighingPlacer, load=load_model, model="demo", kv_pages=256, page_size=16, host_kv_gib=0.02,
@@ -62,9 +64,10 @@ async def serving(**settings: float) -> AsyncIterator[Service]:
         yield Service(client, engines)
 
 
-def test_a_prefix_is_fetched_and_the_answer_is_the_same() -> None:
+@pytest.mark.parametrize("transport", ["zmq", "nixl"])
+def test_a_prefix_is_fetched_and_the_answer_is_the_same(transport: str) -> None:
     async def ask() -> None:
-        async with serving() as service:
+        async with serving(transport=transport) as service:
             expected = await service.ask_first(0)
             assert await service.ask(1) == (expected, WHOLE)
             assert (service.num_sent(0), service.num_sent(1)) == (WHOLE // 16, 0)

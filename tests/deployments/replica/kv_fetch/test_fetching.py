@@ -5,91 +5,37 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 import zmq
 
-from cache.node import Namespace
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
 from deployments.replica.kv_fetch import messages
 from deployments.replica.kv_fetch.fetcher import KVFetcher
-from deployments.replica.kv_fetch.sender import KVSender
 from deployments.wire.handshake import Context
 from deployments.wire.sockets import connect_peer
 from engine.scheduling.lower_tier import Finished
 from engine.scheduling.peers import KVSource
 from router.addresses import KVAddress
+from tests.deployments.support.kv_ends import AT_ONCE, FOR_LONG, READ_FOR_LONG, SPACE, Ends, Liar, until
 from tests.deployments.support.lent_pages import PAGE_BYTES, PAGE_SIZE, Pages, ScriptedLender
-from tests.deployments.support.wire_peer import impostor
 
-FOR_LONG = KvFetchSettings(silence_s=60, window_mib=8 * PAGE_BYTES / 2**20)
-AT_ONCE = KvFetchSettings(silence_s=0.2, retry_s=60, window_mib=8 * PAGE_BYTES / 2**20)
-SPACE = Namespace("demo", salt="acme")
+by_each_transport = pytest.mark.parametrize("settings", [FOR_LONG, READ_FOR_LONG], ids=["zmq", "nixl"])
 
 
-class Ends:
-    """A sender and a fetcher, and what came of the fetches."""
-
-    def __init__(
-        self, lender: ScriptedLender, settings: KvFetchSettings = FOR_LONG, wire: WireSettings | None = None
-    ) -> None:
-        self.lender, self.there, self.here = lender, Pages(1), Pages(2)
-        self.sender = KVSender("127.0.0.1", lender, self.there, settings, wire or WireSettings())
-        self.sender.start()
-        self.fetcher = KVFetcher(self.here, PAGE_SIZE, settings)
-        self.source = KVSource(self.sender.address, 10**6)
-        self._has_changed = threading.Event()
-        self.fetcher.on_finished(self._has_changed.set)
-        self.loaded: list[int] = []
-        self.failed: list[int] = []
-
-    def fetch(self, first: int, hosts: list[int]) -> None:
-        """Begin a fetch into `hosts`."""
-        self.fetcher.load(self.source, SPACE, list(range((first + len(hosts)) * PAGE_SIZE)), first, hosts)
-
-    def wait(self, num_over: int) -> None:
-        """Wait until so many pages are over."""
-        while len(self.loaded) + len(self.failed) < num_over:
-            self._has_changed.wait(0.05)
-            self._has_changed.clear()
-            self.take()
-
-    def take(self) -> Finished:
-        finished = self.fetcher.finished()
-        self.loaded += finished.loaded
-        self.failed += finished.failed
-        return finished
-
-    def close(self) -> None:
-        self.fetcher.close()
-        self.sender.close()
-
-
-@pytest.fixture
-def ends() -> Iterator[Callable[..., Ends]]:
-    made: list[Ends] = []
-
-    def make(*args: object, **options: object) -> Ends:
-        made.append(Ends(*args, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        time.sleep(0.005)
-
-
-@pytest.mark.parametrize("is_encrypted", [True, False])
-def test_pages_of_device_and_host_arrive_as_they_were_lent(ends: Callable[..., Ends], is_encrypted: bool) -> None:
-    both = ends(ScriptedLender(20, 20), wire=WireSettings(encrypt=is_encrypted))
+@pytest.mark.parametrize(
+    ("settings", "is_encrypted"),
+    [(FOR_LONG, True), (FOR_LONG, False), (READ_FOR_LONG, True)],
+    ids=["encrypted", "plain", "nixl"],
+)
+def test_pages_of_device_and_host_arrive_as_they_were_lent(
+    ends: Callable[..., Ends], settings: KvFetchSettings, is_encrypted: bool
+) -> None:
+    both = ends(ScriptedLender(20, 20), settings, wire=WireSettings(encrypt=is_encrypted))
     before = both.here.host_bytes(200)
     hosts = list(range(50, 88))
     both.fetch(2, hosts)
@@ -108,8 +54,11 @@ def test_pages_of_device_and_host_arrive_as_they_were_lent(ends: Callable[..., E
     assert both.sender.counts == {"pages": 38, "sent": 1}
 
 
-def test_what_the_other_replica_has_not_is_failed_and_the_rest_comes(ends: Callable[..., Ends]) -> None:
-    both = ends(ScriptedLender(5))
+@by_each_transport
+def test_what_the_other_replica_has_not_is_failed_and_the_rest_comes(
+    ends: Callable[..., Ends], settings: KvFetchSettings
+) -> None:
+    both = ends(ScriptedLender(5), settings)
     both.fetch(0, list(range(10, 20)))
     both.wait(10)
     assert (both.loaded, both.failed) == ([10, 11, 12, 13, 14], [15, 16, 17, 18, 19])
@@ -119,8 +68,11 @@ def test_what_the_other_replica_has_not_is_failed_and_the_rest_comes(ends: Calla
     assert both.lender.all_back.wait(60)
 
 
-def test_fetches_of_many_at_once_share_the_connection(ends: Callable[..., Ends]) -> None:
-    both = ends(ScriptedLender(30))
+@by_each_transport
+def test_fetches_of_many_at_once_share_the_connection(
+    ends: Callable[..., Ends], settings: KvFetchSettings
+) -> None:
+    both = ends(ScriptedLender(30), settings)
     for number in range(8):
         both.fetch(0, list(range(30 * number, 30 * number + 30)))
     both.wait(240)
@@ -306,34 +258,6 @@ def test_nobody_without_the_key_is_answered(ends: Callable[..., Ends]) -> None:
     both.wait(1)
     assert both.failed == [1] and not both.lender.asked
     assert secret.decode() not in repr(both.source)
-
-
-class Liar:
-    """Answers a fetch with the messages that a test wants."""
-
-    def __init__(self, answers: list[list[bytes]]) -> None:
-        self._context: Context = zmq.Context()
-        self._socket, address = impostor(self._context)
-        self.source = KVSource(KVAddress(address.endpoint, address.secret, address.public_key), 100)
-        self._answers = answers
-
-    def answer(self) -> list[bytes]:
-        """Answer the next fetch; return what the fetcher says then."""
-        peer, _ = self._socket.recv_multipart()
-        for parts in self._answers:
-            self._socket.send_multipart([peer, *parts])
-        return list(self._socket.recv_multipart()[1:])
-
-    def asked(self) -> bytes:
-        """Take a fetch; return who asks."""
-        peer, _ = self._socket.recv_multipart()
-        return bytes(peer)
-
-    def say(self, peer: bytes, *parts: bytes) -> None:
-        self._socket.send_multipart([peer, *parts])
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
 
 
 def page(position: int, checksum: int = 0, number: int = 1) -> bytes:
