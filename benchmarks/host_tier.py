@@ -7,7 +7,7 @@ Two measurements, each with the tokens of both sides compared:
 - The time to the first token of a prompt of 4,096 cached tokens and one more, with random weights of the shape of
   Qwen3-0.6B: with an empty cache, with the prefix on the device, with the prefix in host memory, and in engines
   that have just started, with the prefix in files that the system has dropped from its memory, and on the device
-  of an engine in another process, from which it is fetched as replicas do.
+  of an engine in another process, from which it is fetched as replicas do, over ZeroMQ and by NIXL.
 - Answers per second of the embedded model to questions about one of many texts, drawn at random, which together
   take four times the device's KV pages: with and without host memory, in turns.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import this_machine
-from benchmarks.lending_engine import exchange_of, lending
+from benchmarks.lending_engine import Transport, exchange_of, lending
 from benchmarks.peers.models import make_model
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -90,7 +90,14 @@ def one_prefix(rounds: int) -> dict[str, Any]:
         }
         engine = engine_for(model, num_pages, HOST_GIB, **options)
         draw = random.Random(1)
-        seconds: dict[str, list[float]] = {"computed": [], "device": [], "host": [], "file": [], "peer": []}
+        seconds: dict[str, list[float]] = {
+            "computed": [],
+            "device": [],
+            "host": [],
+            "file": [],
+            "peer": [],
+            "peer_nixl": [],
+        }
         expected: list[tuple[list[int], int]] = []
         for _ in range(rounds):
             prompt, other = (draw.choices(range(300, 100_000), k=PREFIX_TOKENS + 1) for _ in range(2))
@@ -117,7 +124,8 @@ def one_prefix(rounds: int) -> dict[str, Any]:
             seconds["file"].append(elapsed)
         engine.close()
         del options["kv_tier"]
-        fetched(model, num_pages, options, expected, seconds["peer"])
+        fetched(model, num_pages, options, expected, "zmq", seconds["peer"])
+        fetched(model, num_pages, options, expected, "nixl", seconds["peer_nixl"])
     return {"tokens": PREFIX_TOKENS, "seconds": {name: statistics.median(each) for name, each in seconds.items()}}
 
 
@@ -126,14 +134,15 @@ def fetched(
     num_pages: int,
     options: dict[str, Any],
     expected: list[tuple[list[int], int]],
+    transport: Transport,
     seconds: list[float],
 ) -> None:
     """Measure prompts whose KV lies in another process, in an engine that is warm and has none of it."""
     prompts = [prompt for prompt, _ in expected]
     source = config_for(model, num_pages * len(prompts), HOST_GIB, **options)
-    with lending(source, prompts) as address:
+    with lending(source, prompts, transport) as address:
         engine = engine_for(model, num_pages, HOST_GIB, **options)
-        exchange = exchange_of(engine)
+        exchange = exchange_of(engine, transport)
         first_token(engine, prompts[0][::-1])
         for prompt, token in expected:
             elapsed, cached, again = first_token(engine, prompt, KVSource(address, PREFIX_TOKENS))
