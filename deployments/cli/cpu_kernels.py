@@ -49,9 +49,6 @@ def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
 
 def _limits(facts: ModelConfig) -> list[str]:
     """Return what of the model the kernels compute, if not all of it."""
-    unusual = AttentionShape.of(facts.attention, facts.windows, page_size=1).unusual
-    if unusual is not None:
-        return [f"none of the model ({unusual} are computed by the reference attention)"]
     reason = unsupported(facts)
     return [f"attention alone ({reason})"] if reason else []
 

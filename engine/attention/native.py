@@ -42,8 +42,6 @@ class NativeAttention:
             return f"it supports only pages of the model's type, {dtype}, not {shape.kv_dtype}"
         if shape.head_dim % 32:
             return f"head_dim must be a multiple of 32; the model's is {shape.head_dim}"
-        if shape.unusual is not None:
-            return f"it does not compute {shape.unusual}"
         try:
             native.kernels(dtype)
         except native.NativeUnavailable as error:
@@ -87,7 +85,7 @@ class NativeStep:
             kernels = native.kernels(query.dtype, self._isa)
             call = self._calls[query.dtype, window] = _WindowCall(kernels, self._shape, self.struct, window)
         out = query.new_empty(query.shape[0], self._shape.num_heads * self._shape.head_dim)
-        call(pages, _with_whole_tokens(query), out, self._workspace)
+        call(pages, _with_whole_tokens(query), None if sinks is None else sinks.float(), out, self._workspace)
         return out
 
 
@@ -99,15 +97,22 @@ class _WindowCall:
     ) -> None:
         self._kernel = kernels.attention
         self._threads = torch.get_num_threads()
-        heads = native.NativeAttentionShape(
-            shape.num_heads, shape.num_kv_heads, shape.head_dim, window or 0, shape.scale
+        self._heads = native.NativeAttentionShape(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, window or 0, shape.scale, shape.soft_cap or 0.0
         )
-        self._shared = ctypes.byref(batch), ctypes.byref(heads)
+        self._shared = ctypes.byref(batch), ctypes.byref(self._heads)
         self._size = kernels.attention_bytes(*self._shared, self._threads)
 
     def __call__(
-        self, pages: torch.Tensor, query: torch.Tensor, out: torch.Tensor, workspace: native.Workspace
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+        workspace: native.Workspace,
     ) -> None:
+        """`sinks` are the layer's, float32."""
+        self._heads.sinks = None if sinks is None else sinks.data_ptr()
         self._kernel(
             *self._shared,
             ctypes.byref(native.pages_struct(pages[None])),

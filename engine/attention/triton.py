@@ -36,8 +36,6 @@ class TritonAttention:
             return f"it runs on GPUs, not on {device}"
         if find_spec("triton") is None:
             return "Triton is not installed; CUDA builds of torch include it, for others: pip install triton"
-        if shape.unusual is not None:
-            return f"it does not compute {shape.unusual}"
         has_gpu = device.type == "cuda" and torch.cuda.is_available()
         return _missing(shape, dtype, device) if has_gpu else None
 

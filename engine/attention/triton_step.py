@@ -39,7 +39,7 @@ class TritonStep:
             self._lay_out(query.element_size())
         for part in (self._decodes, self._extends):
             if part is not None:
-                part.attend(query, pages, out, window, scales)
+                part.attend(query, pages, out, window, scales, sinks)
         return out
 
     def _lay_out(self, element_size: int) -> None:
@@ -57,7 +57,7 @@ class _DecodeLaunch:
         rows, device = batch.num_decodes, batch.kv_lens.device
         program = decode_config(shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, device)
         assert program is not None, "TritonAttention.unavailable has refused such devices"
-        self._scale, self._program = shape.scale, program
+        self._scale, self._soft_cap, self._program = shape.scale, shape.soft_cap, program
         self._block_table, self._kv_lens = batch.block_table[:rows], batch.kv_lens[:rows]
         self._work: dict[int | None, WorkList] = {}
         widens = shape.kv_dtype is not None and shape.kv_dtype.itemsize < element_size
@@ -75,6 +75,7 @@ class _DecodeLaunch:
         out: torch.Tensor,
         window: int | None,
         scales: KVScales,
+        sinks: torch.Tensor | None,
     ) -> None:
         decode(
             query[: len(self._kv_lens)],
@@ -88,6 +89,8 @@ class _DecodeLaunch:
             scale=self._scale,
             window=window,
             kv_scales=scales,
+            soft_cap=self._soft_cap,
+            sinks=sinks,
         )
 
 
@@ -99,7 +102,8 @@ class _ExtendLaunch:
         group, longest = shape.num_heads // shape.num_kv_heads, max(batch.query_lens[first:])
         program = extend_config(group, shape.head_dim, element_size, longest, device)
         assert program is not None, "TritonAttention.unavailable has refused such devices"
-        self._scale, self._program, self._batch = shape.scale, program, batch
+        self._scale, self._soft_cap = shape.scale, shape.soft_cap
+        self._program, self._batch = program, batch
         tiles = query_tiles(batch.query_lens, batch.kv_lens_host, first, program.rows // group)
         self._tiles = on_device(tiles, device)
 
@@ -110,6 +114,7 @@ class _ExtendLaunch:
         out: torch.Tensor,
         window: int | None,
         scales: KVScales,
+        sinks: torch.Tensor | None,
     ) -> None:
         extend(
             query,
@@ -123,4 +128,6 @@ class _ExtendLaunch:
             scale=self._scale,
             window=window,
             kv_scales=scales,
+            soft_cap=self._soft_cap,
+            sinks=sinks,
         )

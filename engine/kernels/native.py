@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 5
+_ABI = 6
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -105,11 +105,12 @@ class NativePages(Structure):
 
 
 class NativeAttentionShape(Structure):
-    """Heads, window and scale (`AttentionShape` in raydix.h)."""
+    """Heads, window and what becomes of scores (`AttentionShape` in raydix.h)."""
 
     _fields_ = [
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "window")),
-        ("scale", c_float),
+        *((name, c_float) for name in ("scale", "soft_cap")),
+        ("sinks", c_void_p),
     ]
 
 

@@ -106,15 +106,18 @@ static inline __attribute__((always_inline)) void score(const prepared *query, c
     }
 }
 
-/* Turn scores into weights. Lanes first .. last are visible; if one of them has a larger score than `best`, the
- * partial results are scaled down. */
-static inline void weigh(float *scores, int first, int last, float scale, float *best, float *total, float *sums,
-                         int dim)
+/* Turn products into scores and these into weights. Lanes first .. last are visible; if one of them has a larger
+ * score than `best`, the partial results are scaled down. */
+static inline void weigh(const AttentionShape *shape, float *scores, int first, int last, float *best, float *total,
+                         float *sums, int dim)
 {
     vf largest = vset(*best);
     for (int i = 0; i < BLOCK; i += LANES) {
         vi lanes = vlanes() + i;
-        vf seen = vselect((lanes >= first) & (lanes < last), vload(scores + i) * scale, vset(-INFINITY));
+        vf score = vload(scores + i) * shape->scale;
+        if (shape->soft_cap > 0)
+            score = soft_capped(score, shape->soft_cap);
+        vf seen = vselect((lanes >= first) & (lanes < last), score, vset(-INFINITY));
         largest = vmax(largest, seen);
         vstore(scores + i, seen);
     }
@@ -191,7 +194,7 @@ static void attend_block(const Attention *attention, const Row *row, int kv_head
             score(queries + at * dim, keys, offsets, dim, true, weights);
         else
             score(queries + (at + q) * dim, keys, offsets, dim, false, weights + q * BLOCK);
-        weigh(weights + q * BLOCK, first_seen(position, shape->window) - first, end - first, shape->scale,
+        weigh(shape, weights + q * BLOCK, first_seen(position, shape->window) - first, end - first,
               partial->best + at + q, partial->total + at + q, partial->sums + (at + q) * dim, dim);
     }
     add_all_values(count, weights, values, offsets, unseen > 0 ? unseen : 0, last - first,
@@ -225,20 +228,23 @@ static void attend_piece(const Attention *attention, const Row *row, int piece, 
     }
 }
 
-/* Add up a KV head's pieces, `stride` floats apart, and write its queries' results. Overwrites the first piece. */
+/* Add up a KV head's pieces, `stride` floats apart, and the sinks, and write its queries' results. Overwrites the
+ * first piece. */
 static void combine(const Attention *attention, const Row *row, int kv_head, float *pieces, int num,
                     size_t stride)
 {
     int queries = queries_of(attention, row), dim = attention->shape->head_dim;
     int count = row->num_tokens * attention->group;
+    bool has_sinks = attention->shape->sinks != NULL;
     for (int q = kv_head * count; q < (kv_head + 1) * count; q++) {
-        float best = NO_SCORE, total = 0;
+        float sink = has_sinks ? sink_of(attention, kv_head, q % count) : NO_SCORE, best = sink;
         for (int p = 0; p < num; p++)
             best = fmaxf(best, partial_at(pieces + p * stride, queries).best[q]);
+        float total = has_sinks ? expf(sink - best) : 0;
         float *sums = partial_at(pieces, queries).sums + q * dim;
         for (int p = 0; p < num; p++) {
             Partial piece = partial_at(pieces + p * stride, queries);
-            float factor = num == 1 ? 1 : expf(piece.best[q] - best);
+            float factor = num == 1 && !has_sinks ? 1 : expf(piece.best[q] - best);
             total += piece.total[q] * factor;
             for (int d = 0; d < dim; d += LANES) {
                 vf added = vload(piece.sums + q * dim + d) * factor;

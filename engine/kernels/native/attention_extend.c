@@ -170,6 +170,11 @@ static void attend_strip(const Queries *block, int first, int last, int start, i
     for (int q = 0; q < rows; q++) {
         int position = position_of_query(block, first + q) - start;
         int seen = position + 1 < count ? position + 1 : count;
+        if (shape->soft_cap > 0)
+            for (int k = from; k < to; k += LANES) {
+                float *at_k = scratch->scores + q * CHUNK + k;
+                vstore(at_k, soft_capped(vload(at_k) * shape->scale, shape->soft_cap) / shape->scale);
+            }
         soften(scratch->scores + q * CHUNK, from, to, first_seen(position + start, shape->window) - start, seen,
                shape->scale * LOG_BASE, scratch->best + at + q, scratch->total + at + q,
                scratch->sums + (at + q) * dim, dim, scratch->weights + q * CHUNK);
@@ -187,8 +192,10 @@ static void attend_block_of(const Queries *block, const Scratch *scratch)
     for (int q = 0; q < count; q++) {
         memcpy(scratch->queries + q * dim, query_of(attention, block->row, block->kv_head, block->first + q),
                sizeof(elem) * dim);
-        scratch->best[q] = NO_SCORE;
-        scratch->total[q] = 0;
+        bool has_sink = attention->shape->sinks != NULL; /* It counts as a score that was seen before all others. */
+        scratch->best[q] =
+            has_sink ? sink_of(attention, block->kv_head, block->first + q) * LOG_BASE : NO_SCORE;
+        scratch->total[q] = has_sink;
     }
     memset(scratch->sums, 0, sizeof(float) * count * dim);
 

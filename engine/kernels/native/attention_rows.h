@@ -69,6 +69,24 @@ static inline elem *out_of(const Attention *attention, const Row *row, int kv_he
            (kv_head * attention->group + query % attention->group) * attention->shape->head_dim;
 }
 
+/* Return the sink of a query, which has the number `query` of a KV head. */
+static inline float sink_of(const Attention *attention, int kv_head, int query)
+{
+    return attention->shape->sinks[kv_head * attention->group + query % attention->group];
+}
+
+/* Return cap * tanh(x / cap): by tanh |t| = (1 - e) / (1 + e) with e = exp(-2 |t|), or near 0, where 1 - e loses
+ * digits, by tanh's series. */
+static inline vf soft_capped(vf x, float cap)
+{
+    vf t = x * (1 / cap), size = vmax(t, -t), square = t * t;
+    vf e = vexp(size * -2.0f);
+    vf far = (1.0f - e) / (1.0f + e);
+    vf near = square * (-17.0f / 315) + 2.0f / 15;
+    near = (near * square - 1.0f / 3) * square * t + t;
+    return vselect(size < 0.25f, near, vselect(t < 0.0f, -far, far)) * cap;
+}
+
 /* A row with few queries per KV head is bound by memory and computed by attention_decode.c: a request's next token,
  * or a few draft tokens. attention_extend.c computes the others. */
 #define FEW_QUERIES 16

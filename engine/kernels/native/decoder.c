@@ -26,7 +26,8 @@ typedef struct {
 
 static AttentionShape shape_of(const Model *model, int window)
 {
-    return (AttentionShape){model->num_heads, model->num_kv_heads, model->head_dim, window, model->attention_scale};
+    return (AttentionShape){.num_heads = model->num_heads, .num_kv_heads = model->num_kv_heads,
+                            .head_dim = model->head_dim, .window = window, .scale = model->attention_scale};
 }
 
 static char *carve(char **at, size_t rows, size_t row_bytes)

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 5 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
+#define RAYDIX_ABI 6 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -72,6 +72,8 @@ typedef struct {
 typedef struct {
     int32_t num_heads, num_kv_heads, head_dim, window;
     float scale;
+    float soft_cap;     /* scores, times scale, become cap * tanh(score / cap) (arXiv:2408.00118); 0: they stay */
+    const float *sinks; /* [num_heads] a further score of each query that has no value (gpt-oss), or NULL */
 } AttentionShape;
 
 /* How a row's token is chosen: the parameters of engine/sampling_params.py, and the relevant state of the request. */

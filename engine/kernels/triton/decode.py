@@ -14,7 +14,7 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config
-from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
+from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks
 from engine.kernels.triton.work_list import WorkList
 
 _MIN_DOT_ROWS = 16
@@ -50,6 +50,8 @@ def decode(
     scale: float,
     window: int | None,
     kv_scales: tuple[float, float],
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attend from the last position of each row to all of its KV.
 
@@ -59,6 +61,7 @@ def decode(
     out: [R, num_heads * head_dim], contiguous; a row without positions gets zeros
     program: from `decode_config`
     scale: factor of scores; kv_scales: factors of the keys and values in the pages
+    soft_cap: scores become cap * tanh(score / cap); sinks: [num_heads], a score of each head without a value
     """
     rows, num_heads, head_dim = query.shape
     page_size, num_kv_heads = pages.shape[2:4]
@@ -78,6 +81,7 @@ def decode(
         parts.values,
         parts.lse,
         out,
+        query if sinks is None else sinks,
         scale * kv_scales[0] * LOG2_E,
         kv_scales[1],
         *query.stride()[:2],
@@ -90,6 +94,8 @@ def decode(
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
         WINDOW=window or 0,
+        SOFT_CAP=soft_cap or 0.0,
+        HAS_SINKS=sinks is not None,
         INTERPRETED=is_interpreted(_attend),
         num_warps=DECODE_THREADS // 32,
         num_stages=program.num_stages,
@@ -101,12 +107,14 @@ def decode(
         parts.lse,
         work.row_items,
         out,
+        query if sinks is None else sinks,
         kv_scales[1],
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         BLOCK_G=triton.next_power_of_2(group),
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
+        HAS_SINKS=sinks is not None,
         num_warps=2,
     )
 
@@ -124,6 +132,7 @@ def _attend(
     part_values,
     part_lse,
     out,
+    sinks,
     scale,
     value_scale,
     query_stride,
@@ -139,6 +148,8 @@ def _attend(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     num_items = tl.load(sizes)
@@ -180,11 +191,19 @@ def _attend(
                 PAGE_SIZE,
                 HEAD_DIM,
                 BLOCK_D,
+                SOFT_CAP,
                 True,
                 INTERPRETED,
             )
+        is_alone = tl.load(row_items + row + 1) - tl.load(row_items + row) == 1
+        if HAS_SINKS:  # of a row that is several items, its merging counts them
+            sink = tl.where(is_alone, scores_of_sinks(sinks, heads, member < GROUP), LOWEST)
+            risen = tl.maximum(highest, sink)
+            shrink = tl.exp2(highest - risen)
+            acc = acc * shrink[:, None]
+            total = total * shrink + tl.exp2(sink - risen)
         value = acc / total[:, None]
-        if tl.load(row_items + row + 1) - tl.load(row_items + row) == 1:
+        if is_alone:
             place = row * NUM_KV_HEADS * GROUP + heads
             whole = (value * value_scale).to(out.dtype.element_ty)
             tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], whole, mask=is_real)
@@ -200,12 +219,14 @@ def _merge(
     part_lse,
     row_items,
     out,
+    sinks,
     value_scale,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     row = tl.program_id(0)
     first = tl.load(row_items + row)
@@ -219,6 +240,9 @@ def _merge(
     acc = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
     highest = tl.full([BLOCK_G], LOWEST, dtype=tl.float32)
     total = tl.zeros([BLOCK_G], dtype=tl.float32)
+    if HAS_SINKS:
+        highest = scores_of_sinks(sinks, heads, member < GROUP)
+        total = tl.full([BLOCK_G], 1.0, dtype=tl.float32)
     for item in range(first, last):
         part = tl.cast(item, tl.int64) * NUM_KV_HEADS * GROUP + heads
         lse = tl.load(part_lse + part, mask=member < GROUP, other=0.0)

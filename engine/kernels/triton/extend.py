@@ -20,7 +20,7 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config
-from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
+from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks
 
 _WIDE_BYTES = 256
 """Largest bytes of a head for which accumulators of 128 rows stay in registers."""
@@ -76,6 +76,8 @@ def extend(
     scale: float,
     window: int | None,
     kv_scales: tuple[float, float],
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attend from each query of the rows in `tiles` to its row's positions up to its own.
 
@@ -86,6 +88,7 @@ def extend(
     tiles: int32 [T, 2], from `query_tiles`, of `program.rows // group` queries; program: from `extend_config`
     out: [N, num_heads * head_dim], contiguous; only these rows' tokens are written
     scale: factor of scores; kv_scales: factors of the keys and values in the pages
+    soft_cap: scores become cap * tanh(score / cap); sinks: [num_heads], a score of each head without a value
     """
     num_heads, head_dim = query.shape[1:]
     page_size, num_kv_heads = pages.shape[2:4]
@@ -100,6 +103,7 @@ def extend(
         kv_lens,
         tiles,
         out,
+        query if sinks is None else sinks,
         scale * kv_scales[0] * LOG2_E,
         kv_scales[1],
         *query.stride()[:2],
@@ -112,6 +116,8 @@ def extend(
         HEAD_DIM=head_dim,
         BLOCK_D=block_of(head_dim),
         WINDOW=window or 0,
+        SOFT_CAP=soft_cap or 0.0,
+        HAS_SINKS=sinks is not None,
         INTERPRETED=is_interpreted(_extend),
         num_warps=num_warps(program, head_dim),
         num_stages=program.num_stages,
@@ -128,6 +134,7 @@ def _extend(
     kv_lens,
     tiles,
     out,
+    sinks,
     scale,
     value_scale,
     query_stride,
@@ -143,6 +150,8 @@ def _extend(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
@@ -167,6 +176,9 @@ def _extend(
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if HAS_SINKS:  # counts as a score that was seen before all others
+        highest = scores_of_sinks(sinks, head, packed < BLOCK_M // GROUP * GROUP)
+        total = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
     start = 0  # first position that any query sees
     whole_start = 0  # first tile that all see, as far as the window goes
     if WINDOW > 0:
@@ -207,6 +219,7 @@ def _extend(
                     PAGE_SIZE,
                     HEAD_DIM,
                     BLOCK_D,
+                    SOFT_CAP,
                     phase != 1,
                     INTERPRETED,
                 )

@@ -15,6 +15,7 @@ TILE = tl.constexpr(64)
 LOWEST = tl.constexpr(-1e30)
 """Initial value of running maxima: finite, so that a row that has seen nothing yet subtracts no infinities."""
 LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
 
 
 def is_interpreted(kernel: object) -> bool:
@@ -23,6 +24,22 @@ def is_interpreted(kernel: object) -> bool:
     The interpreter's `tl.dot` is wrong for bfloat16, so kernels convert to float32 first.
     """
     return not isinstance(kernel, triton.JITFunction)
+
+
+@triton.jit
+def _tanh(x):
+    """By tanh |x| = (1 - e) / (1 + e) with e = exp(-2 |x|), or near 0, where 1 - e loses digits, by its series."""
+    power = tl.exp2(tl.abs(x) * (-2.0 * _LOG2_E))
+    far = (1.0 - power) / (1.0 + power)
+    square = x * x
+    near = x + x * square * (-1.0 / 3 + square * (2.0 / 15 - square * (17.0 / 315)))
+    return tl.where(tl.abs(x) < 0.25, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def scores_of_sinks(sinks, heads, is_head):
+    """Return the sinks of these heads as scores: times log2(e), float32."""
+    return tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32) * _LOG2_E
 
 
 @triton.jit
@@ -43,6 +60,7 @@ def attend(
     PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SOFT_CAP: tl.constexpr,  # 0: none
     MASKED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
@@ -56,6 +74,8 @@ def attend(
     key = tl.load(keys + offsets, mask=held, other=0.0).to(query.dtype).to(dot_type)
     value = tl.load(values + offsets, mask=held, other=0.0).to(query.dtype).to(dot_type)
     scores = tl.dot(query.to(dot_type), tl.trans(key), input_precision="ieee") * scale
+    if SOFT_CAP > 0:
+        scores = _tanh(scores * (1.0 / (SOFT_CAP * _LOG2_E))) * (SOFT_CAP * _LOG2_E)
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     risen = tl.maximum(highest, tl.max(scores, 1))

@@ -55,6 +55,8 @@ def assert_right(case: Paged, kernels: native.Kernels) -> None:
     page_size=st.sampled_from([1, 3, 16, 64, 256]),
     window=st.sampled_from([None, None, 1, 7, 40, 300]),
     seed=st.integers(0, 1000),
+    soft_cap=st.sampled_from([None, None, 0.5, 50.0]),
+    has_sinks=st.booleans(),
 )
 def test_any_batch(
     kernels: native.Kernels,
@@ -63,14 +65,18 @@ def test_any_batch(
     page_size: int,
     window: int | None,
     seed: int,
+    soft_cap: float | None,
+    has_sinks: bool,
 ) -> None:
-    assert_right(Paged(rows, heads, page_size, window, kernels.dtype, seed), kernels)
+    assert_right(Paged(rows, heads, page_size, window, kernels.dtype, seed, soft_cap, has_sinks), kernels)
 
 
 @pytest.mark.parametrize("window", [None, 600])
-def test_long_rows(kernels: native.Kernels, window: int | None) -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_long_rows(kernels: native.Kernels, window: int | None, has_sinks: bool) -> None:
     """Rows have several blocks of queries and many chunks and pieces."""
-    assert_right(Paged([(1700, 1), (0, 600), (1100, 300)], Heads(2, 1, 64), 16, window, kernels.dtype), kernels)
+    rows = [(1700, 1), (0, 600), (1100, 300)]
+    assert_right(Paged(rows, Heads(2, 1, 64), 16, window, kernels.dtype, has_sinks=has_sinks), kernels)
 
 
 def test_more_queries_a_head_than_a_decode_takes(kernels: native.Kernels) -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from engine.drafting.settings import Speculation
@@ -42,8 +43,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_logits_and_parameters_are_those_of_transformers(model: Path) -> None:
-    """A prompt is computed in two chunks, then token by token: logits at every border are within 1e-4."""
-    expected = oracle_logits(model, BASE)
+    """A prompt is computed in two chunks, then token by token: logits at every border are within 1e-4 of those in
+    float64, from which transformers' own in float32 may be as far.
+    """
+    expected = oracle_logits(model, BASE, torch.float64)
     runner = load_runner(model)
     for start, end in pairwise([0, 20, 40, *range(41, 51)]):
         row = RequestByHand(BASE[:end], range(5, 12), computed=start)

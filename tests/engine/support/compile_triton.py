@@ -33,12 +33,18 @@ ROWS = [(3, 1)] * 40 + [(0, 130)]
 
 
 def attention(
-    dtype: torch.dtype, kv_dtype: torch.dtype, heads: Heads, page_size: int, window: int | None = None
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    heads: Heads,
+    page_size: int,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    has_sinks: bool = False,
 ) -> None:
     """Launch the kernels of the work list, of decodes and their merging, and of extends."""
-    case = Paged(ROWS, heads, page_size, window, dtype)
+    case = Paged(ROWS, heads, page_size, window, dtype, soft_cap=soft_cap, has_sinks=has_sinks)
     step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
-    step.attend(case.pages.layer(0).to(kv_dtype), case.query(), window)
+    step.attend(case.pages.layer(0).to(kv_dtype), case.query(), window, sinks=case.sinks)
 
 
 def experts(num_tokens: int) -> None:
@@ -98,7 +104,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
     90: (
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
         partial(attention, BRAIN, FP8, Heads(4, 2, 128), 16),
-        partial(attention, BRAIN, BRAIN, Heads(2, 2, 256), 1),
+        partial(attention, BRAIN, BRAIN, Heads(2, 2, 256), 1, soft_cap=50.0),
+        partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True),
         *(partial(experts, num_tokens) for num_tokens in (16, 512, 2048)),
         partial(int4, 16, BRAIN),
         partial(int4, 64, BRAIN),

@@ -161,18 +161,18 @@ def tiny_models(directories: pytest.TempPathFactory, shape: Callable[[str], Mapp
 
 
 @lru_cache(maxsize=32)
-def oracle_model(directory: Path) -> Any:
-    """The model in `directory` as transformers runs it, float32, with its plainest attention."""
+def oracle_model(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The model in `directory` as transformers runs it, with its plainest attention."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager", local_files_only=True
     )
     return model.eval()
 
 
 @torch.inference_mode()
-def oracle_logits(directory: Path, token_ids: Sequence[int]) -> torch.Tensor:
-    """float32 [len(token_ids), vocab_size]: the logits after every token, computed in one pass."""
-    logits: torch.Tensor = oracle_model(directory)(torch.tensor([list(token_ids)])).logits[0]
+def oracle_logits(directory: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """float32 [len(token_ids), vocab_size]: the logits after every token, computed in one pass, in `dtype`."""
+    logits: torch.Tensor = oracle_model(directory, dtype)(torch.tensor([list(token_ids)])).logits[0]
     return logits.float()
 
 

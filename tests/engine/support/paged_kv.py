@@ -53,6 +53,8 @@ class Paged:
         window: int | None,
         dtype: torch.dtype,
         seed: int = 0,
+        soft_cap: float | None = None,
+        has_sinks: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
 
@@ -60,7 +62,11 @@ class Paged:
             return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
         self.window = window
-        self.shape = AttentionShape(heads.num, heads.num_kv_heads, heads.dim, page_size, frozenset({window}))
+        self.shape = AttentionShape(
+            heads.num, heads.num_kv_heads, heads.dim, page_size, frozenset({window}),
+            soft_cap=soft_cap, has_sinks=has_sinks,
+        )  # fmt: skip
+        self.sinks = 3 * random(heads.num) if has_sinks else None
         self._held = [random(2, start + n, heads.num_kv_heads, heads.dim) for start, n in rows]
         self._queries = [random(n, heads.num, heads.dim) for _, n in rows]
         self._fill(generator)
@@ -105,7 +111,7 @@ class Paged:
         """Return the output of `backend`, [N, num_heads * head_dim]."""
         store_kv(self.pages.layer(0), self.batch.slot_mapping, *self.new())
         step = backend.prepare(self.batch, self.pages.null_page)
-        return step.attend(self.pages.layer(0), self.query(), self.window)
+        return step.attend(self.pages.layer(0), self.query(), self.window, sinks=self.sinks)
 
     def new(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The step's keys and values, each [N, num_kv_heads, head_dim]."""
@@ -126,6 +132,12 @@ class Paged:
         queries = positions[start:, None]
         seen = (positions <= queries) & (positions > queries - (self.window or held.shape[1]))
         scores = query.transpose(0, 1) @ keys.transpose(1, 2) * self.shape.scale
-        attended = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
+        if self.shape.soft_cap is not None:
+            scores = self.shape.soft_cap * torch.tanh(scores / self.shape.soft_cap)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat((scores, sinks), -1)
+        attended = scores.softmax(-1)[..., : held.shape[1]] @ values
         row: torch.Tensor = attended.transpose(0, 1).flatten(1)
         return row

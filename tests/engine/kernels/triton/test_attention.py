@@ -36,6 +36,15 @@ def test_a_batch(rows: Rows, dtype: torch.dtype) -> None:
     assert_right(Paged(rows, Heads(2, 2, 32), 16, None, dtype))
 
 
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), [(0.5, False), (50.0, True), (None, True)])
+def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, dtype: torch.dtype) -> None:
+    """In rows that are one item and in one that is merged of several, and in prompts."""
+    rows: Rows = [*MIXED, (1500, 1)]
+    assert_right(Paged(rows, Heads(3, 2, 32), 16, 40, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
+    assert_right(Paged(rows, Heads(3, 2, 32), 16, None, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
+
+
 def test_rows_of_one_item_need_no_parts() -> None:
     """The program that attends writes their results itself, beside rows that are split and merged."""
     whole: Rows = [(63, 1), (5, 1), (0, 1)]
