@@ -42,6 +42,6 @@ def test_a_model_with_kv_in_eight_bits(tmp_path: Path, monkeypatch: pytest.Monke
     assert on_triton == tokens(model, "reference", kv_dtype="fp8")
     attend = TritonStep.attend
     monkeypatch.setattr(
-        TritonStep, "attend", lambda step, pages, query, window, scales: attend(step, pages, query, window)
+        TritonStep, "attend", lambda step, pages, query, window, *_: attend(step, pages, query, window)
     )
     assert on_triton != tokens(model, "triton", kv_dtype="fp8")
