@@ -57,14 +57,13 @@ class NativeLayer(Structure):
     """One layer's weights (`Layer` in raydix.h)."""
 
     _fields_ = [
-        ("input_norm", c_void_p),
-        ("post_norm", c_void_p),
-        ("qk_norm", c_void_p),
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "attended_norm", "output_norm", "qk_norm")),
         ("qkv", NativeLinear),
         ("output", NativeLinear),
         ("gate_up", NativeLinear),
         ("down", NativeLinear),
         ("window", c_int32),
+        ("rope", c_int32),
     ]
 
 
@@ -73,13 +72,16 @@ class NativeModel(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
-        ("head_dim", c_int32),
-        *((name, c_float) for name in ("norm_eps", "attention_scale", "rope_factor")),
+        *((name, c_int32) for name in ("head_dim", "num_ropes")),
+        *((name, c_float) for name in ("norm_eps", "own_eps", "attention_scale", "soft_cap")),
         ("inv_freq", c_void_p),
+        ("rope_factors", c_void_p),
         ("embed", c_void_p),
         ("layers", POINTER(NativeLayer)),
         ("norm", c_void_p),
         ("head", NativeLinear),
+        ("is_gelu", c_bool),
+        ("norms_all_heads", c_bool),
     ]
 
 

@@ -29,21 +29,8 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
     if config.experts is not None:
         return "its layers are mixtures of experts"
-    ropes, attention, scales = config.ropes, config.attention, config.scales
-    variations = {
-        "layers that differ in how positions turn queries and keys": len(ropes) > 1,
-        "heads turned in part by angles with a factor": any(
-            rope is None or (rope.rotary_dim and rope.attention_factor != 1) for rope in ropes
-        ),
-        "norms after attention and MLP": config.norms.after,
-        "norms of all heads together": attention.qk_norm == "full",
-        "scaled residuals beside norms of heads": scales.residual != 1 and attention.qk_norm == "heads",
-        "GELU": config.mlp.activation != "silu",
-        "queries scaled by position": attention.later_scale is not None,
-        "a cap of logits": scales.logits_cap is not None,
-    }
-    if found := [name for name, is_there in variations.items() if is_there]:
-        return f"it does not compute {', '.join(found)}"
+    if config.attention.later_scale is not None:
+        return "it does not compute queries scaled by position"
     sizes = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -71,7 +58,7 @@ class NativeDecoder:
         self._num_packed = 0  # Bytes of `_packed` in use.
         self._layers = (native.NativeLayer * config.num_layers)(
             *(
-                self._take(cast("Layer", layer), kind.window)
+                self._take(cast("Layer", layer), kind.window, config.ropes.index(kind.rope))
                 for layer, kind in zip(decoder.layers, config.layers, strict=True)
             )
         )
@@ -84,14 +71,19 @@ class NativeDecoder:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            num_ropes=len(config.ropes),
             norm_eps=config.stream_eps,
+            own_eps=config.norms.eps,
             attention_scale=config.attention.scale,
-            rope_factor=rotary.factor[0, 0].item(),
-            inv_freq=self._floats(rotary.inv_freq[0]),
+            soft_cap=config.attention.soft_cap or 0.0,
+            inv_freq=self._floats(rotary.inv_freq),
+            rope_factors=self._floats(rotary.factor),
             embed=self._embed.data_ptr(),
             layers=self._layers,
             norm=self._floats(decoder.norm.weight.float() * config.scales.logits),
             head=self._linear(head.weight, None),
+            is_gelu=config.mlp.activation == "gelu_tanh",
+            norms_all_heads=config.attention.qk_norm == "full",
         )
         if config.embedding_scale != 1:  # The output head has its own copy by now.
             self._embed.mul_(config.embedding_scale)
@@ -133,27 +125,35 @@ class NativeDecoder:
             self._logits.data_ptr(),
             torch.get_num_threads(),
         )
+        if (cap := self.config.scales.logits_cap) is not None:
+            self._logits[:rows].div_(cap).tanh_().mul_(cap)
         return self._logits[:rows]
 
-    def _take(self, layer: Layer, window: int | None) -> native.NativeLayer:
-        packed = self._layer(layer, window)
+    def _take(self, layer: Layer, window: int | None, rope: int) -> native.NativeLayer:
+        packed = self._layer(layer, window, rope)
         for parameter in layer.parameters():
             parameter.data = torch.empty(0)
         return packed
 
-    def _layer(self, layer: Layer, window: int | None) -> native.NativeLayer:
+    def _layer(self, layer: Layer, window: int | None, rope: int) -> native.NativeLayer:
         attention, mlp = layer.attention, layer.mlp
-        assert isinstance(mlp, MLP) and layer.input_norm is not None and layer.post_norm is not None
+        assert isinstance(mlp, MLP)
         return native.NativeLayer(
-            input_norm=self._floats(layer.input_norm.weight),
-            post_norm=self._floats(layer.post_norm.weight),
+            input_norm=self._weights_of(layer.input_norm),
+            post_norm=self._weights_of(layer.post_norm),
+            attended_norm=self._weights_of(layer.attended_norm),
+            output_norm=self._weights_of(layer.output_norm),
             qk_norm=None if attention.qk_norm is None else self._floats(attention.qk_norm),
             qkv=self._linear(attention.qkv_proj.weight, attention.qkv_proj.bias),
             output=self._linear(attention.o_proj.weight, attention.o_proj.bias),
             gate_up=self._linear(mlp.gate_up_proj.weight, mlp.gate_up_proj.bias, is_swiglu=True),
             down=self._linear(mlp.down_proj.weight, mlp.down_proj.bias),
             window=window or 0,
+            rope=rope,
         )
+
+    def _weights_of(self, norm: torch.nn.RMSNorm | None) -> int | None:
+        return None if norm is None else self._floats(norm.weight)
 
     def _linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None, is_swiglu: bool = False

@@ -3,7 +3,8 @@
  *     embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate, store ─ attend ─ output ─ + ─┬─ norm ─ gate, up ─ down ─ + ─▶
  *                 └─────────────────────────────────────────────────────────────────┘  └─────────────────────────┘
  *
- * x stays in float32; inputs of products with weights are `elem`.
+ * Before each + there may be another norm, and the first two may be left out. x stays in float32; inputs of products
+ * with weights are `elem`.
  */
 #include "attention.h"
 #include "gemm.h"
@@ -19,7 +20,8 @@ typedef struct {
     elem *query;      /* [N][num_heads * head_dim] */
     elem *attended;   /* the same */
     elem *inner;      /* [N][intermediate] */
-    float *cosines;   /* [N][head_dim / 2] */
+    float *branch;    /* [N][hidden]: what is normed before it is added, or NULL */
+    float *cosines;   /* [N][num_ropes][head_dim / 2] */
     float *sines;     /* the same */
     char *scratch;    /* for attention */
 } Buffers;
@@ -27,7 +29,8 @@ typedef struct {
 static AttentionShape shape_of(const Model *model, int window)
 {
     return (AttentionShape){.num_heads = model->num_heads, .num_kv_heads = model->num_kv_heads,
-                            .head_dim = model->head_dim, .window = window, .scale = model->attention_scale};
+                            .head_dim = model->head_dim, .window = window, .scale = model->attention_scale,
+                            .soft_cap = model->soft_cap};
 }
 
 static char *carve(char **at, size_t rows, size_t row_bytes)
@@ -47,8 +50,10 @@ static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, i
     buffers->query = (elem *)carve(&at, rows, model->num_heads * dim * sizeof(elem));
     buffers->attended = (elem *)carve(&at, rows, model->num_heads * dim * sizeof(elem));
     buffers->inner = (elem *)carve(&at, rows, model->intermediate * sizeof(elem));
-    buffers->cosines = (float *)carve(&at, rows, dim / 2 * sizeof(float));
-    buffers->sines = (float *)carve(&at, rows, dim / 2 * sizeof(float));
+    bool norms_after = model->layers[0].attended_norm != NULL;
+    buffers->branch = norms_after ? (float *)carve(&at, rows, model->hidden * sizeof(float)) : NULL;
+    buffers->cosines = (float *)carve(&at, rows, model->num_ropes * dim / 2 * sizeof(float));
+    buffers->sines = (float *)carve(&at, rows, model->num_ropes * dim / 2 * sizeof(float));
     buffers->scratch = carve(&at, 1, NAME(attention_bytes)(batch, &shape, threads));
     return at;
 }
@@ -60,51 +65,80 @@ EXPORT int64_t NAME(raydix_forward_bytes)(const Model *model, const Batch *batch
     return (int64_t)(uintptr_t)lay_out(&buffers, model, batch, threads, NULL);
 }
 
-static void rms_norm(const float *x, const float *weight, int n, float eps, elem *out)
+/* Return what an RMS norm of x multiplies by, beside its weights. */
+static float norm_factor(const float *x, int n, float eps)
 {
     vf squares = vset(0);
     for (int i = 0; i < n; i += LANES)
         squares += vload(x + i) * vload(x + i);
-    float factor = 1.0f / sqrtf(vtotal(squares) / n + eps);
-    for (int i = 0; i < n; i += LANES)
-        vstore_elem(out + i, vload(x + i) * factor * vload(weight + i));
+    return 1.0f / sqrtf(vtotal(squares) / n + eps);
 }
 
+static void store_elems(const float *from, int n, elem *to)
+{
+    for (int i = 0; i < n; i += LANES)
+        vstore_elem(to + i, vload(from + i));
+}
+
+/* Norm rows of the stream; without a weight they stay as they are. */
 static void norm_phase(ThreadTeam *team, const Model *model, const float *x, const float *weight, int rows, elem *out)
 {
-    for (int row; (row = team_take(team, rows)) < rows;)
-        rms_norm(x + (size_t)row * model->hidden, weight, model->hidden, model->norm_eps,
-                 out + (size_t)row * model->hidden);
+    int hidden = model->hidden;
+    for (int row; (row = team_take(team, rows)) < rows;) {
+        const float *from = x + (size_t)row * hidden;
+        elem *to = out + (size_t)row * hidden;
+        if (!weight) {
+            store_elems(from, hidden, to);
+            continue;
+        }
+        float factor = norm_factor(from, hidden, model->norm_eps);
+        for (int i = 0; i < hidden; i += LANES)
+            vstore_elem(to + i, vload(from + i) * factor * vload(weight + i));
+    }
+    team_barrier(team);
+}
+
+/* Add what attention or MLP has computed, a product of `linear` and a[rows][lda], to the stream, normed if there is a
+ * weight for that. */
+static void add_phase(ThreadTeam *team, const Model *model, const Linear *linear, const elem *a, ptrdiff_t lda,
+                      const float *weight, int rows, Buffers *buffers)
+{
+    int hidden = model->hidden;
+    NAME(linear)(team, linear, a, lda, rows, weight ? TO_FLOATS : ADD_FLOATS, weight ? buffers->branch : buffers->x,
+                 hidden);
+    team_barrier(team);
+    if (!weight)
+        return;
+    for (int row; (row = team_take(team, rows)) < rows;) {
+        const float *from = buffers->branch + (size_t)row * hidden;
+        float *to = buffers->x + (size_t)row * hidden, factor = norm_factor(from, hidden, model->own_eps);
+        for (int i = 0; i < hidden; i += LANES)
+            vstore(to + i, vload(to + i) + vload(from + i) * factor * vload(weight + i));
+    }
     team_barrier(team);
 }
 
 static void embed_phase(ThreadTeam *team, const Model *model, const Batch *batch, Buffers *buffers)
 {
-    int half = model->head_dim / 2;
+    int angles = model->num_ropes * model->head_dim / 2;
     for (int token; (token = team_take(team, batch->num_tokens)) < batch->num_tokens;) {
         const elem *row = model->embed + (size_t)batch->token_ids[token] * model->hidden;
         for (int i = 0; i < model->hidden; i += LANES)
             vstore(buffers->x + (size_t)token * model->hidden + i, vload_elem(row + i));
-        for (int i = 0; i < half; i++) {
+        for (int i = 0; i < angles; i++) {
             float angle = (float)batch->positions[token] * model->inv_freq[i];
-            buffers->cosines[(size_t)token * half + i] = cosf(angle) * model->rope_factor;
-            buffers->sines[(size_t)token * half + i] = sinf(angle) * model->rope_factor;
+            buffers->cosines[(size_t)token * angles + i] = cosf(angle) * model->rope_factors[i];
+            buffers->sines[(size_t)token * angles + i] = sinf(angle) * model->rope_factors[i];
         }
     }
     team_barrier(team);
 }
 
-/* Norm, if the model does, and rotate one head, float32 [head_dim], in place. Pairs are (i, i + head_dim / 2). */
-static void norm_and_rotate(float *head, const float *weight, const float *cosines, const float *sines, int dim,
-                            float eps)
+/* Multiply one head, float32 [head_dim], by its norm's factor and weights, if it has any, and rotate it, in place.
+ * Pairs are (i, i + head_dim / 2). */
+static void norm_and_rotate(float *head, float factor, const float *weight, const float *cosines, const float *sines,
+                            int dim)
 {
-    float factor = 1;
-    if (weight) {
-        vf squares = vset(0);
-        for (int i = 0; i < dim; i += LANES)
-            squares += vload(head + i) * vload(head + i);
-        factor = 1.0f / sqrtf(vtotal(squares) / dim + eps);
-    }
     for (int i = 0; i < dim / 2; i += LANES) {
         vf first = vload(head + i) * factor, second = vload(head + dim / 2 + i) * factor;
         if (weight) {
@@ -117,24 +151,25 @@ static void norm_and_rotate(float *head, const float *weight, const float *cosin
     }
 }
 
-static void store_elems(const float *from, int n, elem *to)
-{
-    for (int i = 0; i < n; i += LANES)
-        vstore_elem(to + i, vload(from + i));
-}
-
 /* Write queries to their buffer, keys and values to their pages. */
 static void rotate_phase(ThreadTeam *team, const Model *model, const Layer *layer, const Batch *batch, const Pages *pages,
                          Buffers *buffers)
 {
     int dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
+    int angles = model->num_ropes * dim / 2, first_angle = layer->rope * dim / 2;
     for (int token; (token = team_take(team, batch->num_tokens)) < batch->num_tokens;) {
         float *qkv = buffers->qkv + (size_t)token * (heads + 2 * kv_heads) * dim;
-        const float *cosines = buffers->cosines + (size_t)token * dim / 2;
-        const float *sines = buffers->sines + (size_t)token * dim / 2;
-        for (int head = 0; head < heads + kv_heads; head++)
-            norm_and_rotate(qkv + head * dim, layer->qk_norm ? layer->qk_norm + head * dim : NULL, cosines, sines, dim,
-                            model->norm_eps);
+        const float *cosines = buffers->cosines + (size_t)token * angles + first_angle;
+        const float *sines = buffers->sines + (size_t)token * angles + first_angle;
+        float factor = 1;
+        for (int head = 0; head < heads + kv_heads; head++) {
+            float *at = qkv + head * dim;
+            if (layer->qk_norm && !model->norms_all_heads)
+                factor = norm_factor(at, dim, model->own_eps);
+            else if (layer->qk_norm && (head == 0 || head == heads))
+                factor = norm_factor(at, (head ? kv_heads : heads) * dim, model->own_eps);
+            norm_and_rotate(at, factor, layer->qk_norm ? layer->qk_norm + head * dim : NULL, cosines, sines, dim);
+        }
         store_elems(qkv, heads * dim, buffers->query + (size_t)token * heads * dim);
         int64_t slot = batch->slot_mapping[token];
         for (int head = 0; head < kv_heads; head++) {
@@ -159,13 +194,12 @@ static void run_layer(ThreadTeam *team, const Model *model, const Layer *layer, 
     NAME(attend)(team, batch, &shape, pages, buffers->query, attended, buffers->attended, attended,
                  buffers->scratch);
     team_barrier(team);
-    NAME(linear)(team, &layer->output, buffers->attended, attended, rows, ADD_FLOATS, buffers->x, hidden);
-    team_barrier(team);
+    add_phase(team, model, &layer->output, buffers->attended, attended, layer->attended_norm, rows, buffers);
     norm_phase(team, model, buffers->x, layer->post_norm, rows, buffers->normed);
-    NAME(linear)(team, &layer->gate_up, buffers->normed, hidden, rows, SWIGLU, buffers->inner, model->intermediate);
+    NAME(linear)(team, &layer->gate_up, buffers->normed, hidden, rows,
+                 model->is_gelu ? GEGLU : SWIGLU, buffers->inner, model->intermediate);
     team_barrier(team);
-    NAME(linear)(team, &layer->down, buffers->inner, model->intermediate, rows, ADD_FLOATS, buffers->x, hidden);
-    team_barrier(team);
+    add_phase(team, model, &layer->down, buffers->inner, model->intermediate, layer->output_norm, rows, buffers);
 }
 
 /* Map token ids to hidden states, float32 [num_tokens][hidden]; writes KV. `pages` are the first layer's. */

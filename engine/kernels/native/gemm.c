@@ -76,25 +76,29 @@ static void finish_floats(const float *c, ptrdiff_t ldc, int rows, int width, Fi
     }
 }
 
-/* Finish a panel's 16 gates and their ups. */
-static void finish_swiglu(const float *c, ptrdiff_t ldc, int rows, Finish gates, Finish ups, elem *out, ptrdiff_t ldo)
+/* Finish a panel's 16 gates and their ups. GELU's tanh form is x / (1 + exp(-2 u)) with u as below. */
+static void finish_gated(const float *c, ptrdiff_t ldc, int rows, Finish gates, Finish ups, bool is_gelu, elem *out,
+                         ptrdiff_t ldo)
 {
     for (int r = 0; r < rows; r++, c += ldc, out += ldo)
         for (int i = 0; i < PANEL / 2; i += LANES) {
             vf gate = finished(&gates, vload(c + i), i), up = finished(&ups, vload(c + PANEL / 2 + i), i);
-            vstore_elem(out + i, gate / (1.0f + vexp(-gate)) * up);
+            vf power = is_gelu ? (gate + gate * gate * gate * 0.044715f) * -1.5957691216057308f : -gate;
+            vstore_elem(out + i, gate / (1.0f + vexp(power)) * up);
         }
 }
+
+static bool is_gated(Product product) { return product == SWIGLU || product == GEGLU; }
 
 /* Finish an item; `out` is its first row. */
 static void finish_item(const Linear *linear, const float *c, ptrdiff_t ldc, int rows, int panel, int panels,
                         Product product, bool streams, void *out, ptrdiff_t ldo)
 {
-    if (product == SWIGLU) {
+    if (is_gated(product)) {
         for (int p = panel; p < panel + panels; p++, c += PANEL) {
             int output = p * PANEL / 2;
-            finish_swiglu(c, ldc, rows, finish_of(linear, output), finish_of(linear, linear->outputs / 2 + output),
-                          (elem *)out + output, ldo);
+            finish_gated(c, ldc, rows, finish_of(linear, output), finish_of(linear, linear->outputs / 2 + output),
+                         product == GEGLU, (elem *)out + output, ldo);
         }
         return;
     }
@@ -115,7 +119,7 @@ void NAME(linear)(ThreadTeam *team, const Linear *linear, const elem *a, ptrdiff
     int inputs = round_up(linear->inputs, 32), all_panels = round_up(linear->outputs, PANEL) / PANEL;
     Items items = items_of(linear, rows, team->size);
     bool streams = is_streamed(linear, rows, product, out, ldo);
-    size_t width = product == SWIGLU ? sizeof(elem) : sizeof(float);
+    size_t width = is_gated(product) ? sizeof(elem) : sizeof(float);
     ptrdiff_t ldc = items.panels * PANEL;
     _Alignas(64) float c[PRODUCTS];
     int all_items = items.panel_groups * items.row_blocks;

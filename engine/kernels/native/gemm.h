@@ -39,6 +39,7 @@ typedef enum {
     TO_FLOATS,  /* float out[rows][ldo] = product + bias */
     ADD_FLOATS, /* float out[rows][ldo] += product + bias */
     SWIGLU,     /* elem out[rows][ldo] = silu(gate) * up */
+    GEGLU,      /* elem out[rows][ldo] = gelu(gate) * up, by its tanh form (arXiv:1606.08415) */
 } Product;
 
 /* Multiply a[rows][lda] with a matrix, as one phase of a team. Ends without a barrier. */

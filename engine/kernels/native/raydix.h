@@ -34,20 +34,26 @@ typedef struct {
 } Linear;
 
 typedef struct {
-    const float *input_norm, *post_norm; /* [hidden] */
-    const float *qk_norm;                /* [num_heads + num_kv_heads, head_dim] or NULL */
-    Linear qkv, output, gate_up, down;   /* gate_up: panels of 16 gates and the 16 ups that belong to them */
-    int32_t window;                      /* a query at p sees p - window + 1 .. p; 0: everything before it */
+    const float *input_norm, *post_norm;      /* [hidden], of what attention and MLP read, or NULL */
+    const float *attended_norm, *output_norm; /* [hidden], of what they add to the stream, or NULL */
+    const float *qk_norm;                     /* [num_heads + num_kv_heads, head_dim] or NULL */
+    Linear qkv, output, gate_up, down;        /* gate_up: panels of 16 gates and the 16 ups that belong to them */
+    int32_t window;                           /* a query at p sees p - window + 1 .. p; 0: everything before it */
+    int32_t rope;                             /* which rotation */
 } Layer;
 
 typedef struct {
-    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
-    float norm_eps, attention_scale, rope_factor;
-    const float *inv_freq; /* [head_dim / 2] radians per position */
+    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, num_ropes;
+    float norm_eps, own_eps; /* of norms of the stream, and of all others */
+    float attention_scale, soft_cap;
+    const float *inv_freq;     /* [num_ropes][head_dim / 2] radians per position */
+    const float *rope_factors; /* [num_ropes][head_dim / 2] factors of cosines and sines */
     const elem *embed;     /* [vocabulary, hidden], not packed */
     const Layer *layers;
     const float *norm; /* [hidden] */
     Linear head;
+    bool is_gelu;         /* gates get GELU in its tanh form, not SiLU */
+    bool norms_all_heads; /* qk_norm is of all of a token's queries together, and of its keys */
 } Model;
 
 /* A ragged batch, as engine/attention/batch.py describes it. */

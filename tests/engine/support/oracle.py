@@ -160,9 +160,13 @@ def tiny_models(directories: pytest.TempPathFactory, shape: Callable[[str], Mapp
     return cache(lambda family: save_tiny(family, directories.mktemp(family.replace(".", "_")), **shape(family)))
 
 
-@lru_cache(maxsize=32)
 def oracle_model(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The model in `directory` as transformers runs it, with its plainest attention."""
+    """The model in `directory` as transformers runs it, with its plainest attention: the same one in each call."""
+    return _oracle_model(directory, dtype)
+
+
+@lru_cache(maxsize=32)
+def _oracle_model(directory: Path, dtype: torch.dtype) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager", local_files_only=True
     )
