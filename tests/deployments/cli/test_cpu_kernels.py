@@ -17,6 +17,7 @@ from engine.kernels import native
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
+from engine.models.parts import LaterScale
 from tests.engine.support.attention_packages import flash_module
 
 
@@ -54,8 +55,8 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
         assert re.match(used, kernels_text(model, torch.bfloat16))
     sparse = replace(facts(), experts=ExpertsConfig(8, 2, 64, True, frozenset({0}), range(8)))
     assert re.match(f"attention alone \\(.*experts\\); {used}", kernels_text(sparse, torch.bfloat16))
-    capped = replace(facts(), attention=replace(facts().attention, soft_cap=50.0))
-    assert re.match(f"attention alone \\(.*soft cap.*\\); {used}", kernels_text(capped, torch.bfloat16))
+    scaled = replace(facts(), attention=replace(facts().attention, later_scale=LaterScale(0.1, 4096)))
+    assert re.match(f"attention alone \\(.*queries.*\\); {used}", kernels_text(scaled, torch.bfloat16))
     taken, *others = attention_text(SHAPE, torch.bfloat16, "cpu").splitlines()
     assert taken == "native" and "reference: when asked for by name" in others
     assert "not flash_attn: it runs on CUDA GPUs, not on cpu" in others
