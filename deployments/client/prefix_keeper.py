@@ -75,6 +75,9 @@ class PrefixKeeper:
                 return await self._fetch(replica, kv, prefix)
 
         are_kept = await asyncio.gather(*map(keep, prefixes), return_exceptions=True)
+        for error in are_kept:
+            if isinstance(error, Exception):
+                logger.error("a prefix of %s could not be kept", replica, exc_info=error)
         num_kept = sum(kept is True for kept in are_kept)
         logger.info("%d of %d prefixes that %s alone held are kept elsewhere", num_kept, len(prefixes), replica)
 
