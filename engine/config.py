@@ -19,6 +19,7 @@ Preemption = Literal["auto", "swap", "recompute"]
 KVDType = Literal["auto", "fp8"]
 Quantization = Literal["int8", "fp8"]
 CudaGraphs = Literal["start", "lazy", "off"]
+Cascade = Literal["auto", "off"]
 # Eleven days. In practice priorities then do not age, and a float still tells seconds of a clock apart.
 _LONGEST_HALF_LIFE_S = 1e6
 
@@ -87,6 +88,9 @@ class EngineConfig(SchedulerSettings):
     """Attention backend: "native" (CPUs), "triton" (GPUs), "flash_attn" and "flashinfer" (GPUs, where installed),
     "reference", or "auto" for the best that runs here. Two names with a comma between them ("flash_attn,triton"):
     one for steps with prompts, and one for steps of decodes alone."""
+    cascade_attention: Cascade = "auto"
+    """Whether requests that decode after the same cached prefix attend to it together, so that its KV is read once
+    for all of them: "auto" where the backend can and it pays, or "off"."""
     block_tokens: int = 16
     """Tokens per block in what routers are told of the cache; the same in all engines of a model."""
     grammar_cache_bytes: int = 2**29
@@ -132,6 +136,8 @@ class EngineConfig(SchedulerSettings):
             raise ValueError(f'kv_dtype must be "auto" or "fp8", got {self.kv_dtype!r}')
         if self.cuda_graphs not in get_args(CudaGraphs):
             raise ValueError(f'cuda_graphs must be "start", "lazy" or "off", got {self.cuda_graphs!r}')
+        if self.cascade_attention not in get_args(Cascade):
+            raise ValueError(f'cascade_attention must be "auto" or "off", got {self.cascade_attention!r}')
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}; got {self.policy!r}")
         if not 0 < self.priority_half_life_s <= _LONGEST_HALF_LIFE_S:

@@ -34,6 +34,8 @@ class AttentionShape:
     """Scores, times their factor, are cap * tanh(score / cap); None: as they are."""
     has_sinks: bool = False
     """Whether each head has a sink: a score that takes part in the softmax and has no value."""
+    is_cascade: bool = True
+    """Whether rows whose page tables begin alike attend to what they share together, where a backend can."""
 
     @classmethod
     def of(
@@ -42,11 +44,12 @@ class AttentionShape:
         windows: frozenset[int | None],
         page_size: int,
         kv_dtype: torch.dtype | None = None,
+        is_cascade: bool = True,
     ) -> AttentionShape:
         """Return the shape of a model's attention."""
         heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
         rest = attention.scale, attention.soft_cap, attention.has_sinks
-        return cls(*heads, page_size, windows, kv_dtype, *rest)
+        return cls(*heads, page_size, windows, kv_dtype, *rest, is_cascade)
 
     @property
     def scale(self) -> float:

@@ -66,6 +66,8 @@ class NativeStep:
         self.batch = batch  # The struct points into it.
         self.struct = native.batch_struct(batch)
         """The batch in the kernels' layout."""
+        if shape.is_cascade and self.struct.num_rows > 1:
+            self._groups = native.group_rows(self.struct, shape.page_size, shape.num_heads // shape.num_kv_heads)
         self._workspace = workspace
         self._calls: dict[tuple[torch.dtype, int | None], _WindowCall] = {}
 

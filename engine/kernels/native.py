@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from engine.host_memory import untouched_zeros
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 6
+_ABI = 7
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -92,6 +93,8 @@ class NativeBatch(Structure):
         *((name, c_int32) for name in ("num_rows", "num_tokens", "num_decodes", "table_width")),
         *((name, c_void_p) for name in ("qo_indptr", "kv_lens", "block_table", "slot_mapping", "positions")),
         ("token_ids", c_void_p),
+        *((name, c_void_p) for name in ("groups", "members", "shared")),
+        ("num_groups", c_int32),
     ]
 
 
@@ -227,6 +230,7 @@ def _load() -> ctypes.CDLL:
         raise NativeUnavailable(f"{path.name} cannot be loaded ({error}): {_REBUILD}") from error
     if found != _ABI:
         raise NativeUnavailable(f"{path.name} is of another version of Raydix ({found}, not {_ABI}): {_REBUILD}")
+    library.raydix_find_groups.argtypes = [c_void_p, c_int32, c_int32, *[c_void_p] * 4]
     return library
 
 
@@ -291,6 +295,20 @@ def batch_struct(batch: Any) -> NativeBatch:
         batch.slot_mapping.data_ptr(),
         batch.positions.data_ptr(),
     )
+
+
+def group_rows(batch: NativeBatch, page_size: int, group: int) -> object:
+    """Have the rows whose block tables begin alike attend to what they share together, `group` query heads per KV
+    head. Returns what the struct then points into. Raises NativeUnavailable.
+    """
+    rows = batch.num_rows
+    memory = np.empty((8, rows), dtype=np.int32)  # groups of three numbers; members; shared; the search's own
+    start = memory.ctypes.data
+    groups, members, shared, work = (start + row * rows * 4 for row in (0, 3, 4, 5))
+    found = _load().raydix_find_groups(ctypes.byref(batch), page_size, group, groups, members, shared, work)
+    if found:
+        batch.groups, batch.members, batch.shared, batch.num_groups = groups, members, shared, found
+    return memory
 
 
 def pages_struct(data: torch.Tensor) -> NativePages:

@@ -71,7 +71,8 @@ class _Loading:
         self._model = model = ranks.shard.of(self._whole)
         self._dtype = _dtype(config, model, self._device)
         self._kv_dtype = FP8 if config.kv_dtype == "fp8" else self._dtype
-        heads = AttentionShape.of(model.attention, model.windows, config.page_size, self._kv_dtype)
+        is_cascade = config.cascade_attention == "auto"
+        heads = AttentionShape.of(model.attention, model.windows, config.page_size, self._kv_dtype, is_cascade)
         self._backend = choose_backend(config.attention, heads, self._dtype, self._device)
         self._not_graphed = why_not(config, self._backend, self._device, ranks.shard.size)
         self._reserved = 0

@@ -1,5 +1,6 @@
 /* Includes every kernel: compiled with -DISA=... and, for bfloat16, -DRAYDIX_BF16. */
 #include "attention.c"
+#include "attention_cascade.c"
 #include "attention_decode.c"
 #include "attention_extend.c"
 #include "decoder.c"

@@ -16,7 +16,8 @@ static size_t shared_bytes(const Attention *attention)
 static size_t own_bytes(const Attention *attention)
 {
     size_t decode = NAME(decode_own_bytes)(attention), extend = NAME(extend_own_bytes)(attention);
-    return ((decode > extend ? decode : extend) + 63) & ~(size_t)63;
+    size_t cascade = NAME(cascade_own_bytes)(attention), most = decode > extend ? decode : extend;
+    return ((most > cascade ? most : cascade) + 63) & ~(size_t)63;
 }
 
 size_t NAME(attention_bytes)(const Batch *batch, const AttentionShape *shape, int threads)
@@ -32,12 +33,14 @@ void NAME(attend)(ThreadTeam *team, const Batch *batch, const AttentionShape *sh
     attention.query = query, attention.query_stride = query_stride;
     attention.out = out, attention.out_stride = out_stride;
     int pieces = NAME(decode_pieces)(&attention), most = shape->num_kv_heads;
+    int large = NAME(extend_items)(&attention) + NAME(cascade_items)(&attention);
     attention.parts = pieces ? (4 * team->size + pieces - 1) / pieces : 1;
     attention.parts = attention.parts < most ? attention.parts : most;
     size_t shared = shared_bytes(&attention);
     char *own = scratch + shared + team->thread * own_bytes(&attention);
-    Walk walk = walk_begin(team, NAME(extend_items)(&attention) + pieces * attention.parts);
+    Walk walk = walk_begin(team, large + pieces * attention.parts);
     NAME(extend)(&attention, &walk, own); /* The large items come first. */
+    NAME(cascade)(&attention, &walk, scratch, own);
     NAME(decode)(&attention, &walk, scratch, own);
     if (shared) {
         team_barrier(team);

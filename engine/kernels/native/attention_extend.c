@@ -9,6 +9,7 @@
  * A strip multiplies only positions that one of its queries sees. As chunks lie at fixed positions and invisible
  * positions weigh exactly 0, a query's result depends on its position, keys and values, not on how its row is cut.
  */
+#include "attention_pack.h"
 #include "attention_rows.h"
 #include "gemm.h"
 #include "transpose.h"
@@ -57,21 +58,6 @@ static int position_of_query(const Queries *queries, int query)
 }
 
 /* ---- packing ---- */
-
-/* Pack 32 keys, those at `offsets`, into a panel; missing ones are zeros. */
-static void pack_keys(const elem *keys, const int64_t *offsets, int count, int dim, elem *panel)
-{
-    enum { PAIRS = LANES * PAIR }; /* elements of a vector of pairs */
-    for (int d = 0; d < dim; d += PAIRS)
-        for (int first = 0; first < PANEL; first += LANES) {
-            vf x[LANES];
-            for (int k = 0; k < LANES; k++)
-                x[k] = first + k < count ? vload((const float *)(keys + offsets[first + k] + d)) : vset(0);
-            vtranspose(x);
-            for (int i = 0; i < LANES; i++)
-                vstore((float *)(panel + (d / PAIR + i) * PANEL * PAIR + first * PAIR), x[i]);
-        }
-}
 
 /* Pack the values from .. to of a chunk, those at `offsets`, into panels of CHUNK inputs. Inputs up to a multiple of
  * 32, and inputs before `first`, which no query sees, are zeros: their memory may hold NaN, and 0 * NaN is not 0. */

@@ -10,6 +10,7 @@
 #define ATTENTION_ROWS_H
 
 #include "attention.h"
+#include "attention_sizes.h"
 
 #define NO_SCORE (-1e30f) /* below any score; finite, so that NO_SCORE - NO_SCORE is 0 */
 
@@ -28,13 +29,20 @@ typedef struct {
     const int32_t *table;
     int first_token; /* in the batch */
     int num_tokens, kv_len;
+    int shared; /* positions of its group; 0 without one */
 } Row;
 
 static inline Row row_of(const Batch *batch, int row)
 {
     int first = batch->qo_indptr[row];
     return (Row){batch->block_table + (size_t)row * batch->table_width, first,
-                 batch->qo_indptr[row + 1] - first, batch->kv_lens[row]};
+                 batch->qo_indptr[row + 1] - first, batch->kv_lens[row], batch->shared ? batch->shared[row] : 0};
+}
+
+/* Return the row whose number in its group is `member`. */
+static inline Row member_of(const Batch *batch, const Group *group, int member)
+{
+    return row_of(batch, batch->members[group->first + member]);
 }
 
 static inline int position_of(const Row *row, int token) { return row->kv_len - row->num_tokens + token; }
@@ -87,9 +95,14 @@ static inline vf soft_capped(vf x, float cap)
     return vselect(size < 0.25f, near, vselect(t < 0.0f, -far, far)) * cap;
 }
 
+/* Return the positions that a row attends to together with its group: none where a window hides them. */
+static inline int shared_positions(const Attention *attention, const Row *row)
+{
+    return attention->shape->window ? 0 : row->shared;
+}
+
 /* A row with few queries per KV head is bound by memory and computed by attention_decode.c: a request's next token,
- * or a few draft tokens. attention_extend.c computes the others. */
-#define FEW_QUERIES 16
+ * or a few draft tokens. attention_cascade.c computes what such rows share, attention_extend.c the other rows. */
 static inline bool has_few(const Attention *attention, const Row *row)
 {
     return row->num_tokens * attention->group <= FEW_QUERIES;
@@ -112,7 +125,9 @@ static inline void walk_on(Walk *walk) { walk->next = team_take(walk->team, walk
 /* Number of items, and the functions that walk through them. */
 int NAME(extend_items)(const Attention *attention);
 int NAME(decode_pieces)(const Attention *attention); /* an item for each piece and part */
+int NAME(cascade_items)(const Attention *attention);
 void NAME(extend)(const Attention *attention, Walk *walk, char *own);
+void NAME(cascade)(const Attention *attention, Walk *walk, char *shared, char *own);
 void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *own);
 
 /* Add up the pieces, in a phase of its own, if decode has shared bytes. */
@@ -122,5 +137,6 @@ void NAME(decode_combine)(const Attention *attention, ThreadTeam *team, char *sh
 size_t NAME(decode_shared_bytes)(const Attention *attention);
 size_t NAME(decode_own_bytes)(const Attention *attention);
 size_t NAME(extend_own_bytes)(const Attention *attention);
+size_t NAME(cascade_own_bytes)(const Attention *attention);
 
 #endif

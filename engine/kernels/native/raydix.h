@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 6 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
+#define RAYDIX_ABI 7 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -56,6 +56,12 @@ typedef struct {
     bool norms_all_heads; /* qk_norm is of all of a token's queries together, and of its keys */
 } Model;
 
+/* Rows whose block tables begin alike: the rows members[first .. first + rows] of a batch attend together to the
+ * first `positions` positions. */
+typedef struct {
+    int32_t first, rows, positions;
+} Group;
+
 /* A ragged batch, as engine/attention/batch.py describes it. */
 typedef struct {
     int32_t num_rows, num_tokens, num_decodes, table_width;
@@ -65,6 +71,10 @@ typedef struct {
     const int64_t *slot_mapping; /* [num_tokens] */
     const int64_t *positions;    /* [num_tokens] */
     const int64_t *token_ids;    /* [num_tokens] */
+    const Group *groups;         /* [num_groups] */
+    const int32_t *members;      /* rows of the groups */
+    const int32_t *shared;       /* [num_rows] positions of the row's group; 0 without one. NULL: no row has one */
+    int32_t num_groups;
 } Batch;
 
 /* Keys and values of one layer, or of the first of several: element (page, slot, head, d) of the keys lies at

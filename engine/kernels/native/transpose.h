@@ -150,4 +150,26 @@ static inline void interleave(const elem *a, const elem *b, elem *to)
 }
 #endif
 
+#if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
+/* 2 * LANES pairs of an element of x and one of y. As whole registers are not interleaved across their quarters, the
+ * first half has the elements 0-3, 8-11, 16-19 and 24-27, the second one the others. */
+typedef struct {
+    __m512i a, b;
+} Halves;
+
+static inline Halves load_halves(const elem *x, const elem *y)
+{
+    __m512i even = _mm512_loadu_si512(x), odd = _mm512_loadu_si512(y);
+    return (Halves){_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd)};
+}
+
+/* Store one number for each pair, in the elements' order. */
+static inline void store_halves(elem *p, Two x)
+{
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)x.b, (__m512)x.a);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi64(order, halves));
+}
+#endif
+
 #endif

@@ -6,8 +6,6 @@ pieces (512 positions) and chunks (256) that are full, partial, and skipped by a
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -17,21 +15,8 @@ from engine.attention.native import NativeAttention
 from engine.kernels import native
 from tests.engine.support.paged_kv import Heads, Paged
 
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 """Largest error of outputs of size about 1, from rounding sums, and weights and results to the type."""
-
-
-@pytest.fixture(params=itertools.product(_DTYPES, native.ISAS), ids="-".join)
-def kernels(request: pytest.FixtureRequest) -> native.Kernels:
-    name, isa = request.param
-    try:
-        found = native.kernels(_DTYPES[name], isa)
-    except native.NativeUnavailable as error:
-        pytest.skip(str(error))
-    if found.isa != isa:
-        pytest.skip(f"there are no kernels of {isa} for {name}")
-    return found
 
 
 def attend(case: Paged, kernels: native.Kernels) -> torch.Tensor:
