@@ -8,7 +8,9 @@
 #include "attention_sizes.h"
 #include "raydix.h"
 
-#define LEAST_SHARED PIECE /* positions; so rows of a group have several pieces */
+/* Positions: rows of a group then have several pieces. Even two rows after so many gain by sharing them
+ * (benchmarks/results/cascade_attention.json), so a group needs no more rows. */
+#define LEAST_SHARED PIECE
 #define MOST_QUERIES 64    /* of a group and a KV head: their partial results stay in a core's caches */
 
 /* The rows as they are compared. */
