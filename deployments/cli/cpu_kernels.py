@@ -50,7 +50,8 @@ def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
 def _limits(facts: ModelConfig) -> list[str]:
     """Return what of the model the kernels compute, if not all of it."""
     reason = unsupported(facts)
-    return [f"attention alone ({reason})"] if reason else []
+    found = "attention alone" if facts.attention.latent is None else "nothing of this model"
+    return [f"{found} ({reason})"] if reason else []
 
 
 def _huge_pages() -> str:

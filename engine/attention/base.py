@@ -36,6 +36,8 @@ class AttentionShape:
     """Whether each head has a sink: a score that takes part in the softmax and has no value."""
     is_cascade: bool = True
     """Whether rows whose page tables begin alike attend to what they share together, where a backend can."""
+    latent: int | None = None
+    """How many of a key's numbers are its value too, and a head's result; None: pages hold values apart."""
 
     @classmethod
     def of(
@@ -49,7 +51,7 @@ class AttentionShape:
         """Return the shape of a model's attention."""
         heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
         rest = attention.scale, attention.soft_cap, attention.has_sinks
-        return cls(*heads, page_size, windows, kv_dtype, *rest, is_cascade)
+        return cls(*heads, page_size, windows, kv_dtype, *rest, is_cascade, attention.latent)
 
     @property
     def scale(self) -> float:
@@ -57,8 +59,15 @@ class AttentionShape:
         return float(self.head_dim**-0.5) if self.factor is None else self.factor
 
     @property
+    def value_dim(self) -> int:
+        """Numbers of a value, and of a head's result."""
+        return self.head_dim if self.latent is None else self.latent
+
+    @property
     def unusual(self) -> str | None:
         """What of the scores not every backend computes; None for nothing."""
+        if self.latent is not None:
+            return "latent KV (MLA)"
         if self.soft_cap is not None:
             return "scores with a soft cap"
         return "attention sinks" if self.has_sinks else None
@@ -86,12 +95,13 @@ class AttentionStep(Protocol):
     ) -> torch.Tensor:
         """Compute the attention of one layer.
 
-        pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], the step's own KV included
+        pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], the step's own KV included; [1, ...] where
+            values are part of keys (`AttentionShape.latent`)
         query: [N, num_heads, head_dim]; dim 0 may be strided
         window: a query at position p sees positions p - window + 1 .. p; None: 0 .. p
         scales: the layer's keys and values are the numbers in the pages times these
         sinks: [num_heads], a score for each head, if the model has any
-        Returns [N, num_heads * head_dim], contiguous.
+        Returns [N, num_heads * value_dim], contiguous.
         """
         ...
 

@@ -19,7 +19,7 @@ _ROUNDS = 5
 class HostKVPages:
     """Host pages of the same shape and type as a device's KV pages; pinned if the device is a GPU.
 
-        data: [num_layers, num_pages, 2 (keys, values), page_size, num_kv_heads, head_dim]
+        data: [num_layers, num_pages, 2 (keys, values) or 1, page_size, num_kv_heads, head_dim]
 
     Pages come before keys and values, so that neighbouring pages of a layer are one piece of memory: a request's
     pages are gathered on the device and transferred at once per layer, or in a few parts where its host pages are
@@ -29,11 +29,11 @@ class HostKVPages:
     def __init__(self, device_pages: KVPages, num_pages: int) -> None:
         """Allocate the pages. On a CPU, memory is taken from the system as pages are first written."""
         device = device_pages.raw
-        num_layers, _, _, *page = device.shape
+        num_layers, parts, _, *page = device.shape
         self.num_pages = num_pages
         self._device = device
         self.data = torch.empty(
-            (num_layers, num_pages, 2, *page), dtype=device.dtype, pin_memory=device.device.type == "cuda"
+            (num_layers, num_pages, parts, *page), dtype=device.dtype, pin_memory=device.device.type == "cuda"
         )
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -11,6 +11,7 @@ import torch
 from cache import PageCopy
 from engine.attention.batch import on_device
 from engine.host_memory import untouched_zeros
+from engine.models.config import ModelConfig
 
 FP8 = torch.float8_e4m3fn
 """Element type of 8-bit pages."""
@@ -26,7 +27,10 @@ class KVPages:
     """Keys and values of all layers, in one tensor, so that one operation copies a page in all layers.
 
         data: [num_layers, 2 (keys, values), num_pages + 1, page_size, num_kv_heads, head_dim]
+        latent KV, whose values are the first numbers of its keys (`LatentAttentionConfig`):
+              [num_layers, 1 (keys),         num_pages + 1, page_size, 1,            head_dim]
 
+    The shape of `data` is the one description of pages for all who copy, store, send or count them.
     The last page is the null page: never written, always zero. Padding points to it, so that values gathered for
     masked positions are finite whatever other pages held before (0 * NaN would be NaN).
     """
@@ -40,11 +44,12 @@ class KVPages:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        parts: int = 2,
     ) -> None:
         """Allocate zeroed pages. On a CPU, memory is taken from the system when pages are first written, in units
-        of up to 2 MiB for each layer's keys and for its values.
+        of up to 2 MiB for each layer's keys and for its values. `parts`: 2, or 1 where values do not lie apart.
         """
-        shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
+        shape = (num_layers, parts, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
         self.null_page = num_pages
@@ -54,8 +59,16 @@ class KVPages:
             else torch.zeros(shape, dtype=dtype, device=device)
         )
 
+    @classmethod
+    def of(
+        cls, model: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> KVPages:
+        """Allocate the pages of a model, or of a rank's share of it."""
+        parts, heads, numbers = model.attention.kv_shape
+        return cls(model.num_layers, num_pages, page_size, heads, numbers, dtype, device, parts)
+
     def layer(self, index: int) -> torch.Tensor:
-        """Return a view of one layer: [2, num_pages + 1, page_size, num_kv_heads, head_dim]."""
+        """Return a view of one layer: [2 or 1, num_pages + 1, page_size, num_kv_heads, head_dim]."""
         return self.data[index]
 
     @property
@@ -82,28 +95,32 @@ def store_kv(
     pages: torch.Tensor,
     slot_mapping: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
+    value: torch.Tensor | None,
     scales: KVScales = UNSCALED,
 ) -> None:
     """Write a step's keys and values, [N, num_kv_heads, head_dim], into one layer's pages, at int64 [N] slots.
+    `value` is None where keys hold the values.
 
     For float8 pages they are divided by the scales and clamped to the largest float8 number.
     """
-    slots = pages.view(2, -1, *pages.shape[3:])  # A view, never a copy: it is written to.
-    for kind, new, scale in zip(slots, (key, value), scales, strict=True):
+    slots = pages.view(len(pages), -1, *pages.shape[3:])  # A view, never a copy: it is written to.
+    parts = (key,) if value is None else (key, value)
+    for kind, new, scale in zip(slots, parts, scales[: len(parts)], strict=True):
         if kind.dtype == FP8:
             new = (new.float() / scale).clamp(-MAX_FP8, MAX_FP8).to(FP8)
         _movable(kind).index_copy_(0, slot_mapping, _movable(new))
 
 
 def gathered(
-    pages: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scales: KVScales
+    pages: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scales: KVScales, latent: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gather the keys and values, each [N, num_kv_heads, head_dim], at int64 [N] slots of one layer's pages."""
-    keys, values = (kind.index_select(0, slots) for kind in pages.flatten(1, 2))
-    if keys.dtype != FP8:
-        return keys, values
-    return (keys.float() * scales[0]).to(dtype), (values.float() * scales[1]).to(dtype)
+    """Gather the keys and values, each [N, num_kv_heads, head_dim], at int64 [N] slots of one layer's pages.
+    `latent`: how many of a key's numbers are its value; None: pages hold values apart.
+    """
+    parts = [kind.index_select(0, slots) for kind in pages.flatten(1, 2)]
+    if parts[0].dtype == FP8:
+        parts = [(part.float() * scale).to(dtype) for part, scale in zip(parts, scales, strict=False)]
+    return parts[0], parts[1] if latent is None else parts[0][..., :latent]
 
 
 def _movable(numbers: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,8 @@ class NativeAttention:
         """Require a CPU, the library, a type that it supports, and a head_dim that fills vectors."""
         if device.type != "cpu":
             return f"it runs on CPUs, not on {device}"
+        if shape.latent is not None:
+            return "it does not compute latent KV (MLA)"
         if shape.kv_dtype not in (None, dtype):
             return f"it supports only pages of the model's type, {dtype}, not {shape.kv_dtype}"
         if shape.head_dim % 32:

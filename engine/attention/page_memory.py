@@ -14,7 +14,7 @@ from engine.scheduling.peers import PageRegion
 class BytesOfPages:
     """Reads pages that stay as they are meanwhile, in any thread and beside the engine's steps.
 
-    A page is its layers, one after the other: [2 (keys, values), page_size, num_kv_heads, head_dim] each.
+    A page is its layers, one after the other: [2 (keys, values) or 1, page_size, num_kv_heads, head_dim] each.
     """
 
     def __init__(self, pages: KVPages, host: HostKVPages, fingerprint: str) -> None:

@@ -152,7 +152,7 @@ class ReferenceStep:
     ) -> torch.Tensor:
         """Implement `AttentionStep.attend`."""
         plan = self._plans[window]
-        out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+        out = query.new_empty(query.shape[0], query.shape[1] * self._shape.value_dim)
         for decodes in plan.decodes:
             rows = slice(decodes.first, decodes.last)
             out[rows] = self._decode(decodes, pages, scales, query[rows], sinks)
@@ -171,12 +171,11 @@ class ReferenceStep:
         rows, heads, dim = query.shape
         num_kv_heads = self._shape.num_kv_heads
         grouped = query.reshape(rows, num_kv_heads, heads // num_kv_heads, dim)
-        keys, values = gathered(pages, plan.slots, query.dtype, scales)
-        of_rows = (rows, -1, num_kv_heads, dim)
-        keys, values = keys.view(of_rows).transpose(1, 2), values.view(of_rows).transpose(1, 2)
+        keys, values = gathered(pages, plan.slots, query.dtype, scales, self._shape.latent)
+        keys, values = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in (keys, values))
         per_query = None if sinks is None else sinks.view(num_kv_heads, -1)
         attended = self._attended(grouped, keys, values, plan.mask, per_query)
-        return attended.reshape(rows, heads * dim)
+        return attended.reshape(rows, heads * self._shape.value_dim)
 
     def _prefill(
         self,
@@ -187,9 +186,9 @@ class ReferenceStep:
         sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
-        heads, dim = query.shape[1:]
-        num_kv_heads = self._shape.num_kv_heads
-        row_keys, row_values = (part.transpose(0, 1) for part in gathered(pages, plan.slots, query.dtype, scales))
+        num_kv_heads, dim = self._shape.num_kv_heads, query.shape[2]
+        kv = gathered(pages, plan.slots, query.dtype, scales, self._shape.latent)
+        row_keys, row_values = (part.transpose(0, 1) for part in kv)
         for block in plan.blocks:
             size = block.last - block.first
             grouped = query[block.first : block.last].view(size, num_kv_heads, -1, dim).permute(1, 2, 0, 3)
@@ -201,8 +200,8 @@ class ReferenceStep:
                 block.mask[None],
                 None if sinks is None else sinks.view(num_kv_heads, -1).repeat_interleave(size, 1),
             )
-            ungrouped = attended.view(num_kv_heads, -1, size, dim).permute(2, 0, 1, 3)
-            out[block.first : block.last] = ungrouped.reshape(size, heads * dim)
+            ungrouped = attended.view(num_kv_heads, -1, size, self._shape.value_dim).permute(2, 0, 1, 3)
+            out[block.first : block.last] = ungrouped.reshape(size, -1)
 
     def _attended(
         self,

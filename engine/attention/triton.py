@@ -32,6 +32,8 @@ class TritonAttention:
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         """Require a GPU on which its programs fit, Triton, and for 8-bit pages a GPU that supports float8."""
+        if shape.latent is not None:
+            return "it does not compute latent KV (MLA)"
         if device.type != "cuda" and environ.get("TRITON_INTERPRET") != "1":
             return f"it runs on GPUs, not on {device}"
         if find_spec("triton") is None:

@@ -38,8 +38,8 @@ class KVScaleCalibration:
     def set_scales(self, decoder: Decoder, pages: KVPages) -> None:
         """Set the scales of the decoder's layers from the KV that the plan left in the pages."""
         largest = pages.data.abs().amax(dim=(2, 3, 4, 5)).tolist()
-        for layer, (keys, values) in zip(decoder.layers, largest, strict=True):
-            cast("Layer", layer).attention.kv_scales = _scale(keys), _scale(values)
+        for layer, parts in zip(decoder.layers, largest, strict=True):  # Keys, and values if they lie apart.
+            cast("Layer", layer).attention.kv_scales = _scale(parts[0]), _scale(parts[-1])
 
 
 def _scale(largest: float) -> float:

@@ -191,8 +191,7 @@ class _Loading:
         sample.set_scales(decoder, unrounded)
 
     def _pages(self, num_pages: int, dtype: torch.dtype) -> KVPages:
-        model, size = self._model, self._config.page_size
-        return KVPages(model.num_layers, num_pages, size, model.num_kv_heads, model.head_dim, dtype, self._device)
+        return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device)
 
 
 def _device(name: str) -> torch.device:

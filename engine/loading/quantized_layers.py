@@ -5,6 +5,7 @@
     fp8, a scale for each output  NAME.weight             ─▶ as it is                   ─▶ Fp8Linear.weight
                                   NAME.weight_scale       ─▶ as it is                   ─▶ Fp8Linear.scale
     fp8 in blocks                 both                    ─▶ rounded again, by outputs  ─▶ Fp8Linear.weight, .scale
+    fp8, of other parameters      both                    ─▶ widened                    ─▶ experts, expansions
     gptq, awq                     NAME.qweight, .qzeros, .scales ─▶ unpacked, packed our way ─▶ Int4Linear
 
 NAME is a projection of the checkpoint, such as model.layers.0.self_attn.q_proj; several of them are rows of one
@@ -13,7 +14,7 @@ layer. The embedding table and the output head are always plain.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from engine.models.errors import ModelLoadError
 from engine.models.formats import Fp8Format, Int4Format, WeightFormat, is_ignored
 from engine.models.linear import Fp8Linear, Int4Linear, QuantizedLinear
 
-MATRICES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+MATRICES = ("qkv_proj", "qkv_a_proj", "q_b_proj", "o_proj", "gate_up_proj", "down_proj")
 """The layers that may be quantized."""
 _UNREAD = ("input_scale", "g_idx", "weight_shape", "k_scale", "v_scale", "q_scale")
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -101,13 +102,41 @@ def tensor_groups(
         weight = Expected(f"{name}.weight", (outputs, inputs), ("F8_E4M3",))
         if weights.block is None:
             yield TensorGroup((weight,), partial(_copy, layer, rows, matrix), lambda: layer.weight[rows])
-            forms = ((outputs, 1), (1,), ())
-            scale = Expected(f"{name}.{weights.scale_name}", (outputs,), FLOATS, forms)
-            yield TensorGroup((scale,), partial(_copy_scale, layer, rows, matrix))
+            yield TensorGroup((_scales(matrix, weights),), partial(_copy_scale, layer, rows, matrix))
         else:
-            height, width = weights.block
-            blocks = Expected(f"{name}.{weights.scale_name}", (-(-outputs // height), -(-inputs // width)))
-            yield TensorGroup((weight, blocks), partial(_round_blocks, layer, rows, matrix, weights.block))
+            store = partial(_round_blocks, layer, rows, matrix, weights.block)
+            yield TensorGroup((weight, _scales(matrix, weights)), store)
+
+
+def widened_group(matrix: Matrix, weights: Fp8Format, store: Callable[[list[torch.Tensor]], None]) -> TensorGroup:
+    """Return the tensors of an fp8 matrix, all of which is widened to float32 and handed to `store`."""
+    weight = Expected(f"{matrix.name}.weight", (matrix.outputs, matrix.inputs), ("F8_E4M3",))
+
+    def store_widened(tensors: list[torch.Tensor]) -> None:
+        weight, scales = tensors
+        store([_widened(weight, scales, weights.block)])
+
+    return TensorGroup((weight, _scales(matrix, weights)), store_widened)
+
+
+def _scales(matrix: Matrix, weights: Fp8Format) -> Expected:
+    """Return the scales that a checkpoint has for an fp8 matrix."""
+    name, outputs, inputs = f"{matrix.name}.{weights.scale_name}", matrix.outputs, matrix.inputs
+    if weights.block is None:
+        return Expected(name, (outputs,), FLOATS, ((outputs, 1), (1,), ()))
+    height, width = weights.block
+    return Expected(name, (-(-outputs // height), -(-inputs // width)))
+
+
+def _widened(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None) -> torch.Tensor:
+    """Return float32 [outputs, inputs]."""
+    outputs, inputs = weight.shape
+    scales = scales.float()
+    if block is None:
+        return weight.float() * scales.reshape(-1, 1)
+    for axis, size in enumerate(block):
+        scales = scales.repeat_interleave(size, axis)
+    return weight.float() * scales[:outputs, :inputs]
 
 
 def is_unread(name: str) -> bool:
@@ -131,10 +160,7 @@ def _round_blocks(
     layer: Fp8Linear, rows: slice, matrix: Matrix, block: tuple[int, int], tensors: list[torch.Tensor]
 ) -> None:
     weight, scales = (tensor.to(layer.weight.device) for tensor in tensors)
-    for axis, size in enumerate(block):
-        scales = scales.repeat_interleave(size, axis)
-    outputs, inputs = weight.shape
-    layer.put(rows, matrix.of(weight.float() * scales[:outputs, :inputs].float()))
+    layer.put(rows, matrix.of(_widened(weight, scales, block)))
 
 
 def _int4_group(layer: Int4Linear, rows: slice, matrix: Matrix, weights: Int4Format) -> TensorGroup:

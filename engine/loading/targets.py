@@ -16,7 +16,7 @@ import torch
 
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
-from engine.models.parts import MLPConfig
+from engine.models.parts import LatentAttentionConfig, MLPConfig
 from engine.parallel.shard import Shard
 
 HEAD = "lm_head.weight"
@@ -76,8 +76,11 @@ def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, WeightTar
         if config.norms.after:
             yield f"{at}.{names.attended_norm}.weight", _norm(f"{at}.attended_norm.weight", config)
             yield f"{at}.{names.mlp_output_norm}.weight", _norm(f"{at}.output_norm.weight", config)
-        order = _order(config, layer)
-        yield from _attention_targets(config, shard, order, f"{at}.self_attn", f"{at}.attention")
+        if isinstance(config.attention, LatentAttentionConfig):
+            yield from _latent_targets(config, config.attention, shard, f"{at}.self_attn", f"{at}.attention")
+        else:
+            order = _order(config, layer)
+            yield from _attention_targets(config, shard, order, f"{at}.self_attn", f"{at}.attention")
         experts = config.experts_in(layer)
         if experts is None:
             yield from _mlp_targets(config, config.mlp, shard, f"{at}.mlp", f"{at}.mlp")
@@ -118,6 +121,33 @@ def _attention_targets(
             yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (dim,), (whole,), None, _added(config))
         elif attention.qk_norm == "full":
             yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (count * dim,), (numbers,), (-1, dim))
+
+
+def _latent_targets(
+    config: ModelConfig, latent: LatentAttentionConfig, shard: Shard, theirs: str, ours: str
+) -> Iterator[tuple[str, WeightTarget]]:
+    """Yield the targets of a layer's latent attention, of which ranks divide the heads."""
+    heads, hidden, rank = shard.part(latent.num_heads), config.hidden_size, latent.rank
+    turned = torch.arange(latent.rope_dim)
+    if latent.is_interleaved:
+        turned = turned.view(-1, 2).t().flatten()
+    key = _in_order(slice(0, 1), torch.cat((torch.arange(rank), rank + turned)))
+    query = _in_order(heads, torch.cat((torch.arange(latent.plain_dim), latent.plain_dim + turned)))
+    first: tuple[str, int, Own] = ("q_proj", latent.query_outputs, query)
+    if latent.query_rank is not None:
+        first = ("q_a_proj", latent.query_rank, slice(0, latent.query_rank))
+        shape = (latent.query_outputs, latent.query_rank)
+        yield f"{theirs}.q_a_layernorm.weight", _whole(f"{ours}.q_norm", latent.query_rank)
+        yield f"{theirs}.q_b_proj.weight", WeightTarget(f"{ours}.q_b_proj.weight", slice(None), shape, (query,))
+    names = [f"{theirs}.{first[0]}", f"{theirs}.kv_a_proj_with_mqa"]
+    yield from _fused(names, f"{ours}.qkv_a_proj", [first[1:], (latent.head_dim, key)], hidden, latent.qkv_bias)
+    yield f"{theirs}.kv_a_layernorm.weight", _whole(f"{ours}.latent_norm", rank)
+    each = latent.plain_dim + latent.value_dim
+    part, view = (_times(heads, each),), (-1, each, rank)
+    target = WeightTarget(f"{ours}.expansion", slice(None), (latent.num_heads * each, rank), part, view)
+    yield f"{theirs}.kv_b_proj.weight", target
+    values = latent.num_heads * latent.value_dim
+    yield from _summed(f"{theirs}.o_proj", f"{ours}.o_proj", hidden, values, shard, latent.output_bias)
 
 
 def _mlp_targets(

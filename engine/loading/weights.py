@@ -17,7 +17,7 @@ import torch
 
 from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
 from engine.loading.mxfp4 import mxfp4_group
-from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers
+from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
 from engine.loading.targets import HEAD, WeightTarget, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup
@@ -25,7 +25,7 @@ from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
-from engine.models.formats import Fp8Format
+from engine.models.formats import Fp8Format, WeightFormat
 from engine.models.linear import QuantizedLinear
 from engine.parallel.collective import ALONE, Collective
 
@@ -120,9 +120,27 @@ def _groups(
             if config.experts is not None and config.experts.is_mxfp4 and target.is_turned:
                 yield mxfp4_group(name, target, into)
                 continue
+            if (widened := _widened(name, target, config.weight_format, into, present)) is not None:
+                yield widened
+                continue
             is_kept = target.added is None and target.view is None and not (target.is_turned or _is_picked(target))
             store = partial(_store, into, target)
             yield TensorGroup((Expected(name, target.shape),), store, into if is_kept else None)
+
+
+def _widened(
+    name: str,
+    target: WeightTarget,
+    stored: WeightFormat | None,
+    into: Callable[[], torch.Tensor],
+    present: Container[str],
+) -> TensorGroup | None:
+    """Return the group of a matrix that the checkpoint quantizes and the decoder does not; None for plain ones."""
+    matrix = name.removesuffix(".weight")
+    if not isinstance(stored, Fp8Format) or f"{matrix}.{stored.scale_name}" not in present:
+        return None
+    outputs, inputs = target.shape
+    return widened_group(Matrix(matrix, outputs, inputs), stored, partial(_store, into, target))
 
 
 def _rows(module: torch.nn.Module, attribute: str, rows: slice | tuple[int, slice]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import WeightNames
-from engine.models.formats import Fp8Format, WeightFormat, weight_format
+from engine.models.formats import Fp8Format, Int4Format, WeightFormat, weight_format
 from engine.models.parts import AttentionConfig, LayerKind, MLPConfig, NormConfig, Scales
 from engine.models.registry import family_of
 from engine.models.rope import RopeConfig
@@ -76,9 +76,10 @@ class ModelConfig:
         raw = family.config_of(raw)
         parts = family.read(raw)
         stored = None if parts.experts is not None and parts.experts.is_mxfp4 else weight_format(raw)
-        if stored is not None and parts.experts is not None:
+        if parts.experts is not None and isinstance(stored, Int4Format):
             raise ModelLoadError(
-                f"quantized experts are not supported: use an unquantized version of this {architecture}"
+                f"experts quantized by {stored.method} are not supported: use a version of this {architecture} in "
+                "fp8, or an unquantized one"
             )
         longest = max(
             (layer.rope.stretched_context for layer in parts.layers if layer.rope is not None), default=0
@@ -197,15 +198,14 @@ class ModelConfig:
         return plain * element_bytes + sum(stored.matrix_bytes(*shape) for shape in matrices)
 
     def _matrices(self) -> list[tuple[int, int]]:
-        """List (outputs, inputs) of the layers' matrices, except experts, which are never quantized."""
-        query, hidden, inner = self.num_heads * self.head_dim, self.hidden_size, self.intermediate_size
-        qkv = self.attention.qkv_outputs
+        """List (outputs, inputs) of the layers' matrices, except experts, which are kept as plain numbers."""
+        hidden, inner = self.hidden_size, self.intermediate_size
         num_dense = self.num_layers - (0 if self.experts is None else len(self.experts.layers))
         shared, num_shared = 0, 0
         if self.experts is not None and self.experts.shared_size:
             shared, num_shared = self.experts.shared_size, len(self.experts.layers)
         return [
-            *self.num_layers * [(qkv, hidden), (hidden, query)],
+            *self.num_layers * self.attention.matrices(hidden),
             *num_dense * [(2 * inner, hidden), (hidden, inner)],
             *num_shared * [(2 * shared, hidden), (hidden, shared)],
         ]

@@ -20,8 +20,10 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts
+from engine.models.latent_attention import LatentAttention
 from engine.models.mlp import MLP
 from engine.models.operations import Operations, Rotary
+from engine.models.parts import LatentAttentionConfig
 from engine.models.select_operations import operations_for
 from engine.models.variations import later_scales, norm_all_heads, scaled_logits
 from engine.parallel.collective import ALONE, Collective
@@ -71,7 +73,8 @@ class Layer(nn.Module):
         self._stream_eps, self._eps = config.stream_eps, config.norms.eps
         before, after = config.norms.before, config.norms.after
         self.input_norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps) if before else None
-        self.attention = Attention(config, layer, ranks)
+        is_latent = isinstance(config.attention, LatentAttentionConfig)
+        self.attention = LatentAttention(config, layer) if is_latent else Attention(config, layer, ranks)
         self.attended_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps) if after else None
         self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps) if before else None
         experts = config.experts_in(layer)
@@ -132,7 +135,8 @@ class Decoder(nn.Module):
         if self._embedding_scale is not None:
             x = x * self._embedding_scale
         if self.operations is None:
-            self.operations = operations_for(Rotary.of(self.config.ropes, self.config.head_dim, x.dtype, x.device))
+            turned = self.config.attention.turned_dim
+            self.operations = operations_for(Rotary.of(self.config.ropes, turned, x.dtype, x.device))
         operations = self.operations(step.batch)
         branch = None
         for index, layer in enumerate(self.layers):

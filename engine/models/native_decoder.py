@@ -18,7 +18,7 @@ from engine.config import Quantization
 from engine.host_memory import untouched_zeros
 from engine.kernels import native
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, Layer
+from engine.models.decoder import Attention, Decoder, Layer
 from engine.models.mlp import MLP
 from engine.models.operations import Rotary
 
@@ -27,6 +27,8 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
     """Return why the native decoder cannot compute such a model on so many ranks; None when it can."""
     if num_ranks > 1:
         return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
+    if config.attention.latent is not None:
+        return "it does not compute latent KV (MLA)"
     if config.experts is not None:
         return "its layers are mixtures of experts"
     if config.attention.later_scale is not None:
@@ -137,7 +139,7 @@ class NativeDecoder:
 
     def _layer(self, layer: Layer, window: int | None, rope: int) -> native.NativeLayer:
         attention, mlp = layer.attention, layer.mlp
-        assert isinstance(mlp, MLP)
+        assert isinstance(attention, Attention) and isinstance(mlp, MLP)
         return native.NativeLayer(
             input_norm=self._weights_of(layer.input_norm),
             post_norm=self._weights_of(layer.post_norm),

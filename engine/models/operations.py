@@ -47,6 +47,10 @@ class Operations(Protocol):
         """
         ...
 
+    def rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
+        """Rotate [N, heads, turned_dim] by the model's rotation number `rope`."""
+        ...
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Map [N, 2 * inner], gates before ups, to silu(gate) * up, [N, inner]."""
         ...
@@ -96,7 +100,9 @@ class Rotary(NamedTuple):
     def of(
         cls, ropes: Sequence[RopeConfig | None], head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> Rotary:
-        """Compute the constants of a model. Without a rotation (None), all angles are zero."""
+        """Compute the constants of a model, whose attention has this `turned_dim`. Without a rotation (None), all
+        angles are zero.
+        """
         pairs = [[(0.0, 1.0)] * (head_dim // 2) if rope is None else rope.pairs(head_dim) for rope in ropes]
         both = torch.tensor(pairs, dtype=torch.float32, device=device)
         return cls(both[..., 0].contiguous(), both[..., 1].contiguous(), dtype)

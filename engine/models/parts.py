@@ -12,6 +12,7 @@ Nothing here imports torch. Every default is what Llama does.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -54,14 +55,38 @@ class AttentionConfig:
     """What queries at later positions are multiplied by; None: nothing."""
 
     @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """What one layer keeps for each token: keys and values, of so many heads, of so many numbers."""
+        return 2, self.num_kv_heads, self.head_dim
+
+    @property
     def kv_numbers(self) -> int:
         """Numbers that one layer keeps for each token."""
-        return 2 * self.num_kv_heads * self.head_dim
+        return math.prod(self.kv_shape)
+
+    @property
+    def latent(self) -> int | None:
+        """How many of a key's numbers are its value too (`LatentAttentionConfig`); None: values lie apart."""
+        return None
+
+    @property
+    def turned_dim(self) -> int:
+        """Numbers of a head among which those are that positions turn."""
+        return self.head_dim
+
+    @property
+    def numbers_of_pair(self) -> int:
+        """Numbers of keys and values that a query meets at each position that it attends to, in all heads."""
+        return self.num_heads * (self.head_dim + (self.latent or self.head_dim))
 
     @property
     def qkv_outputs(self) -> int:
         """Outputs of the fused projection to queries, keys and values."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    def matrices(self, hidden_size: int) -> list[tuple[int, int]]:
+        """List (outputs, inputs) of one layer's projections that may be quantized."""
+        return [(self.qkv_outputs, hidden_size), (hidden_size, self.num_heads * self.head_dim)]
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of weights of one layer."""
@@ -69,6 +94,64 @@ class AttentionConfig:
         normed = {"none": 0, "heads": 2 * self.head_dim, "full": query + self.num_kv_heads * self.head_dim}
         biases = qkv * self.qkv_bias + hidden_size * self.output_bias + self.num_heads * self.has_sinks
         return (qkv + query) * hidden_size + biases + normed[self.qk_norm]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionConfig(AttentionConfig):
+    """Multi-head latent attention, MLA (DeepSeek-V2, arXiv:2405.04434, section 2.1), in the form in which pages
+    hold it: all heads share one key for each token, of `rank` compressed numbers and `rope_dim` that its position
+    turns, and the compressed numbers are its value too. `head_dim` is the size of that key, `num_kv_heads` is 1.
+    """
+
+    rank: int
+    """Size of the compressed key and value (kv_lora_rank)."""
+    rope_dim: int
+    """Numbers of a head that positions turn (qk_rope_head_dim)."""
+    plain_dim: int
+    """The other numbers of a head's key, before it is compressed (qk_nope_head_dim)."""
+    value_dim: int
+    """Numbers of a head's value, before it is compressed (v_head_dim)."""
+    query_rank: int | None
+    """Size of the compressed query (q_lora_rank); None where it is not compressed."""
+    is_interleaved: bool = True
+    """Whether files hold the two numbers that are turned together side by side."""
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """One key, whose first numbers are the value."""
+        return 1, 1, self.head_dim
+
+    @property
+    def latent(self) -> int | None:
+        """Implement `AttentionConfig`."""
+        return self.rank
+
+    @property
+    def turned_dim(self) -> int:
+        """Implement `AttentionConfig`."""
+        return self.rope_dim
+
+    @property
+    def query_outputs(self) -> int:
+        """Outputs of the projection to all heads' queries, as files have them."""
+        return self.num_heads * (self.plain_dim + self.rope_dim)
+
+    @property
+    def qkv_outputs(self) -> int:
+        """Outputs of the fused projection to queries, compressed or not, and to the key."""
+        return (self.query_outputs if self.query_rank is None else self.query_rank) + self.head_dim
+
+    def matrices(self, hidden_size: int) -> list[tuple[int, int]]:
+        """Implement `AttentionConfig`."""
+        queries = [] if self.query_rank is None else [(self.query_outputs, self.query_rank)]
+        return [(self.qkv_outputs, hidden_size), *queries, (hidden_size, self.num_heads * self.value_dim)]
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Return the number of weights of one layer."""
+        expansion = self.num_heads * (self.plain_dim + self.value_dim) * self.rank
+        biases = self.qkv_outputs * self.qkv_bias + hidden_size * self.output_bias
+        matrices = sum(outputs * inputs for outputs, inputs in self.matrices(hidden_size))
+        return matrices + expansion + biases + self.rank + (self.query_rank or 0)
 
 
 @dataclass(frozen=True, slots=True)

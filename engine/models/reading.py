@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.models.errors import ModelLoadError
-from engine.models.parts import Activation, AttentionConfig, LayerKind, MLPConfig, NormConfig, QKNorm
-from engine.models.rope import RopeConfig
+from engine.models.parts import (
+    Activation,
+    AttentionConfig,
+    LatentAttentionConfig,
+    LayerKind,
+    MLPConfig,
+    NormConfig,
+    QKNorm,
+)
+from engine.models.rope import RopeConfig, stretched_scale
 
 Raw = Mapping[str, Any]
 """The contents of a config.json."""
@@ -51,6 +59,30 @@ def read_attention(
     )
 
 
+def read_latent_attention(raw: Raw) -> LatentAttentionConfig:
+    """Read latent attention by DeepSeek's keys. Raises ModelLoadError."""
+    rank, rope_dim, plain_dim = (int(raw[key]) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"))
+    compressed, is_biased = raw.get("q_lora_rank"), bool(raw.get("attention_bias", False))
+    if is_biased and compressed is None:
+        raise ModelLoadError(
+            "attention_bias is true and q_lora_rank null, expected biases with a q_lora_rank alone"
+        )
+    return LatentAttentionConfig(
+        int(raw["num_attention_heads"]),
+        1,
+        rank + rope_dim,
+        (plain_dim + rope_dim) ** -0.5 * stretched_scale(raw),
+        is_biased,
+        is_biased,
+        rank=rank,
+        rope_dim=rope_dim,
+        plain_dim=plain_dim,
+        value_dim=int(raw["v_head_dim"]),
+        query_rank=None if compressed is None else int(compressed),
+        is_interleaved=bool(raw.get("rope_interleave", True)),
+    )
+
+
 def read_mlp(raw: Raw, *, bias: bool = False) -> MLPConfig:
     """Read the dense MLP."""
     return MLPConfig(int(raw["intermediate_size"]), bias, read_activation(raw))
@@ -71,7 +103,7 @@ def read_norms(raw: Raw, eps: float = 1e-6, *, before: bool = True, after: bool 
 
 def read_rope(raw: Raw, attention: AttentionConfig, theta: float = 10000.0) -> RopeConfig:
     """Read the one rotation of all layers that have one; `theta` is the family's default."""
-    return RopeConfig.from_config(raw, attention.head_dim, theta)
+    return RopeConfig.from_config(raw, attention.turned_dim, theta)
 
 
 def read_ropes(

@@ -29,8 +29,7 @@ def family_of(raw: Mapping[str, Any]) -> tuple[str, Family]:
             name = f"{name.removesuffix('Model')}ForCausalLM"
         if name in FAMILIES:
             return name, FAMILIES[name]
-    latent = ", which has latent KV (MLA)" if "kv_lora_rank" in raw else ""
     raise ModelLoadError(
         f"unsupported architecture {', '.join(map(str, names)) or '(none named)'} "
-        f"(model_type {raw.get('model_type')!r}){latent}; supported are {', '.join(FAMILIES)}"
+        f"(model_type {raw.get('model_type')!r}); supported are {', '.join(FAMILIES)}"
     )

@@ -165,6 +165,20 @@ class RopeConfig:
         return stretched
 
 
+def stretched_scale(raw: Mapping[str, Any]) -> float:
+    """Return the factor of scores where yarn has `mscale_all_dim` (DeepSeek): the square of its temperature."""
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope_type, weight = scaling.get("rope_type") or scaling.get("type"), scaling.get("mscale_all_dim")
+    if rope_type in (None, "default") or not weight:
+        return 1.0
+    return _temperature(float(scaling["factor"]), float(weight)) ** 2
+
+
+def _temperature(factor: float, weight: float = 1.0) -> float:
+    """Return yarn's temperature of a context that is stretched by `factor` (arXiv:2309.00071, section 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
 def _attention_factor(rope_type: str, scaling: Mapping[str, Any], factor: float, original: int) -> float:
     if rope_type not in ("yarn", "longrope"):
         return 1.0
@@ -174,8 +188,6 @@ def _attention_factor(rope_type: str, scaling: Mapping[str, Any], factor: float,
     if rope_type == "longrope":
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     mscale, mscale_all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-
-    def scale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+    if mscale and mscale_all_dim:
+        return _temperature(factor, mscale) / _temperature(factor, mscale_all_dim)
+    return _temperature(factor)

@@ -47,7 +47,7 @@ class TorchOperations:
         query_key, value = heads.tensor_split((-num_kv_heads,), dim=1)
         if norm is not None:
             query_key = (F.rms_norm(query_key, heads.shape[2:], eps=eps) * norm).to(heads.dtype)
-        query, key = self._rotate(query_key, rope).tensor_split((-num_kv_heads,), dim=1)
+        query, key = self.rotate(query_key, rope).tensor_split((-num_kv_heads,), dim=1)
         store_kv(pages, self._slots, key, value, scales)
         return query
 
@@ -61,7 +61,7 @@ class TorchOperations:
         gate, up = gate_up.chunk(2, -1)
         return F.gelu(gate, approximate="tanh") * up
 
-    def _rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
-        """Rotate the pairs (i, i + head_dim / 2), as in transformers' `rotate_half`."""
+    def rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
+        """Implement `Operations`: rotate the pairs (i, i + head_dim / 2), as in transformers' `rotate_half`."""
         first, second = heads.chunk(2, -1)
         return heads * self._cos[rope] + torch.cat((second, first), -1) * self._sin[rope]

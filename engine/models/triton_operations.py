@@ -40,6 +40,12 @@ class TritonOperations:
         """Implement `Operations`; the queries are a view of `heads`."""
         return rotate_into(pages, self._slots, heads, self._rotations[rope], norm, eps, scales)
 
+    def rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
+        """Implement `Operations` in plain torch."""
+        cos, sin = self._rotations[rope].unsqueeze(2).unbind(1)  # [N, 1, turned_dim / 2]
+        first, second = heads.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement `Operations`."""
         return silu_mul(gate_up)

@@ -124,8 +124,7 @@ class ModelRunner:
     def with_pages(self, num_pages: int) -> ModelRunner:
         """Return a runner with the same model and other pages, all empty."""
         model = self.model_config
-        shape = (model.num_layers, num_pages, self.page_size, model.num_kv_heads, model.head_dim)
-        pages = KVPages(*shape, self.kv_dtype, self.device)
+        pages = KVPages.of(model, num_pages, self.page_size, self.kv_dtype, self.device)
         runner = ModelRunner(model, self._decoder, self._attention, pages, self._ranks)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner

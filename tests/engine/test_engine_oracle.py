@@ -11,7 +11,18 @@ from engine.sampling_params import SamplingParams
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of
 
-FAMILIES = ["llama2", "llama3.1", "mistral", "qwen2", "qwen3", "qwen3_tied", "mqa", "mixtral", "qwen3_moe_mixed"]
+FAMILIES = [
+    "llama2",
+    "llama3.1",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_tied",
+    "mqa",
+    "mixtral",
+    "qwen3_moe_mixed",
+    "deepseek_v3",
+]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -101,6 +101,14 @@ def test_an_answer_from_fetched_pages_is_that_of_a_cold_engine(slow_model: Path,
     assert pair.receiver.loop.load().peers.loaded == 5
 
 
+def test_latent_kv_is_fetched_too(slow_model: Path, pairs: list[Pair], tmp_path: Path) -> None:
+    latent = save_tiny("deepseek_v3", tmp_path)
+    pair = pair_of(pairs, latent, *PROMPTS[:1])
+    events = pair.ask(PROMPTS[0])
+    assert tokens_of(events) == oracle_greedy(latent, PROMPTS[0], GREEDY.max_tokens)
+    assert events[-1].num_cached == 80
+
+
 def test_what_a_source_has_on_its_device_and_in_its_host_memory(slow_model: Path, pairs: list[Pair]) -> None:
     """The end of the prompt was evicted to the host by another one that begins alike."""
     pair = pair_of(pairs, slow_model, PROMPTS[0], [*PROMPTS[0][:32], *PROMPTS[1][:60]])

@@ -19,6 +19,7 @@ from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
 from engine.models.parts import LaterScale
 from tests.engine.support.attention_packages import flash_module
+from tests.engine.support.published_models import PUBLISHED
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,8 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
         assert re.match(used, kernels_text(model, torch.bfloat16))
     sparse = replace(facts(), experts=ExpertsConfig(8, 2, 64, True, frozenset({0}), range(8)))
     assert re.match(f"attention alone \\(.*experts\\); {used}", kernels_text(sparse, torch.bfloat16))
+    latent = ModelConfig.from_json(PUBLISHED["deepseek-ai/DeepSeek-V3-0324"], {}, "deepseek")
+    assert re.match(f"nothing of this model \\(.*MLA\\)\\); {used}", kernels_text(latent, torch.bfloat16))
     scaled = replace(facts(), attention=replace(facts().attention, later_scale=LaterScale(0.1, 4096)))
     assert re.match(f"attention alone \\(.*queries.*\\); {used}", kernels_text(scaled, torch.bfloat16))
     taken, *others = attention_text(SHAPE, torch.bfloat16, "cpu").splitlines()

@@ -23,6 +23,7 @@ from deployments.config.args import AppArgs
 from engine.config import EngineConfig
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ELEMENT_BYTES, ModelConfig
+from tests.engine.support.published_models import PUBLISHED
 
 RUNNER = CliRunner()
 
@@ -155,10 +156,18 @@ def test_help_names_all_gpus() -> None:
     assert ", ".join(list(gpus())[:-1]) + f" or {list(gpus())[-1]}." in text
 
 
-def test_latent_attention_and_unknown_quantization_are_refused(tmp_path: Path) -> None:
+def test_latent_kv_is_one_key_for_all_heads(tmp_path: Path) -> None:
+    small = {**PUBLISHED["deepseek-ai/DeepSeek-V3-0324"], "num_hidden_layers": 16, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    found = json.loads(plan(tmp_path, "--gpu", "h200", "--json"))["replica"]
+    each = 16 * (512 + 64) * 2  # bytes; every GPU has all of it
+    assert found["tensor_parallel_size"] == 4 and found["kv_bytes_per_token"] == 4 * each
+
+
+def test_other_experts_of_deepseek_and_unknown_quantization_are_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}))
-    with pytest.raises(UserError, match=r"DeepseekV3ForCausalLM .*latent KV \(MLA\)"):
+    config.write_text(json.dumps({**PUBLISHED["deepseek-ai/DeepSeek-V3-0324"], "scoring_func": "softmax"}))
+    with pytest.raises(UserError, match=r"scoring_func is 'softmax', which is not supported: expected 'sigmoid'"):
         RUNNER.invoke(app, ["plan", str(tmp_path)], catch_exceptions=False)
     raw = json.loads((demo_model_path() / "config.json").read_text())
     config.write_text(json.dumps({**raw, "quantization_config": {"quant_method": "bitsandbytes"}}))

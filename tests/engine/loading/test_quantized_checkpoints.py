@@ -247,10 +247,25 @@ def test_a_format_that_is_not_supported_is_named(name: str, tmp_path: Path) -> N
         ModelConfig.from_directory(model)
 
 
-def test_quantized_experts_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("blocks", [False, True], ids=["by outputs", "in blocks"])
+def test_fp8_experts_and_latent_expansions_are_widened(family: str, blocks: bool, tmp_path: Path) -> None:
+    quantize, config = (fp8_blocks, FP8_BLOCKS) if blocks else (fp8_channels, fp8_config())
+    made = make(tmp_path, quantize, config, family)
+    plain, found = load(made.plain), load(made.quantized)
+    widened = [name for name, weight in found.named_parameters() if weight.dim() == 3]
+    assert widened and layers(found)
+    for name in widened:
+        assert torch.allclose(found.get_parameter(name), plain.get_parameter(name), rtol=1e-6), name
+    assert engine_logits(made.quantized, random_ids(3, 30)).isfinite().all()
+
+
+def test_experts_in_four_bits_are_refused(tmp_path: Path) -> None:
     model = save_tiny("mixtral", tmp_path, num_hidden_layers=1)
     configure(model, **AWQ)
-    with pytest.raises(ModelLoadError, match=r"quantized experts are not supported: .* unquantized version"):
+    with pytest.raises(
+        ModelLoadError, match=r"experts quantized by awq are not supported: .* in fp8, or an unquantized one"
+    ):
         ModelConfig.from_directory(model)
 
 

@@ -18,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from tests.engine.support.oracle import save_tiny
 
 GROUP = 32
-_LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight")
+_LINEAR = re.compile(
+    r"model\.layers\.\d+\.(self_attn|mlp|block_sparse_moe)\.([\w.]+_proj(_with_mqa)?|experts\.\d+\.w[123])\.weight"
+)
 Tensors = dict[str, torch.Tensor]
 
 

@@ -74,6 +74,19 @@ _GLM4_MOE = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
 }
+_DEEPSEEK_V3 = {
+    **_GLM4_MOE,
+    "num_key_value_heads": 6,
+    "head_dim": 16,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_group": 4,
+    "topk_group": 2,
+    "rope_scaling": {**_YARN_ROPE, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.9},
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
@@ -122,6 +135,8 @@ MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "glm4_moe_groups": ("Glm4Moe", {**_GLM4_MOE, "n_group": 4, "topk_group": 2}),
     "minimax_m2": ("MiniMaxM2", {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}),
     "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
+    "deepseek_v3": ("DeepseekV3", _DEEPSEEK_V3),
+    "deepseek_v3_direct": ("DeepseekV3", {**_DEEPSEEK_V3, "q_lora_rank": None, "rope_interleave": False}),
     "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
     "seed_oss": ("SeedOss", {"attention_out_bias": True}),
     "ministral3": ("Ministral3", {"rope_parameters": _MINISTRAL3_ROPE}),

@@ -147,7 +147,7 @@ def test_a_token_without_a_slot_stores_nothing() -> None:
     query = operations.rotate_into(pages, heads, 0, None, 0.0).clone()
     slots = pages.flatten(1, 2)
     assert slots[:, 2].all() and not slots[:, :2].any() and not slots[:, 3:].any()
-    close(query, TorchOperations(case.rotary(dtype), case.batch())._rotate(case.heads(dtype), 0)[:, :3])
+    close(query, TorchOperations(case.rotary(dtype), case.batch()).rotate(case.heads(dtype), 0)[:, :3])
 
 
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (0.5, 0.125)])

@@ -1,0 +1,81 @@
+"""Multi-head latent attention, MLA, with absorbed projections (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+The paper expands each token's latent to every head's key and value. Pages hold the latent instead, as products may
+be reordered: a head's query times the expanded key is the query times the head's half of the expansion, times the
+latent. What is left is attention in which all heads share one key, and its latent is the value:
+
+    x ─┬─ (compress, norm) ─ expand ─ queries ─┬─ plain ─ x expansion to keys ─┐
+       │                                       └─ turned ──────────────────────┴─▶ query [heads, rank + rope]
+       └─ compress ─┬─ latent ─ norm ─┐                                                ▼
+                    └─ turned ────────┴─▶ key [1, rank + rope] ─▶ pages ─────────▶ attention
+                                                                                       │
+                                                          output ◀─ x expansion to values
+
+Prompts are computed in the same way: expanding would have to be done anew, for the whole prefix, in each piece of
+a prompt, and a batch's decodes and prompts would need two kinds of attention over the same pages.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.attention.base import AttentionStep
+from engine.attention.kv_pages import UNSCALED, store_kv
+from engine.models.config import ModelConfig
+from engine.models.operations import Operations
+from engine.models.parts import LatentAttentionConfig
+
+_EPS = 1e-6
+"""Of the norms of compressed queries and keys, whatever the model's other norms have."""
+
+
+class LatentAttention(nn.Module):
+    """One layer's attention. Every rank computes the whole latent, and its own heads."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        shape, kind = config.attention, config.layers[layer]
+        assert isinstance(shape, LatentAttentionConfig)
+        self._shape, self._window, self._rope = shape, kind.window, config.ropes.index(kind.rope)
+        self.kv_scales = UNSCALED
+        """Scales of float8 pages, set when the model is loaded for them."""
+        self.qkv_a_proj = nn.Linear(config.hidden_size, shape.qkv_outputs, bias=shape.qkv_bias)
+        self.q_norm = self.q_b_proj = None
+        if shape.query_rank is not None:
+            self.q_norm = nn.Parameter(torch.empty(shape.query_rank))
+            self.q_b_proj = nn.Linear(shape.query_rank, shape.query_outputs, bias=False)
+        self.latent_norm = nn.Parameter(torch.empty(shape.rank))
+        # Not a linear layer, which would be quantized: it is multiplied from both sides.
+        self.expansion = nn.Parameter(torch.empty(shape.num_heads, shape.plain_dim + shape.value_dim, shape.rank))
+        self.o_proj = nn.Linear(shape.num_heads * shape.value_dim, config.hidden_size, bias=shape.output_bias)
+
+    def forward(
+        self, x: torch.Tensor, operations: Operations, step: AttentionStep, pages: torch.Tensor
+    ) -> torch.Tensor:
+        """Map [N, hidden_size] to the same shape."""
+        shape = self._shape
+        queries, key = self.qkv_a_proj(x).tensor_split((-shape.head_dim,), dim=1)
+        store_kv(pages, step.batch.slot_mapping, self._key(key, operations), None, self.kv_scales)
+        to_keys, to_values = self.expansion.tensor_split((shape.plain_dim,), dim=1)
+        query = self._query(queries, to_keys, operations)
+        attended = step.attend(pages, query, self._window, self.kv_scales)
+        # Per head: [heads, N, rank] times [heads, rank, value_dim].
+        values = attended.view(len(x), -1, shape.rank).transpose(0, 1) @ to_values.transpose(1, 2)
+        output: torch.Tensor = self.o_proj(values.transpose(0, 1).flatten(1))
+        return output
+
+    def _key(self, key: torch.Tensor, operations: Operations) -> torch.Tensor:
+        """Return what pages hold, [N, 1, rank + rope_dim]."""
+        latent, turned = key.tensor_split((self._shape.rank,), dim=1)
+        normed = operations.add_norm(latent.contiguous(), None, self.latent_norm, _EPS)[1]
+        return torch.cat((normed[:, None], operations.rotate(turned[:, None], self._rope)), -1)
+
+    def _query(self, queries: torch.Tensor, to_keys: torch.Tensor, operations: Operations) -> torch.Tensor:
+        """Return the queries in the latent's terms, [N, heads, rank + rope_dim]."""
+        if self.q_b_proj is not None and self.q_norm is not None:
+            queries = self.q_b_proj(operations.add_norm(queries.contiguous(), None, self.q_norm, _EPS)[1])
+        heads = queries.reshape(len(queries), self._shape.num_heads, -1)
+        plain, turned = heads.tensor_split((self._shape.plain_dim,), dim=2)
+        latent = plain.transpose(0, 1) @ to_keys
+        return torch.cat((latent.transpose(0, 1), operations.rotate(turned, self._rope)), -1)
