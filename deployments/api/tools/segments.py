@@ -44,8 +44,11 @@ class ParserDriver:
         next(parser)
 
     def push(self, text: str) -> list[Segment]:
-        """Return what `text` made certain, with neighbours of one kind joined. O(len(text))."""
-        return joined(self._segments(text))
+        """Return what `text` made certain, with neighbours of one kind joined. O(len(text)).
+
+        No text, as of a token that ends within a character, is not the end.
+        """
+        return joined(self._segments(text)) if text else []
 
     def finish(self) -> list[Segment]:
         """Return the rest once no more text comes. Nothing may be pushed afterwards."""

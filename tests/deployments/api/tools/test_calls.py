@@ -65,6 +65,16 @@ def test_a_call_is_named_once_and_its_arguments_come_in_pieces(
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["tool_calls"]
 
 
+@pytest.mark.parametrize("reasoning", ["none", "think"])
+def test_a_call_after_characters_of_several_tokens_is_one(talk: Make, reasoning: str) -> None:
+    """A token may end within a character, and then adds no text."""
+    it = talk(HERMES, reasoning=reasoning)
+    it.engine.says = '好的 🌍<tool_call>{"name": "clock", "arguments": {"zone": "ü"}}</tool_call>'
+    for answer in (it.whole(tools=TOOLS), it.streamed(tools=TOOLS)):
+        message = answer.choices[0].message
+        assert message.content == "好的 🌍" and message.tool_calls[0].function.arguments == '{"zone": "ü"}'
+
+
 def test_text_around_calls_is_content(talk: Make) -> None:
     it = talk(HERMES)
     it.engine.says = f"Let me look.\n{HERMES_CALLS}\nThere."
