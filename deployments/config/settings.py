@@ -150,9 +150,10 @@ class TracingSettings(Settings):
 class ChatSettings(Settings):
     """What a model's answers contain besides text; see `deployments/api/output/dialect.py`."""
 
-    tools: Literal["auto", "hermes", "llama3", "mistral", "mistral_list", "pythonic", "qwen3_coder", "none"] = (
-        "auto"
-    )
+    tools: Literal[
+        "auto", "hermes", "seed_oss", "qwen3_coder", "minimax", "glm47", "glm", "kimi", "deepseek_v3",
+        "deepseek_v31", "granite", "phi4", "mistral_list", "mistral", "llama3", "pythonic", "none",
+    ] = "auto"  # fmt: skip
     """Format of the model's tool calls; "auto" reads it off the chat template, "none" refuses tools."""
     reasoning: Literal["auto", "think", "none"] = "auto"
     """Whether a <think>...</think> section that begins an answer is returned separately; "auto" decides by the

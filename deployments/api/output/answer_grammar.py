@@ -4,7 +4,7 @@
     start:    thoughts? ( call (SEPARATOR call)* | answer )    calls are optional, and other answers have a schema
     start:    thoughts? ( free call )* text                    calls are optional but have schemas (`strict`)
 
-Special tokens are referred to by name, because no text matches them.
+Special tokens are referred to by their ids, because no text matches them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from deployments.api.output.thinking_budget import ThinkingBudget
 from deployments.api.request.closed_objects import closed
 from deployments.api.tools.protocol import Function
 from deployments.api.tools.requested import RequestedTools
+from deployments.api.tools.tool_format import NUMBER
 from engine.grammar.compiler import schema_in_lark
 from engine.grammar.spec import Grammar
 
@@ -65,7 +66,7 @@ def _start(body: str, spec: OutputParseSpec, special: SpecialId, budget: Thinkin
         begin = budget.thoughts if spec.is_thinking else f"({budget.opened} {budget.thoughts} GAP)?"
         return f"start: {begin}{' GAP' if spec.is_thinking else ''} ({body})\n{budget.rules}\nGAP: /\\n{{0,2}}/"
     if special(CLOSE) is not None:
-        inside = f"inside: {_ANYTHING} {CLOSE}"
+        inside = f"inside: {_ANYTHING} {_reference(CLOSE, special)}"
     else:
         inside = f"inside[lazy]: /(?s:.*){CLOSE.replace('/', chr(92) + '/')}/"
     opened = f"({_literal(OPEN, (OPEN,), special)} inside GAP)?"
@@ -82,12 +83,16 @@ def _calls(tools: RequestedTools, answer: str | None, special: SpecialId) -> tup
         if answer is not None and form.key is not None:
             rules.append(f"call_{index}: {schema_in_lark(_call_schema(function, form.key, tools.closes_objects))}")
             continue
-        before = form.before(function.name).removeprefix("" if form.opens else mark)
-        parts = [_literal(before, form.marks, special), f"args_{index}", _literal(form.tail, form.marks, special)]
+        before, *after_number = form.heads(function.name)
+        heads = [before.removeprefix("" if form.opens else mark), *after_number]
+        head = " NUMBER ".join(_literal(part, form.marks, special) for part in heads)
+        parts = [head, f"args_{index}", _literal(form.tail, form.marks, special)]
         rules.append(f"call_{index}: {' '.join(parts)}")
         schema = arguments_schema(function, tools.closes_objects)
         made = form.rules(f"args_{index}", schema) if form.rules else [f"args_{index}: {schema_in_lark(schema)}"]
         rules += made
+    if NUMBER in form.head:
+        rules.append("NUMBER: /[0-9]{1,4}/")
     several = "call" if tools.is_single else f"call ({_literal(form.separator, form.marks, special)} call)*"
     opens, closes = (_literal(part, form.marks, special) for part in (form.opens.removeprefix(mark), form.closes))
     block = f"{opens} {several} {closes}".strip()
@@ -122,8 +127,6 @@ def _literal(text: str, marks: tuple[str, ...], special: SpecialId) -> str:
 
 
 def _reference(mark: str, special: SpecialId) -> str | None:
-    """Return how a grammar refers to a special token: by name if it has the syntax of one; None if it is text."""
+    """Return how a grammar refers to a special token, by its id; None if it is text."""
     known = special(mark)
-    if known is None:
-        return None
-    return mark if mark.startswith("<") else f"<[{known}]>"
+    return None if known is None else f"<[{known}]>"

@@ -8,7 +8,8 @@ from typing import Any
 
 from deployments.api.conversation.template import ChatTemplate, TemplateRefused, template_text
 from deployments.api.output import reasoning
-from deployments.api.tools.formats import FORMATS, ToolFormat
+from deployments.api.tools.formats import FORMATS
+from deployments.api.tools.tool_format import ToolFormat
 from deployments.config.settings import ChatSettings
 
 

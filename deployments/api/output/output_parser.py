@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from deployments.api.output.reasoning import CLOSE, OPEN, parse_reasoning
-from deployments.api.tools.formats import ToolFormat
 from deployments.api.tools.named import Functions
 from deployments.api.tools.segments import ParserDriver, Segment
+from deployments.api.tools.tool_format import ToolFormat
 from engine.detokenizer import TextStream
 
 

@@ -4,61 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
 
-from deployments.api.tools import coder, hermes, llama3, mistral, pythonic
-from deployments.api.tools.named import Functions
-from deployments.api.tools.segments import Parser
+from deployments.api.tools import headed, hermes, keyed, listed, llama3, mistral, pythonic
+from deployments.api.tools.headed import HeadedMarks
+from deployments.api.tools.keyed import KeyedMarks
+from deployments.api.tools.tool_format import ToolFormat
 
-ArgumentRules = Callable[[str, dict[str, Any]], list[str]]
-
-
-def _plain(arguments: str) -> str:
-    return arguments
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """One format: OPENS call SEPARATOR call CLOSES. Each call is HEAD arguments TAIL; HEAD has its name."""
-
-    parser: Callable[[Functions], Parser[None]]
-    """Creates the parser of an answer, given the functions that may be called."""
-    is_taught: Callable[[str], bool]
-    """Whether a chat template, given as text, shows this format to models."""
-    head: str
-    """What comes before the arguments; NAME stands for the function's."""
-    tail: str
-    opens: str = ""
-    closes: str = ""
-    separator: str = "\n"
-    marks: tuple[str, ...] = ()
-    """Marks that tell calls from text; if they are special tokens, they must stay in the parsed text."""
-    begins: str = ""
-    """The mark with which calls begin after text; "" if they can only begin an answer."""
-    initial: str = "{"
-    """The character with which an answer with calls begins, where there is no such mark."""
-    key: str | None = None
-    """The member with the arguments, where a whole call is a JSON object and nothing else."""
-    has_short_ids: bool = False
-    """Whether the templates take only ids of calls that have nine letters and digits."""
-    rules: ArgumentRules | None = None
-    """Makes the grammar's rules for arguments, given the first rule's name and the schema. None: they are JSON."""
-    write: Callable[[str], str] = _plain
-    """Writes arguments, given as JSON."""
-
-    def spell(self, name: str, arguments: str) -> str:
-        """Write a call with its arguments, given as JSON."""
-        return f"{self.before(name)}{self.write(arguments)}{self.tail}"
-
-    def spell_all(self, calls: Sequence[tuple[str, str]]) -> str:
-        """Write all calls of an answer, each a name and its arguments."""
-        return self.opens + self.separator.join(self.spell(*call) for call in calls) + self.closes
-
-    def before(self, name: str) -> str:
-        """Write what comes before the arguments of a call."""
-        return self.head.replace("NAME", name)
+Taught = Callable[[str], bool]
 
 
 def _json_head(key: str) -> str:
@@ -73,10 +27,6 @@ def _teaches_hermes(template: str) -> bool:
         and re.search(r"""\\?["']arguments\\?["']""", template) is not None
         and not any(other in template for other in others)
     )
-
-
-def _teaches_coder(template: str) -> bool:
-    return "<function=" in template and "<parameter=" in template
 
 
 def _teaches_llama3(template: str) -> bool:
@@ -97,6 +47,63 @@ def _teaches_pythonic(template: str) -> bool:
     return re.search(r"\[\w+\(\w+\s*=\s*[\w'\"]+", template) is not None
 
 
+def _has(*texts: str) -> Taught:
+    """Return the check whether a template has all of these texts."""
+    return lambda template: all(text in template for text in texts)
+
+
+def _keyed(marks: KeyedMarks, is_taught: Taught) -> ToolFormat:
+    """Describe a format with arguments one by one."""
+    layout, opens, closes = marks.layout, marks.opens, marks.closes
+    head = f"{marks.name}NAME{marks.after_name}{layout}"
+    around = (opens + layout, layout + closes) if marks.name else (opens, closes)
+    tail = marks.ends_call
+    if not marks.encloses_all:
+        head, tail, around = around[0] + head, tail + around[1], ("", "")
+    return ToolFormat(
+        partial(keyed.parse_keyed, marks),
+        is_taught,
+        head=head,
+        tail=tail,
+        opens=around[0],
+        closes=around[1],
+        marks=marks.all,
+        begins=opens,
+        rules=partial(keyed.argument_rules, marks),
+        write=partial(keyed.written, marks),
+    )
+
+
+def _headed(marks: HeadedMarks, is_taught: Taught) -> ToolFormat:
+    """Describe a format with names in a head of marks."""
+    return ToolFormat(
+        partial(headed.parse_headed, marks),
+        is_taught,
+        head=marks.head,
+        tail=marks.tail,
+        opens=marks.opens,
+        closes=marks.closes,
+        separator=marks.layout,
+        marks=marks.all,
+        begins=marks.opens,
+    )
+
+
+def _listed(mark: str, is_taught: Taught, *others: str, closes: str = "") -> ToolFormat:
+    """Describe a format with a list of objects after a mark, which may be one of `others` as well."""
+    return ToolFormat(
+        partial(listed.parse_listed, (mark, *others), tuple(filter(None, [closes]))),
+        is_taught,
+        opens=f"{mark}[",
+        closes="]",
+        head=_json_head("arguments"),
+        tail="}",
+        separator=", ",
+        marks=(mark, *others, *filter(None, [closes])),
+        begins=mark,
+    )
+
+
 FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(
         hermes.parse_hermes,
@@ -106,16 +113,16 @@ FORMATS: Mapping[str, ToolFormat] = {
         marks=(hermes.OPEN, hermes.CLOSE),
         begins=hermes.OPEN,
     ),
-    "qwen3_coder": ToolFormat(
-        coder.parse_coder,
-        _teaches_coder,
-        head=f"{hermes.OPEN}\n<function=NAME>\n",
-        tail=f"</function>\n{hermes.CLOSE}",
-        marks=(hermes.OPEN, hermes.CLOSE),
-        begins=hermes.OPEN,
-        rules=coder.argument_rules,
-        write=coder.written,
-    ),
+    "seed_oss": _keyed(keyed.SEED, _has(keyed.SEED.opens)),
+    "qwen3_coder": _keyed(keyed.QWEN3_CODER, _has("<function=", "<parameter=")),
+    "minimax": _keyed(keyed.MINIMAX, _has(keyed.MINIMAX.opens)),
+    "glm47": _keyed(keyed.GLM_47, _has("</arg_key><arg_value>")),
+    "glm": _keyed(keyed.GLM, _has("<arg_key>")),
+    "kimi": _headed(headed.KIMI, _has(*headed.KIMI.before)),
+    "deepseek_v3": _headed(headed.DEEPSEEK_V3, _has(*headed.DEEPSEEK_V3.before, "```json")),
+    "deepseek_v31": _headed(headed.DEEPSEEK_V31, _has(*headed.DEEPSEEK_V31.before)),
+    "granite": _listed("<|tool_call|>", _has("<|tool_call|>")),
+    "phi4": _listed("functools", _has("functools["), "<|tool_call|>", closes="<|/tool_call|>"),
     "mistral_list": ToolFormat(
         mistral.parse_mistral,
         _teaches_mistral,

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+from deployments.api.tools.listed import list_of_calls
 from deployments.api.tools.named import Functions
-from deployments.api.tools.scanner import Malformed, Scanner, parse_call
+from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment
 
 MARK, ARGUMENTS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -23,7 +24,7 @@ def parse_mistral(functions: Functions) -> Parser[None]:
         if (yield from at.mark(MARK)):
             try:
                 char = yield from at.spaces()
-                yield from (_list(at, functions) if char == "[" else _named(at, functions))
+                yield from (list_of_calls(at, functions) if char == "[" else _named(at, functions))
                 has_called = True
             except Malformed:
                 yield from at.release()
@@ -33,28 +34,6 @@ def parse_mistral(functions: Functions) -> Parser[None]:
             if not has_called or at.held.strip():
                 yield from at.release()
             return
-
-
-def _list(at: Scanner, functions: Functions) -> Parser[None]:
-    """Parse a list of calls. Raises `Malformed` if the first is none; a later one ends the list."""
-    char = yield from at.token("[")
-    has_called = False
-    while char == "{":
-        try:
-            is_complete = yield from parse_call(at, functions, ("arguments", "parameters"))
-        except Malformed:
-            break
-        has_called = True
-        char = yield from at.spaces()
-        if not is_complete or char not in ",]":
-            break
-        at.take()
-        if char == "]":
-            at.drop()
-            return
-        char = yield from at.spaces()
-    if not has_called:
-        raise Malformed
 
 
 def _named(at: Scanner, functions: Functions) -> Parser[None]:

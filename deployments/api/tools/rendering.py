@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from deployments.api.http.body import is_deeper
-from deployments.api.tools.formats import ToolFormat
 from deployments.api.tools.named import object_of
 from deployments.api.tools.protocol import Function, ToolCall
+from deployments.api.tools.tool_format import ToolFormat
 
 if TYPE_CHECKING:
     from deployments.api.request.protocol import Message

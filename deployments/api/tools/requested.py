@@ -11,10 +11,10 @@ import msgspec
 
 from deployments.api.errors import at_most, invalid, quoted
 from deployments.api.off_loop import near_or_far
-from deployments.api.tools.formats import ToolFormat
 from deployments.api.tools.named import Functions
 from deployments.api.tools.protocol import AllowedChoice, Function, NamedChoice, Tool
 from deployments.api.tools.schema import check_parameters
+from deployments.api.tools.tool_format import ToolFormat
 from deployments.config.limits import Limits
 
 if TYPE_CHECKING:

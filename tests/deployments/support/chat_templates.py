@@ -84,3 +84,99 @@ PYTHONIC = r"""
 {%- endfor %}{{ ')' ~ ('' if loop.last else ', ') }}{% endfor %}{{ ']' }}
 {%- else %}{{ head(message.role) ~ message.content }}{% endif %}{{ '<|im_end|>' }}{% endfor %}
 {%- if add_generation_prompt %}{{ head('assistant') }}{% endif %}"""
+
+
+def _family(taught: str, call: str, opens: str = "", closes: str = "") -> str:
+    """Return a template that shows calls as `taught`, and writes each as `call` does, all between two marks."""
+    loop = "{%- for call in message.tool_calls or [] %}"
+    own = f"{{%- if message.tool_calls %}}{opens}{{%- for call in message.tool_calls %}}{call}"
+    ends = "{%- endfor %}{{ '<|im_end|>"
+    changed = HERMES.replace(_TAUGHT, taught).replace(loop + "\n" + _CALLS, own)
+    return changed.replace(ends, f"{{%- endfor %}}{closes}{{%- endif %}}{{{{ '<|im_end|>")
+
+
+_JSON = "{{- call.function.arguments | tojson }}"
+
+
+def _loop(each: str) -> str:
+    """Return what writes each argument, `key`, with its `text`."""
+    return (
+        "{%- for key, value in call.function.arguments | items %}"
+        "{%- set text = value if value is string else value | tojson %}" + each + "{%- endfor %}"
+    )
+
+
+def _deepseek(name: str) -> str:
+    return f"<\uff5c{name.replace(' ', chr(0x2581))}\uff5c>"
+
+
+_BEGINS, _BEGIN_CALL, _SEP = _deepseek("tool calls begin"), _deepseek("tool call begin"), _deepseek("tool sep")
+_END_CALL, _ENDS = _deepseek("tool call end"), _deepseek("tool calls end")
+
+FAMILIES = {
+    "seed_oss": _family(
+        r"<seed:tool_call>\n<function=NAME>\n<parameter=KEY>VALUE</parameter>\n</function>\n</seed:tool_call>",
+        r"{{- '<seed:tool_call>\n<function=' ~ call.function.name ~ '>\n' }}"
+        + _loop(r"{{- '<parameter=' ~ key ~ '>' ~ text ~ '</parameter>\n' }}")
+        + r"{{- '</function>\n</seed:tool_call>' ~ ('' if loop.last else '\n') }}",
+    ),
+    "minimax": _family(
+        r'<minimax:tool_call>\n<invoke name="NAME">\n<parameter name="KEY">VALUE</parameter>\n</invoke>...',
+        r"""{{- '<invoke name="' ~ call.function.name ~ '">\n' }}"""
+        + _loop(r"""{{- '<parameter name="' ~ key ~ '">' ~ text ~ '</parameter>\n' }}""")
+        + r"{{- '</invoke>\n' }}",
+        r"{{- '<minimax:tool_call>\n' }}",
+        "{{- '</minimax:tool_call>' }}",
+    ),
+    "glm": _family(
+        r"<tool_call>{NAME}\n<arg_key>{KEY}</arg_key>\n<arg_value>{VALUE}</arg_value>\n...\n</tool_call>",
+        r"{{- '<tool_call>' ~ call.function.name ~ '\n' }}"
+        + _loop(r"{{- '<arg_key>' ~ key ~ '</arg_key>\n<arg_value>' ~ text ~ '</arg_value>\n' }}")
+        + r"{{- '</tool_call>' ~ ('' if loop.last else '\n') }}",
+    ),
+    "glm47": _family(
+        "<tool_call>{NAME}<arg_key>{KEY}</arg_key><arg_value>{VALUE}</arg_value>...</tool_call>",
+        "{{- '<tool_call>' ~ call.function.name }}"
+        + _loop("{{- '<arg_key>' ~ key ~ '</arg_key><arg_value>' ~ text ~ '</arg_value>' }}")
+        + "{{- '</tool_call>' }}",
+    ),
+    "kimi": _family(
+        "the functions above",
+        f"{{{{- '<|tool_call_begin|>' ~ call.id ~ '<|tool_call_argument_begin|>' }}}}{_JSON}"
+        "{{- '<|tool_call_end|>' }}",
+        "{{- '<|tool_calls_section_begin|>' }}",
+        "{{- '<|tool_calls_section_end|>' }}",
+    ),
+    "deepseek_v3": _family(
+        "the functions above",
+        f"{{{{- '{_BEGIN_CALL}' ~ call.type ~ '{_SEP}' ~ call.function.name ~ '\\n```json\\n' }}}}{_JSON}"
+        f"{{{{- '\\n```{_END_CALL}' ~ ('' if loop.last else '\\n') }}}}",
+        f"{{{{- '{_BEGINS}' }}}}",
+        f"{{{{- '{_ENDS}' }}}}",
+    ),
+    "deepseek_v31": _family(
+        "the functions above",
+        f"{{{{- '{_BEGIN_CALL}' ~ call.function.name ~ '{_SEP}' }}}}{_JSON}{{{{- '{_END_CALL}' }}}}",
+        f"{{{{- '{_BEGINS}' }}}}",
+        f"{{{{- '{_ENDS}' }}}}",
+    ),
+    "granite": _family(
+        "a call is <|tool_call|> and a list in JSON",
+        f"""{{{{- '{{"name": "' ~ call.function.name ~ '", "arguments": ' }}}}{_JSON}"""
+        "{{- '}' ~ ('' if loop.last else ', ') }}",
+        "{{- '<|tool_call|>[' }}",
+        "{{- ']' }}",
+    ),
+    "phi4": _family(
+        'a list formatted as functools[{"name": [function name], "arguments": [function arguments as JSON]}, ...]',
+        f"""{{{{- '{{"name": "' ~ call.function.name ~ '", "arguments": ' }}}}{_JSON}"""
+        "{{- '}' ~ ('' if loop.last else ', ') }}",
+        "{{- 'functools[' }}",
+        "{{- ']' }}",
+    ),
+    "qwen3_coder": CODER,
+    "mistral": MISTRAL,
+    "mistral_list": MISTRAL_LIST,
+    "pythonic": PYTHONIC,
+}
+"""A template for each format that is no JSON in Hermes' or Llama's marks."""

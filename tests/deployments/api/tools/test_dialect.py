@@ -45,7 +45,7 @@ OTHER = r"""{% if tools %}<|start_header_id|>{{ '<TOOLCALL>[{"name": N, "argumen
         (PLAIN, "hermes", False),
         (None, None, False),
         (XML, "qwen3_coder", True),
-        (KEYS, None, True),
+        (KEYS, "glm", True),
         (OTHER, None, True),
     ],
 )

@@ -13,21 +13,24 @@ from hypothesis import strategies as st
 
 from deployments.api.output.dialect import dialect_of
 from deployments.api.tools.formats import FORMATS
+from deployments.api.tools.headed import DEEPSEEK_V3, DEEPSEEK_V31, KIMI
 from deployments.api.tools.segments import ParserDriver, Segment, joined
 from deployments.config.settings import ChatSettings
 from engine.grammar.spec import Grammar
 from engine.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk, tool
-from tests.deployments.support.chat_templates import CODER, MISTRAL, MISTRAL_LIST, PYTHONIC
+from tests.deployments.support.chat_templates import FAMILIES as TEMPLATES
 from tests.engine.support.grammar_models import DEMO, compiler, tokenizer
 
 _SCRAPS = [
     "<tool_call>", "</tool_call>", "<function=", "find", ">", "\n", "<parameter=", "</parameter>", "</function>",
     "[TOOL_CALLS]", "[", "]", "[ARGS]", "[CALL_ID]", "{", "}", '{"name": "find"', ', "arguments": {', "a=", "(",
     ")", ",", "'", '"', "\\", "1", "1e5", "-", "True", "hm ", "<|python_start|>", "find(", "f", "é",
+    "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="find">',
+    '<parameter name="', '">', "</invoke>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ":0",
+    *KIMI.all, *DEEPSEEK_V3.all, "functions.", "<|tool_call|>", "<|/tool_call|>", "functools", '{"a": 1}',
 ]  # fmt: skip
 Make = Callable[..., Talk]
-TEMPLATES = {"qwen3_coder": CODER, "mistral": MISTRAL, "mistral_list": MISTRAL_LIST, "pythonic": PYTHONIC}
 SCHEMAS: dict[str, dict[str, Any] | None] = {
     "find": {
         "properties": {
@@ -49,6 +52,12 @@ nasty = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
         "<parameter=",
         "</function>",
         "</tool_call>",
+        "</arg_value>",
+        "<arg_key>",
+        "</invoke>",
+        "```",
+        *KIMI.all,
+        *DEEPSEEK_V31.all,
         '"',
         "'",
         "\\",
@@ -59,7 +68,7 @@ nasty = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
         "🌍",
     ]
 )
-texts = nasty.filter(lambda text: "</parameter>" not in text)
+texts = nasty.filter(lambda text: not any(mark in text for mark in ("</parameter>", "</arg_value>")))
 values = {
     "text": texts,
     "count": st.integers(-(2**40), 2**40),
@@ -82,6 +91,15 @@ def takes(grammar: Grammar, text: str) -> bool:
         tokenizer().encode(text, add_special_tokens=False),
     )
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def deepseek(text: str) -> str:
+    """Return a text with DeepSeek's marks in place of those in square brackets."""
+    for short, mark in zip(
+        ("calls begin", "call begin", "sep", "call end", "calls end"), DEEPSEEK_V31.all, strict=True
+    ):
+        text = text.replace(f"<[{short}]>", mark)
+    return text
 
 
 def found(name: str, chunks: Sequence[str]) -> list[Segment]:
@@ -141,7 +159,31 @@ def test_any_text_is_parsed_alike_wherever_it_is_cut(name: str, whole: str, plac
         ("qwen3_coder", "<function=find>\n<parameter=is_it>\nTrue\n</parameter>\n</function>", {"is_it": True}),
         ("qwen3_coder", "<function=find>\n<parameter=maybe>\nnull\n</parameter></function>", {"maybe": None}),
         ("qwen3_coder", "<function=find>\n<parameter=other>\nfree\n</parameter></function>", {"other": "free"}),
+        ("seed_oss", "<seed:tool_call>\n<function=find>\n<parameter=text>a\nb</parameter>\n</function>\n"
+         "</seed:tool_call>", {"text": "a\nb"}),
+        ("seed_oss", "<function=find><parameter=count>3</parameter></function>", {"count": 3}),
+        ("minimax", '<minimax:tool_call>\n<invoke name="find">\n<parameter name="text">7</parameter>\n</invoke>\n'
+         "</minimax:tool_call>", {"text": "7"}),
+        ("minimax", '<invoke name="find"><parameter name="tags">["a"]</parameter></invoke>', {"tags": ["a"]}),
+        ("glm", "<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>a\n\nb</arg_value>\n</tool_call>",
+         {"text": "a\n\nb"}),
+        ("glm", "\n<tool_call>\nfind<arg_key>count</arg_key><arg_value>3</arg_value></tool_call>\n", {"count": 3}),
+        ("glm47", "<tool_call>find<arg_key>tree</arg_key><arg_value>{}</arg_value></tool_call>", {"tree": {}}),
+        ("glm47", "<tool_call>find</tool_call>", {}),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>"
+         '{"count": 3}<|tool_call_end|><|tool_calls_section_end|>', {"count": 3}),
+        ("kimi", '<|tool_call_begin|> find <|tool_call_argument_begin|> {"count": 3} <|tool_call_end|>',
+         {"count": 3}),
+        ("deepseek_v3", deepseek("<[calls begin]><[call begin]>function<[sep]>find\n```json\n"
+         '{"count": 3}\n```<[call end]><[calls end]>'), {"count": 3}),
+        ("deepseek_v31", deepseek('<[calls begin]><[call begin]>find<[sep]>{"count": 3}<[call end]><[calls end]>'),
+         {"count": 3}),
+        ("deepseek_v31", deepseek('<[call begin]>find<[sep]>{"count": 3}'), {"count": 3}),
+        ("granite", '<|tool_call|> [{"name": "find", "arguments": {"count": 3}}]', {"count": 3}),
+        ("phi4", 'functools[{"name": "find", "arguments": {"count": 3}}]', {"count": 3}),
+        ("phi4", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}}]<|/tool_call|>', {"count": 3}),
         ("mistral", '[TOOL_CALLS]find{"count": 3}', {"count": 3}),
+        ("mistral_list", '[TOOL_CALLS][{"name": "find", "arguments": {"count": 3}}', {"count": 3}),
         ("mistral", '[TOOL_CALLS]find[CALL_ID]ab1[ARGS]{"count": 3}', {"count": 3}),
         ("mistral", '[TOOL_CALLS] [{"name": "find", "arguments": {"count": 3}, "id": "a"}]', {"count": 3}),
         ("mistral_list", '[TOOL_CALLS]find{"count": 3}', {"count": 3}),
@@ -161,6 +203,19 @@ def test_the_ways_in_which_models_write_are_read(name: str, said: str, made: dic
     ("name", "said"),
     [
         ("qwen3_coder", "<tool_call>\n<function=other>\n</function>\n</tool_call>"),
+        ("seed_oss", "<seed:tool_call>\n<function=other>\n</function>\n</seed:tool_call>"),
+        ("minimax", '<minimax:tool_call>\n<invoke name="other">\n</invoke>\n</minimax:tool_call>'),
+        ("minimax", "<minimax:tool_call>\nHm.\n</minimax:tool_call>"),
+        ("glm", "<tool_call>other\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+        ("glm", "<tool_call>find it</tool_call>"),
+        ("glm", "<tool_call>find"),
+        ("kimi", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
+        ("kimi", '<|tool_call_begin|>functions.other:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'),
+        ("kimi", "<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>7"),
+        ("deepseek_v3", deepseek('<[calls begin]><[call begin]>function<[sep]>find\n{"count": 3}')),
+        ("deepseek_v31", deepseek('<[calls begin]><[call begin]>other<[sep]>{"count": 3}')),
+        ("granite", "<|tool_call|>[]"),
+        ("phi4", "functools are a module; functools[0] is not."),
         ("mistral", '[TOOL_CALLS]other{"a": 1}'),
         ("mistral", '[TOOL_CALLS][{"name": "other", "arguments": {}}]'),
         ("pythonic", "[other(a=1)]"),
