@@ -2,15 +2,16 @@
 
     python -m benchmarks.cascade_attention [--rounds 12] [--json benchmarks/results/cascade_attention.json]
 
-Attention: of one layer of Qwen3-0.6B in bfloat16, for rows after one prefix with 64 positions of their own. Step:
-whole decode steps, sampling included, of two engines with that model's shape and random weights, whose requests
-have 16 tokens of their own. Both arms, `engine.cascade_attention` off and auto, take turns in one process; each
-keeps its best call or step, as other processes can only add time. One thread, in processor time.
+Attention: of one layer of Qwen3-0.6B, for rows after one prefix with 64 positions of their own. Step: whole
+decode steps in bfloat16, sampling included, of two engines with that model's shape and random weights, whose
+requests have 16 tokens of their own. Both arms, `engine.cascade_attention` off and auto, take turns in a process;
+each keeps its best call or step, as other processes can only add time. One thread, in processor time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -40,6 +41,7 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk
 
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ROWS, PREFIXES = (2, 8, 32), (512, 1024, 4096)
 OWN, PAGE_SIZE, LAYERS = 64, 16, 4
 STEP_ROWS, STEP_PREFIX, STEP_OWN = 32, 4096, 16
@@ -54,7 +56,10 @@ def main() -> None:
     result = {
         "machine": this_machine.described() | {"isa": native.kernels(torch.bfloat16).isa},
         "rounds": options.rounds,
-        "attention": [attention(rows, prefix, options.rounds) for rows in ROWS for prefix in PREFIXES],
+        "attention": [
+            attention(dtype, rows, prefix, options.rounds)
+            for dtype, rows, prefix in itertools.product(DTYPES, ROWS, PREFIXES)
+        ],
         "step": step(options.rounds),
     }
     Console().print_json(data=result)
@@ -62,10 +67,10 @@ def main() -> None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def attention(rows: int, prefix: int, rounds: int) -> dict[str, Any]:
+def attention(dtype: str, rows: int, prefix: int, rounds: int) -> dict[str, Any]:
     """Return the best microseconds of a layer's attention by arm, and whether the results are equal."""
     shared, own = prefix // PAGE_SIZE, OWN // PAGE_SIZE
-    pages = KVPages(LAYERS, shared + rows * own, PAGE_SIZE, 8, 128, torch.bfloat16, CPU)
+    pages = KVPages(LAYERS, shared + rows * own, PAGE_SIZE, 8, 128, DTYPES[dtype], CPU)
     for layer in pages.data:
         layer.normal_()
     order = torch.randperm(pages.num_pages).tolist()
@@ -78,14 +83,15 @@ def attention(rows: int, prefix: int, rounds: int) -> dict[str, Any]:
         arm: NativeAttention(replace(shape, is_cascade=arm == "auto")).prepare(batch, pages.null_page)
         for arm in ARMS
     }
-    query = torch.randn(rows, 16, 128).bfloat16()
+    query = torch.randn(rows, 16, 128).to(DTYPES[dtype])
     best, found = dict.fromkeys(ARMS, float("inf")), {}
     for layer in [*range(LAYERS)] * (rounds + 1):
         for arm, one in steps.items():
             seconds, found[arm] = _timed(partial(one.attend, pages.layer(layer), query, None))
             best[arm] = min(best[arm], seconds)
     us = {arm: round(seconds * 1e6, 1) for arm, seconds in best.items()}
-    return {"rows": rows, "prefix": prefix, "us": us, "equal": torch.equal(found["off"], found["auto"])}
+    equal = torch.equal(found["off"], found["auto"])
+    return {"dtype": dtype, "rows": rows, "prefix": prefix, "us": us, "equal": equal}
 
 
 def step(rounds: int) -> dict[str, Any]:
