@@ -90,10 +90,15 @@ async def api_over(
     *listeners: Listener,
     tenants: Sequence[TenantSettings] = (),
     shared: Sequence[Sequence[int]] = (),
+    lost_after_s: float = 60.0,
     **config: Any,
 ) -> AsyncIterator[Api]:
-    """Run the API over `count` engines; with `tenants`, `ADMIN_KEY` is the admin's. `shared` are prefixes."""
-    async with ClientAndEngines(count, shared=shared, **config) as (client, engines):
+    """Run the API over `count` engines; with `tenants`, `ADMIN_KEY` is the admin's. `shared` are prefixes.
+
+    An engine that a busy machine keeps silent is not lost: a test that ends one says how soon that is noticed.
+    """
+    health = {"lost_after_s": lost_after_s}
+    async with ClientAndEngines(count, health=health, shared=shared, **config) as (client, engines):
         api = Api(client, engines, listeners, tenants, shared)
         async with api.http:
             yield api
