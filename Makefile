@@ -15,14 +15,20 @@ PUBLISHER := .venv-grafana
 CLIENTS   := .venv-clients
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: serve test lint install clients clients-installed native native-asan native-tsan clean
+.PHONY: serve test units e2e lint install clients clients-installed native native-asan native-tsan clean
 
 serve: $(INSTALLED)
 	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT)
 
-test: lint $(PUBLISHER)/.installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not e2e'
-	$(BIN)/python -m pytest -m e2e
+# One after the other, or beside each other: make -j3 --output-sync=target test
+test: lint units e2e
+
+# They yield to the end-to-end tests beside them, whose processes Ray runs with a niceness of 15.
+units: $(INSTALLED) $(PUBLISHER)/.installed
+	nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not e2e'
+
+e2e: $(INSTALLED)
+	$(BIN)/python -m pytest tests/e2e
 
 # Not part of `make test`: what it installs is not Raydix's.
 clients: $(INSTALLED) $(CLIENTS)/.installed
