@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -90,15 +90,15 @@ async def api_over(
     *listeners: Listener,
     tenants: Sequence[TenantSettings] = (),
     shared: Sequence[Sequence[int]] = (),
-    lost_after_s: float = 60.0,
+    health: Mapping[str, float] | None = None,
     **config: Any,
 ) -> AsyncIterator[Api]:
     """Run the API over `count` engines; with `tenants`, `ADMIN_KEY` is the admin's. `shared` are prefixes.
 
     An engine that a busy machine keeps silent is not lost: a test that ends one says how soon that is noticed.
     """
-    health = {"lost_after_s": lost_after_s}
-    async with ClientAndEngines(count, health=health, shared=shared, **config) as (client, engines):
+    settings = {"lost_after_s": 60.0, **(health or {})}
+    async with ClientAndEngines(count, health=settings, shared=shared, **config) as (client, engines):
         api = Api(client, engines, listeners, tenants, shared)
         async with api.http:
             yield api

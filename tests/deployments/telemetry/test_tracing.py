@@ -109,7 +109,7 @@ def test_a_requests_spans_follow_each_other_inside_its_own(sink: Collector, trac
 
 def test_a_stream_that_moved_shows_both_replicas_and_the_loss(sink: Collector, tracer: tracing.Tracer) -> None:
     async def scenario() -> None:
-        async with api_over(2, tracer, lost_after_s=LOST_AFTER_S) as api:
+        async with api_over(2, tracer, health={"lost_after_s": LOST_AFTER_S}) as api:
             api.engines.runners[0].step_s = 0.02
             asked = asyncio.create_task(api.complete(stream=True, max_tokens=200))
             await until(lambda: any(len(stream.journal) > 5 for stream in api.client._tasks))
