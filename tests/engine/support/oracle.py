@@ -140,7 +140,7 @@ MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
     "seed_oss": ("SeedOss", {"attention_out_bias": True}),
     "ministral3": ("Ministral3", {"rope_parameters": _MINISTRAL3_ROPE}),
-    "gemma2": ("Gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 20}),
+    "gemma2": ("Gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 2}),
     "gemma3": ("Gemma3Text", {"sliding_window": 9, "query_pre_attn_scalar": 20, "sliding_window_pattern": 3}),
 }
 """Families that one test per family compares (`tests/engine/models/test_families.py`); add new ones here."""
