@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 7
+_ABI = 8
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -49,8 +49,25 @@ class NativeLinear(Structure):
         ("packed", c_void_p),
         ("scales", c_void_p),
         ("bias", c_void_p),
-        ("outputs", c_int32),
-        ("inputs", c_int32),
+        *((name, c_int32) for name in ("outputs", "inputs")),
+        *((name, c_float) for name in ("alpha", "limit")),
+    ]
+
+
+class NativeExperts(Structure):
+    """A layer's mixture of experts (`Experts` in raydix.h)."""
+
+    _fields_ = [
+        ("router", NativeLinear),
+        ("correction", c_void_p),
+        ("gate_up", POINTER(NativeLinear)),
+        ("down", POINTER(NativeLinear)),
+        ("shared_gate_up", NativeLinear),
+        ("shared_down", NativeLinear),
+        *((name, c_int32) for name in ("num_experts", "per_token", "intermediate", "shared_intermediate")),
+        *((name, c_int32) for name in ("num_groups", "groups_per_token")),
+        ("scaling", c_float),
+        *((name, c_bool) for name in ("is_sigmoid", "renormalizes", "is_clamped")),
     ]
 
 
@@ -59,6 +76,8 @@ class NativeLayer(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("input_norm", "post_norm", "attended_norm", "output_norm", "qk_norm")),
+        ("sinks", c_void_p),
+        ("experts", POINTER(NativeExperts)),
         ("qkv", NativeLinear),
         ("output", NativeLinear),
         ("gate_up", NativeLinear),

@@ -7,6 +7,8 @@ lookups. Activations and KV have the model's type; the residual stream is float3
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -19,8 +21,13 @@ from engine.host_memory import untouched_zeros
 from engine.kernels import native
 from engine.models.config import ModelConfig
 from engine.models.decoder import Attention, Decoder, Layer
+from engine.models.experts import Experts
+from engine.models.experts_config import ExpertsConfig
 from engine.models.mlp import MLP
 from engine.models.operations import Rotary
+
+_MOST_EXPERTS = 1024
+"""Most experts of a layer, as in experts.c."""
 
 
 def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
@@ -29,8 +36,6 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
     if config.attention.latent is not None:
         return "it does not compute latent KV (MLA)"
-    if config.experts is not None:
-        return "its layers are mixtures of experts"
     if config.attention.later_scale is not None:
         return "it does not compute queries scaled by position"
     sizes = {
@@ -38,6 +43,10 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         "intermediate_size": config.intermediate_size,
         "head_dim": config.head_dim,
     }
+    if (experts := config.experts) is not None:
+        if experts.num_experts > _MOST_EXPERTS:
+            return f"it computes at most {_MOST_EXPERTS} experts of a layer"
+        sizes |= {"inner size of experts": experts.intermediate_size, "of what they share": experts.shared_size}
     odd = [f"{name} {size}" for name, size in sizes.items() if size % 32]
     return f"{', '.join(odd)}: not a multiple of 32" if odd else None
 
@@ -53,10 +62,10 @@ class NativeDecoder:
         self._quantization = quantization
         self._embed = decoder.embed.weight.detach().contiguous()
         self._kernels = native.kernels(self._embed.dtype)
-        self._kept: list[torch.Tensor] = []  # The structs point to these.
-        linears = [module.weight for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
-        tied = [decoder.embed.weight] if decoder.lm_head is None else []
-        self._packed = untouched_zeros(sum(self._packed_bytes(weight) for weight in (*linears, *tied)))
+        self._kept: list[object] = []  # The structs point to these.
+        self._packed = untouched_zeros(
+            sum(self._packed_bytes(weight, is_plain) for weight, is_plain in _all(decoder))
+        )
         self._num_packed = 0  # Bytes of `_packed` in use.
         self._layers = (native.NativeLayer * config.num_layers)(
             *(
@@ -139,8 +148,8 @@ class NativeDecoder:
 
     def _layer(self, layer: Layer, window: int | None, rope: int) -> native.NativeLayer:
         attention, mlp = layer.attention, layer.mlp
-        assert isinstance(attention, Attention) and isinstance(mlp, MLP)
-        return native.NativeLayer(
+        assert isinstance(attention, Attention)
+        packed = native.NativeLayer(
             input_norm=self._weights_of(layer.input_norm),
             post_norm=self._weights_of(layer.post_norm),
             attended_norm=self._weights_of(layer.attended_norm),
@@ -148,25 +157,74 @@ class NativeDecoder:
             qk_norm=None if attention.qk_norm is None else self._floats(attention.qk_norm),
             qkv=self._linear(attention.qkv_proj.weight, attention.qkv_proj.bias),
             output=self._linear(attention.o_proj.weight, attention.o_proj.bias),
-            gate_up=self._linear(mlp.gate_up_proj.weight, mlp.gate_up_proj.bias, is_swiglu=True),
-            down=self._linear(mlp.down_proj.weight, mlp.down_proj.bias),
+            sinks=None if attention.sinks is None else self._floats(attention.sinks),
             window=window or 0,
             rope=rope,
         )
+        if isinstance(mlp, MLP):
+            packed.gate_up, packed.down = self._mlp(mlp)
+        else:
+            assert self.config.experts is not None
+            experts = self._experts(mlp, self.config.experts)
+            self._kept.append(experts)
+            packed.experts = ctypes.pointer(experts)
+        return packed
+
+    def _mlp(self, mlp: MLP) -> tuple[native.NativeLinear, native.NativeLinear]:
+        gate_up, down = mlp.gate_up_proj, mlp.down_proj
+        return self._linear(gate_up.weight, gate_up.bias, is_gated=True), self._linear(down.weight, down.bias)
+
+    def _experts(self, experts: Experts, config: ExpertsConfig) -> native.NativeExperts:
+        router = self._linear(experts.router, experts.router_bias, is_plain=True)
+        gate_up = self._stack(experts.gate_up_proj, experts.gate_up_bias, is_gated=True)
+        down = self._stack(experts.down_proj, experts.down_bias)
+        if config.clamp is not None:
+            for linear in gate_up:
+                linear.alpha, linear.limit = config.clamp.alpha, config.clamp.limit
+        packed = native.NativeExperts(
+            router=router,
+            correction=None if experts.correction is None else self._floats(experts.correction),
+            gate_up=gate_up,
+            down=down,
+            num_experts=config.num_experts,
+            per_token=config.per_token,
+            intermediate=config.intermediate_size,
+            shared_intermediate=config.shared_size,
+            num_groups=config.num_groups,
+            groups_per_token=config.groups_per_token,
+            scaling=config.scaling,
+            is_sigmoid=config.is_sigmoid,
+            renormalizes=config.renormalizes,
+            is_clamped=config.clamp is not None,
+        )
+        if experts.shared is not None:
+            packed.shared_gate_up, packed.shared_down = self._mlp(experts.shared)
+        return packed
+
+    def _stack(
+        self, weights: torch.Tensor, biases: torch.Tensor | None, is_gated: bool = False
+    ) -> ctypes.Array[native.NativeLinear]:
+        """Pack a stack of matrices, [E, outputs, inputs]."""
+        each = [None] * len(weights) if biases is None else list(biases)
+        packed = (self._linear(weight, bias, is_gated) for weight, bias in zip(weights, each, strict=True))
+        stack = (native.NativeLinear * len(weights))(*packed)
+        self._kept.append(stack)
+        return stack
 
     def _weights_of(self, norm: torch.nn.RMSNorm | None) -> int | None:
         return None if norm is None else self._floats(norm.weight)
 
     def _linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, is_swiglu: bool = False
+        self, weight: torch.Tensor, bias: torch.Tensor | None, is_gated: bool = False, is_plain: bool = False
     ) -> native.NativeLinear:
+        """Pack a matrix [outputs, inputs]; one that `is_plain` is not quantized."""
         weight = weight.detach().contiguous()
         outputs, inputs = weight.shape
         packed = self._packed[self._num_packed :]
-        self._num_packed += self._packed_bytes(weight)
-        arguments = weight.data_ptr(), outputs, inputs, is_swiglu, packed.data_ptr()
+        self._num_packed += self._packed_bytes(weight, is_plain)
+        arguments = weight.data_ptr(), outputs, inputs, is_gated, packed.data_ptr()
         scales = None
-        if self._quantization is None:
+        if self._quantization is None or is_plain:
             self._kernels.pack(*arguments)
         else:
             scales = self._floats(torch.empty(outputs))
@@ -175,12 +233,26 @@ class NativeDecoder:
             packed.data_ptr(), scales, bias if bias is None else self._floats(bias), outputs, inputs
         )
 
-    def _packed_bytes(self, weight: torch.Tensor) -> int:
-        """Return the bytes of a packed matrix [outputs, inputs]: a multiple of 64, as inputs are one of 32."""
-        item = weight.element_size() if self._quantization is None else 1
-        return -(-weight.shape[0] // 32) * 32 * weight.shape[1] * item
+    def _packed_bytes(self, weight: torch.Tensor, is_plain: bool = False) -> int:
+        """Return the bytes of packed matrices [..., outputs, inputs]: a multiple of 64, as inputs are of 32."""
+        item = weight.element_size() if self._quantization is None or is_plain else 1
+        *stacked, outputs, inputs = weight.shape
+        return math.prod(stacked) * -(-outputs // 32) * 32 * inputs * item
 
     def _floats(self, values: torch.Tensor) -> int:
         kept = values.detach().float().contiguous()
         self._kept.append(kept)
         return kept.data_ptr()
+
+
+def _all(decoder: Decoder) -> Iterator[tuple[torch.Tensor, bool]]:
+    """Yield all matrices that are packed, or stacks of them, and whether they are plain: never quantized."""
+    for module in decoder.modules():
+        if isinstance(module, torch.nn.Linear):
+            yield module.weight, False
+        elif isinstance(module, Experts):
+            yield module.router, True
+            yield module.gate_up_proj, False
+            yield module.down_proj, False
+    if decoder.lm_head is None:
+        yield decoder.embed.weight, False

@@ -3,11 +3,12 @@
  *     embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate, store ─ attend ─ output ─ + ─┬─ norm ─ gate, up ─ down ─ + ─▶
  *                 └─────────────────────────────────────────────────────────────────┘  └─────────────────────────┘
  *
- * Before each + there may be another norm, and the first two may be left out. x stays in float32; inputs of products
+ * In place of gate, up and down there may be experts. Before each + there may be another norm, and the first two may be
+ * left out. x stays in float32; inputs of products
  * with weights are `elem`.
  */
 #include "attention.h"
-#include "gemm.h"
+#include "experts.h"
 #include "transpose.h"
 
 #include <math.h>
@@ -24,13 +25,14 @@ typedef struct {
     float *cosines;   /* [N][num_ropes][head_dim / 2] */
     float *sines;     /* the same */
     char *scratch;    /* for attention */
+    ExpertBuffers experts;
 } Buffers;
 
-static AttentionShape shape_of(const Model *model, int window)
+static AttentionShape shape_of(const Model *model, const Layer *layer)
 {
     return (AttentionShape){.num_heads = model->num_heads, .num_kv_heads = model->num_kv_heads,
-                            .head_dim = model->head_dim, .window = window, .scale = model->attention_scale,
-                            .soft_cap = model->soft_cap};
+                            .head_dim = model->head_dim, .window = layer->window, .scale = model->attention_scale,
+                            .soft_cap = model->soft_cap, .sinks = layer->sinks};
 }
 
 static char *carve(char **at, size_t rows, size_t row_bytes)
@@ -40,11 +42,38 @@ static char *carve(char **at, size_t rows, size_t row_bytes)
     return start;
 }
 
+/* Lay out the buffers of layers with experts, whose shape all of them have. */
+static void lay_out_experts(ExpertBuffers *buffers, const Experts *experts, int hidden, size_t rows, char **at)
+{
+    size_t pairs = rows * experts->per_token;
+    buffers->logits = (float *)carve(at, rows, experts->num_experts * sizeof(float));
+    buffers->chosen = (int32_t *)carve(at, pairs, sizeof(int32_t));
+    buffers->weights = (float *)carve(at, pairs, sizeof(float));
+    buffers->places = (int32_t *)carve(at, pairs, sizeof(int32_t));
+    buffers->which = (int32_t *)carve(at, experts->num_experts, sizeof(int32_t));
+    buffers->first = (int32_t *)carve(at, experts->num_experts + 1, sizeof(int32_t));
+    buffers->next = (int32_t *)carve(at, experts->num_experts, sizeof(int32_t));
+    buffers->num_used = (int32_t *)carve(at, 1, sizeof(int32_t));
+    buffers->gathered = (elem *)carve(at, pairs, hidden * sizeof(elem));
+    buffers->inner = (elem *)carve(at, pairs, experts->intermediate * sizeof(elem));
+    buffers->outputs = (float *)carve(at, pairs, hidden * sizeof(float));
+    buffers->shared_inner = (elem *)carve(at, rows, experts->shared_intermediate * sizeof(elem));
+    buffers->sum = (float *)carve(at, rows, hidden * sizeof(float));
+}
+
+static const Experts *experts_of(const Model *model)
+{
+    for (int layer = 0; layer < model->num_layers; layer++)
+        if (model->layers[layer].experts)
+            return model->layers[layer].experts;
+    return NULL;
+}
+
 /* Lay the buffers out from `at`, and return their end. */
 static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, int threads, char *at)
 {
     size_t rows = round_up(batch->num_tokens, BLOCK_ROWS), dim = model->head_dim;
-    AttentionShape shape = shape_of(model, 0);
+    AttentionShape shape = shape_of(model, model->layers);
     buffers->normed = (elem *)carve(&at, rows, model->hidden * sizeof(elem));
     buffers->qkv = (float *)carve(&at, rows, (model->num_heads + 2 * model->num_kv_heads) * dim * sizeof(float));
     buffers->query = (elem *)carve(&at, rows, model->num_heads * dim * sizeof(elem));
@@ -55,6 +84,9 @@ static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, i
     buffers->cosines = (float *)carve(&at, rows, model->num_ropes * dim / 2 * sizeof(float));
     buffers->sines = (float *)carve(&at, rows, model->num_ropes * dim / 2 * sizeof(float));
     buffers->scratch = carve(&at, 1, NAME(attention_bytes)(batch, &shape, threads));
+    const Experts *experts = experts_of(model);
+    if (experts)
+        lay_out_experts(&buffers->experts, experts, model->hidden, rows, &at);
     return at;
 }
 
@@ -98,8 +130,24 @@ static void norm_phase(ThreadTeam *team, const Model *model, const float *x, con
     team_barrier(team);
 }
 
-/* Add what attention or MLP has computed, a product of `linear` and a[rows][lda], to the stream, normed if there is a
- * weight for that. */
+/* Add `branch` to the stream, normed if there is a weight for that. */
+static void add_rows(ThreadTeam *team, const Model *model, const float *branch, const float *weight, int rows,
+                     Buffers *buffers)
+{
+    int hidden = model->hidden;
+    for (int row; (row = team_take(team, rows)) < rows;) {
+        const float *from = branch + (size_t)row * hidden;
+        float *to = buffers->x + (size_t)row * hidden;
+        float factor = weight ? norm_factor(from, hidden, model->own_eps) : 1;
+        for (int i = 0; i < hidden; i += LANES) {
+            vf add = vload(from + i) * factor;
+            vstore(to + i, vload(to + i) + (weight ? add * vload(weight + i) : add));
+        }
+    }
+    team_barrier(team);
+}
+
+/* Add what attention or MLP has computed, a product of `linear` and a[rows][lda]. */
 static void add_phase(ThreadTeam *team, const Model *model, const Linear *linear, const elem *a, ptrdiff_t lda,
                       const float *weight, int rows, Buffers *buffers)
 {
@@ -107,15 +155,8 @@ static void add_phase(ThreadTeam *team, const Model *model, const Linear *linear
     NAME(linear)(team, linear, a, lda, rows, weight ? TO_FLOATS : ADD_FLOATS, weight ? buffers->branch : buffers->x,
                  hidden);
     team_barrier(team);
-    if (!weight)
-        return;
-    for (int row; (row = team_take(team, rows)) < rows;) {
-        const float *from = buffers->branch + (size_t)row * hidden;
-        float *to = buffers->x + (size_t)row * hidden, factor = norm_factor(from, hidden, model->own_eps);
-        for (int i = 0; i < hidden; i += LANES)
-            vstore(to + i, vload(to + i) + vload(from + i) * factor * vload(weight + i));
-    }
-    team_barrier(team);
+    if (weight)
+        add_rows(team, model, buffers->branch, weight, rows, buffers);
 }
 
 static void embed_phase(ThreadTeam *team, const Model *model, const Batch *batch, Buffers *buffers)
@@ -186,7 +227,7 @@ static void run_layer(ThreadTeam *team, const Model *model, const Layer *layer, 
                       const Pages *pages, Buffers *buffers)
 {
     int rows = batch->num_tokens, hidden = model->hidden, attended = model->num_heads * model->head_dim;
-    AttentionShape shape = shape_of(model, layer->window);
+    AttentionShape shape = shape_of(model, layer);
     norm_phase(team, model, buffers->x, layer->input_norm, rows, buffers->normed);
     NAME(linear)(team, &layer->qkv, buffers->normed, hidden, rows, TO_FLOATS, buffers->qkv, layer->qkv.outputs);
     team_barrier(team);
@@ -196,6 +237,11 @@ static void run_layer(ThreadTeam *team, const Model *model, const Layer *layer, 
     team_barrier(team);
     add_phase(team, model, &layer->output, buffers->attended, attended, layer->attended_norm, rows, buffers);
     norm_phase(team, model, buffers->x, layer->post_norm, rows, buffers->normed);
+    if (layer->experts) {
+        NAME(experts)(team, layer->experts, buffers->normed, hidden, rows, &buffers->experts);
+        add_rows(team, model, buffers->experts.sum, layer->output_norm, rows, buffers);
+        return;
+    }
     NAME(linear)(team, &layer->gate_up, buffers->normed, hidden, rows,
                  model->is_gelu ? GEGLU : SWIGLU, buffers->inner, model->intermediate);
     team_barrier(team);

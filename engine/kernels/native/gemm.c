@@ -76,19 +76,32 @@ static void finish_floats(const float *c, ptrdiff_t ldc, int rows, int width, Fi
     }
 }
 
-/* Finish a panel's 16 gates and their ups. GELU's tanh form is x / (1 + exp(-2 u)) with u as below. */
-static void finish_gated(const float *c, ptrdiff_t ldc, int rows, Finish gates, Finish ups, bool is_gelu, elem *out,
-                         ptrdiff_t ldo)
+/* What becomes of a gate and its up. GELU's tanh form is x / (1 + exp(-2 u)) with u as below. */
+static inline vf gated(Product product, const Linear *linear, vf gate, vf up)
 {
+    if (product == CLAMPED_SWIGLU) {
+        vf limit = vset(linear->limit);
+        gate = vselect(gate > limit, limit, gate);
+        up = vmax(vselect(up > limit, limit, up), -limit);
+        return (up + 1.0f) * gate / (1.0f + vexp(gate * -linear->alpha));
+    }
+    vf power = product == GEGLU ? (gate + gate * gate * gate * 0.044715f) * -1.5957691216057308f : -gate;
+    return gate / (1.0f + vexp(power)) * up;
+}
+
+/* Finish the panel whose first gate is `output`. */
+static void finish_gated(const Linear *linear, const float *c, ptrdiff_t ldc, int rows, int output, Product product,
+                         elem *out, ptrdiff_t ldo)
+{
+    Finish gates = finish_of(linear, output), ups = finish_of(linear, linear->outputs / 2 + output);
     for (int r = 0; r < rows; r++, c += ldc, out += ldo)
         for (int i = 0; i < PANEL / 2; i += LANES) {
             vf gate = finished(&gates, vload(c + i), i), up = finished(&ups, vload(c + PANEL / 2 + i), i);
-            vf power = is_gelu ? (gate + gate * gate * gate * 0.044715f) * -1.5957691216057308f : -gate;
-            vstore_elem(out + i, gate / (1.0f + vexp(power)) * up);
+            vstore_elem(out + i, gated(product, linear, gate, up));
         }
 }
 
-static bool is_gated(Product product) { return product == SWIGLU || product == GEGLU; }
+static bool is_gated(Product product) { return product >= SWIGLU; }
 
 /* Finish an item; `out` is its first row. */
 static void finish_item(const Linear *linear, const float *c, ptrdiff_t ldc, int rows, int panel, int panels,
@@ -97,8 +110,7 @@ static void finish_item(const Linear *linear, const float *c, ptrdiff_t ldc, int
     if (is_gated(product)) {
         for (int p = panel; p < panel + panels; p++, c += PANEL) {
             int output = p * PANEL / 2;
-            finish_gated(c, ldc, rows, finish_of(linear, output), finish_of(linear, linear->outputs / 2 + output),
-                         product == GEGLU, (elem *)out + output, ldo);
+            finish_gated(linear, c, ldc, rows, output, product, (elem *)out + output, ldo);
         }
         return;
     }
@@ -113,32 +125,66 @@ static bool is_streamed(const Linear *linear, int rows, Product product, const v
            ((uintptr_t)out | ldo * sizeof(float)) % VECTOR_BYTES == 0;
 }
 
+/* Compute one item of the product of a[rows][lda] and a matrix; `c` has room for PRODUCTS. */
+static void run_item(const Linear *linear, const Items *items, int item, const elem *a, ptrdiff_t lda, int rows,
+                     Product product, bool streams, void *out, ptrdiff_t ldo, float *c)
+{
+    int inputs = round_up(linear->inputs, 32), all_panels = round_up(linear->outputs, PANEL) / PANEL;
+    int panel = item % items->panel_groups * items->panels, row = item / items->panel_groups * items->rows;
+    int panels = all_panels - panel < items->panels ? all_panels - panel : items->panels;
+    int count = rows - row < items->rows ? rows - row : items->rows;
+    size_t width = is_gated(product) ? sizeof(elem) : sizeof(float);
+    ptrdiff_t ldc = items->panels * PANEL;
+    for (int p = 0; p < panels; p++) {
+        size_t at = (size_t)(panel + p) * PANEL * inputs;
+        if (linear->scales)
+            NAME(panel_multiply_int8)(a + row * lda, lda, count, (const int8_t *)linear->packed + at, inputs,
+                                      c + p * PANEL, ldc);
+        else
+            NAME(panel_multiply)(a + row * lda, lda, count, (const elem *)linear->packed + at, inputs, c + p * PANEL,
+                                 ldc, false);
+    }
+    finish_item(linear, c, ldc, count, panel, panels, product, streams, (char *)out + row * ldo * width, ldo);
+}
+
 void NAME(linear)(ThreadTeam *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
                   void *out, ptrdiff_t ldo)
 {
-    int inputs = round_up(linear->inputs, 32), all_panels = round_up(linear->outputs, PANEL) / PANEL;
     Items items = items_of(linear, rows, team->size);
     bool streams = is_streamed(linear, rows, product, out, ldo);
-    size_t width = is_gated(product) ? sizeof(elem) : sizeof(float);
-    ptrdiff_t ldc = items.panels * PANEL;
     _Alignas(64) float c[PRODUCTS];
     int all_items = items.panel_groups * items.row_blocks;
     for (int item; (item = team_take(team, all_items)) < all_items;) {
-        int panel = item % items.panel_groups * items.panels, row = item / items.panel_groups * items.rows;
-        int panels = all_panels - panel < items.panels ? all_panels - panel : items.panels;
-        int count = rows - row < items.rows ? rows - row : items.rows;
-        for (int p = 0; p < panels; p++) {
-            size_t at = (size_t)(panel + p) * PANEL * inputs;
-            if (linear->scales)
-                NAME(panel_multiply_int8)(a + row * lda, lda, count, (const int8_t *)linear->packed + at, inputs,
-                                          c + p * PANEL, ldc);
-            else
-                NAME(panel_multiply)(a + row * lda, lda, count, (const elem *)linear->packed + at, inputs, c + p * PANEL,
-                                     ldc, false);
-        }
-        finish_item(linear, c, ldc, count, panel, panels, product, streams, (char *)out + row * ldo * width, ldo);
+        run_item(linear, &items, item, a, lda, rows, product, streams, out, ldo, c);
         if (streams)
             vstream_end();
+    }
+}
+
+void NAME(sorted_linears)(ThreadTeam *team, const Linear *linears, const Sorted *sorted, const elem *a, ptrdiff_t lda,
+                          Product product, void *out, ptrdiff_t ldo)
+{
+    size_t width = is_gated(product) ? sizeof(elem) : sizeof(float);
+    _Alignas(64) float c[PRODUCTS];
+    int all_items = 0;
+    for (int i = 0; i < sorted->count; i++) {
+        Items items = items_of(linears, sorted->first[i + 1] - sorted->first[i], team->size);
+        all_items += items.panel_groups * items.row_blocks;
+    }
+    /* A thread's items come in ascending order, so it looks for the matrix of the next one from that of the last. */
+    int at = -1, begin = 0, end = 0, row = 0, rows = 0;
+    Items items = {0};
+    for (int item; (item = team_take(team, all_items)) < all_items;) {
+        while (item >= end) {
+            at++;
+            row = sorted->first[at];
+            rows = sorted->first[at + 1] - row;
+            items = items_of(linears, rows, team->size);
+            begin = end;
+            end += items.panel_groups * items.row_blocks;
+        }
+        run_item(&linears[sorted->which[at]], &items, item - begin, a + row * lda, lda, rows, product, false,
+                 (char *)out + row * ldo * width, ldo, c);
     }
 }
 

@@ -40,11 +40,22 @@ typedef enum {
     ADD_FLOATS, /* float out[rows][ldo] += product + bias */
     SWIGLU,     /* elem out[rows][ldo] = silu(gate) * up */
     GEGLU,      /* elem out[rows][ldo] = gelu(gate) * up, by its tanh form (arXiv:1606.08415) */
+    CLAMPED_SWIGLU, /* elem out[rows][ldo] = (up + 1) * gate * sigmoid(alpha * gate), gate <= limit, |up| <= limit */
 } Product;
 
 /* Multiply a[rows][lda] with a matrix, as one phase of a team. Ends without a barrier. */
 void NAME(linear)(ThreadTeam *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
                   void *out, ptrdiff_t ldo);
+
+/* Rows that are sorted by the matrix with which each is multiplied: matrix which[i] has rows first[i] .. first[i + 1]. */
+typedef struct {
+    const int32_t *which, *first;
+    int count;
+} Sorted;
+
+/* Multiply rows a[..][lda] with their matrices, which have one shape, as one phase of a team. Ends without a barrier. */
+void NAME(sorted_linears)(ThreadTeam *team, const Linear *linears, const Sorted *sorted, const elem *a, ptrdiff_t lda,
+                          Product product, void *out, ptrdiff_t ldo);
 
 /* Every thread calls these before and after it multiplies. */
 void NAME(gemm_begin)(void);

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 7 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
+#define RAYDIX_ABI 8 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -31,12 +31,26 @@ typedef struct {
     const float *scales; /* [outputs] of int8 weights; NULL if not quantized */
     const float *bias;   /* [outputs] or NULL */
     int32_t outputs, inputs;
+    float alpha, limit; /* of CLAMPED_SWIGLU (gemm.h) */
 } Linear;
+
+/* A mixture of experts in place of an MLP, as engine/models/experts.py defines it. */
+typedef struct {
+    Linear router;                      /* [num_experts, hidden] */
+    const float *correction;            /* [num_experts], added to scores to choose by, or NULL */
+    const Linear *gate_up, *down;       /* [num_experts], all of the same shape */
+    Linear shared_gate_up, shared_down; /* of the MLP that all tokens share; no outputs: there is none */
+    int32_t num_experts, per_token, intermediate, shared_intermediate, num_groups, groups_per_token;
+    float scaling; /* of the weights, where scores are sigmoids */
+    bool is_sigmoid, renormalizes, is_clamped;
+} Experts;
 
 typedef struct {
     const float *input_norm, *post_norm;      /* [hidden], of what attention and MLP read, or NULL */
     const float *attended_norm, *output_norm; /* [hidden], of what they add to the stream, or NULL */
     const float *qk_norm;                     /* [num_heads + num_kv_heads, head_dim] or NULL */
+    const float *sinks;                       /* [num_heads] as in AttentionShape, or NULL */
+    const Experts *experts;                   /* in place of gate_up and down, or NULL */
     Linear qkv, output, gate_up, down;        /* gate_up: panels of 16 gates and the 16 ups that belong to them */
     int32_t window;                           /* a query at p sees p - window + 1 .. p; 0: everything before it */
     int32_t rope;                             /* which rotation */

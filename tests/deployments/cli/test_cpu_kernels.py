@@ -54,8 +54,9 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
     used = r"generic of generic.*; \d+ threads; huge pages: \w+"
     for model in (facts(), None):
         assert re.match(used, kernels_text(model, torch.bfloat16))
-    sparse = replace(facts(), experts=ExpertsConfig(8, 2, 64, True, frozenset({0}), range(8)))
-    assert re.match(f"attention alone \\(.*experts\\); {used}", kernels_text(sparse, torch.bfloat16))
+    for inner, said in ((64, ""), (40, r"attention alone \(inner size of experts 40: .* 32\); ")):
+        sparse = replace(facts(), experts=ExpertsConfig(8, 2, inner, True, frozenset({0}), range(8)))
+        assert re.match(said + used, kernels_text(sparse, torch.bfloat16))
     latent = ModelConfig.from_json(PUBLISHED["deepseek-ai/DeepSeek-V3-0324"], {}, "deepseek")
     assert re.match(f"nothing of this model \\(.*MLA\\)\\); {used}", kernels_text(latent, torch.bfloat16))
     scaled = replace(facts(), attention=replace(facts().attention, later_scale=LaterScale(0.1, 4096)))

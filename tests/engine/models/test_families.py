@@ -56,11 +56,10 @@ def test_logits_and_parameters_are_those_of_transformers(model: Path) -> None:
 
 
 def test_what_runs_natively(model: Path) -> None:
-    """The native decoder computes all dense families but one, if heads fill vectors; what it lacks is named."""
+    """The native decoder computes all families but two, if heads fill vectors; what it lacks is named."""
     config = ModelConfig.from_directory(model)
     reasons = {
         "it does not compute latent KV (MLA)": config.attention.latent is not None,
-        "its layers are mixtures of experts": config.experts is not None,
         "it does not compute queries scaled by position": config.architecture == "Ministral3ForCausalLM",
         f"head_dim {config.head_dim}: not a multiple of 32": config.head_dim % 32 != 0,
     }

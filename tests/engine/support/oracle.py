@@ -53,7 +53,7 @@ _QWEN3_MOE = {
     "head_dim": 64,
     "num_experts": 6,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 40,
+    "moe_intermediate_size": 64,
     "sliding_window": 9,
 }
 
@@ -69,7 +69,7 @@ _MINISTRAL3_ROPE = {**_YARN_ROPE, "original_max_position_embeddings": 16, "llama
 _GLM4_MOE = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 40,
+    "moe_intermediate_size": 64,
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,

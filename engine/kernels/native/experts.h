@@ -1,0 +1,28 @@
+/* A layer's mixture of experts: what it computes, and the intermediate results that it needs memory for. */
+#ifndef EXPERTS_H
+#define EXPERTS_H
+
+#include "gemm.h"
+
+/* A pair is a token and one of its experts: N * per_token pairs, which are sorted by expert. */
+typedef struct {
+    float *logits;      /* [N][num_experts] */
+    int32_t *chosen;    /* [N][per_token] experts */
+    float *weights;     /* [N][per_token] */
+    int32_t *places;    /* [N][per_token] where a pair is among the sorted ones */
+    int32_t *which;     /* [num_experts] the experts that have pairs */
+    int32_t *first;     /* [num_experts + 1] where the pairs of each of these begin */
+    int32_t *next;      /* [num_experts] where the next pair of each expert goes */
+    int32_t *num_used;  /* number of experts that have pairs */
+    elem *gathered;     /* [pairs][hidden], sorted */
+    elem *inner;        /* [pairs][intermediate] */
+    float *outputs;     /* [pairs][hidden] */
+    elem *shared_inner; /* [N][shared_intermediate] */
+    float *sum;         /* [N][hidden]: what the layer adds to the stream */
+} ExpertBuffers;
+
+/* Compute buffers->sum of normed[rows][hidden], in several phases of a team. Ends with a barrier. */
+void NAME(experts)(ThreadTeam *team, const Experts *experts, const elem *normed, int hidden, int rows,
+                   ExpertBuffers *buffers);
+
+#endif

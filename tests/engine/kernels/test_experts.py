@@ -1,0 +1,76 @@
+"""Mixtures of experts in the native decoder, beside torch's, for each instruction set of this processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import DType
+from engine.kernels import native
+from engine.models.native_decoder import NativeDecoder
+from engine.scheduling.plan import StepPlan
+from tests.engine.support.oracle import random_ids, save_tiny
+from tests.engine.support.steps_by_hand import RequestByHand, load_runner
+
+_NAMES: dict[torch.dtype, DType] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_PROMPTS = [random_ids(seed, length) for seed, length in enumerate((1, 40, 200, 9))]
+_KINDS = {
+    "shares": ("qwen3_moe_plain", {}),
+    "sigmoids": ("glm4_moe_groups", {}),
+    "clamped": ("gpt_oss", {}),
+    "many": ("mixtral", {"num_local_experts": 70, "num_experts_per_tok": 9}),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Load the library by the test's own environment."""
+    native.forget()
+    yield
+    native.forget()
+
+
+@pytest.fixture(scope="module", params=_KINDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, changes = _KINDS[request.param]
+    return save_tiny(family, tmp_path_factory.mktemp("model"), num_hidden_layers=2, **changes)
+
+
+def logits_of(directory: Path, prompts: list[list[int]], dtype: DType, **settings: Any) -> torch.Tensor:
+    """The logits after each prompt, all of which are computed in one step."""
+    runner = load_runner(directory, kv_tokens=1024, dtype=dtype, **settings)
+    assert isinstance(runner._decoder, NativeDecoder) == ("attention" not in settings)
+    rows = [RequestByHand(prompt, range(1 + 13 * row, 14 + 13 * row)) for row, prompt in enumerate(prompts)]
+    return runner.logits(StepPlan(tuple(row.chunk() for row in rows)))
+
+
+def test_logits_are_those_of_torch(kernels: native.Kernels, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16, experts whose scores are nearly equal may be chosen differently, so the mean is compared."""
+    monkeypatch.setenv("RAYDIX_ISA", kernels.isa)
+    expected = logits_of(model, _PROMPTS, "float32", attention="reference")
+    got = logits_of(model, _PROMPTS, _NAMES[kernels.dtype])
+    if kernels.dtype == torch.float32:
+        assert (got - expected).abs().max() < 1e-4
+    else:
+        assert (got - expected).abs().mean() < 0.1 * expected.abs().mean()
+
+
+def test_what_else_is_in_a_batch_changes_no_bit(
+    kernels: native.Kernels, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYDIX_ISA", kernels.isa)
+    together = logits_of(model, _PROMPTS, _NAMES[kernels.dtype])
+    for prompt, expected in zip(_PROMPTS, together, strict=True):
+        assert torch.equal(logits_of(model, [prompt], _NAMES[kernels.dtype])[0], expected)
+
+
+def test_weights_of_eight_bits_are_close(model: Path) -> None:
+    """All but the router, on whose small differences a token's experts depend."""
+    plain = logits_of(model, _PROMPTS, "float32")
+    rounded = logits_of(model, _PROMPTS, "float32", quantization="int8")
+    assert not torch.equal(rounded, plain)
+    assert (rounded - plain).abs().mean() < 0.2 * plain.abs().mean()
