@@ -33,7 +33,7 @@ from rich.table import Table
 
 from benchmarks.peers import chart, summary
 from benchmarks.peers.ceilings import NOTHING, Ceilings, decode_share, measure, prefill_share
-from benchmarks.peers.models import CONFIGS, FIRST_WORD, kv_numbers, make_model, matrix_parameters
+from benchmarks.peers.models import CONFIGS, FIRST_WORD, all_parameters, kv_numbers, make_model
 from benchmarks.peers.process import PEERS, RAYDIX, REPOSITORY, Peer, PeerFailed
 from benchmarks.peers.protocol import Job, Settings
 from benchmarks.peers.summary import Sample
@@ -88,7 +88,7 @@ class Comparison:
     def _fit_together(self) -> bool:
         """Whether all engines' weights (twice, for those that pack them) and KV fit into memory at once."""
         config, width = CONFIGS[self.model], WIDTHS[self.settings.precision]
-        numbers = 2 * matrix_parameters(config) + kv_numbers(config) * self.settings.kv_tokens
+        numbers = 2 * all_parameters(config) + kv_numbers(config) * self.settings.kv_tokens
         available: int = psutil.virtual_memory().available
         return (width * numbers + 2**30) * (1 + len(self.options.peers)) < available
 

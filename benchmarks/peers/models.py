@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 import string
 from collections.abc import Iterator
@@ -47,6 +48,50 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000.0,
     },
+    "qwen3-moe-0.5b": _COMMON
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": 384,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "sliding_window": None,
+        "router_aux_loss_coef": 0.001,
+    },
+    "gemma3-0.5b": _COMMON
+    | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "vocab_size": 262_144,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "layer_types": ["full_attention" if number % 6 == 5 else "sliding_attention" for number in range(18)],
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+    },
     "llama-15m": _COMMON
     | {
         "architectures": ["LlamaForCausalLM"],
@@ -64,7 +109,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
     },
 }
-"""By name, as their config.json; 596 million and 14.9 million parameters."""
+"""By name, as their config.json; 596, 542, 486 and 14.9 million parameters."""
 FIRST_WORD = 256
 """Ids below are single bytes; the last id is the end of text. Those between may stand in a prompt."""
 END = "<|endoftext|>"
@@ -107,12 +152,21 @@ def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "self_attn.v_proj": (keys, hidden),
         "self_attn.o_proj": (hidden, queries),
         "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
     }
-    if config["model_type"] == "qwen3":
+    mlps = ["mlp"]
+    if "num_experts" in config:
+        layer["mlp.gate"] = config["num_experts"], hidden
+        mlps, inner = (
+            [f"mlp.experts.{number}" for number in range(config["num_experts"])],
+            config["moe_intermediate_size"],
+        )
+    for mlp in mlps:
+        layer |= {f"{mlp}.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+        layer[f"{mlp}.down_proj"] = hidden, inner
+    if config["model_type"] != "llama":
         layer |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
+    if config["model_type"] == "gemma3_text":
+        layer |= {f"{where}_feedforward_layernorm": (hidden,) for where in ("pre", "post")}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for number in range(config["num_hidden_layers"]):
         shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
@@ -123,9 +177,10 @@ def draw_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
     """Norms of ones, matrices of variance 1 / inputs, small embeddings; bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
+    norm = 0 if config["model_type"] == "gemma3_text" else 1  # Gemma adds one to what files hold
     for name, shape in weight_shapes(config).items():
         if len(shape) == 1:
-            weights[name] = torch.ones(shape, dtype=torch.bfloat16)
+            weights[name] = torch.full(shape, norm, dtype=torch.bfloat16)
         else:
             spread = 0.02 if "embed" in name else shape[1] ** -0.5
             weights[name] = (torch.randn(shape, generator=generator) * spread).bfloat16()
@@ -163,7 +218,14 @@ def _merges() -> Iterator[tuple[str, str]]:
 
 def matrix_parameters(config: dict[str, Any]) -> int:
     """Parameters that every token is multiplied with, the output layer among them (here the embeddings)."""
-    return sum(shape[0] * shape[1] for shape in weight_shapes(config).values() if len(shape) == 2)
+    share = config["num_experts_per_tok"] / config["num_experts"] if "num_experts" in config else 1
+    shapes = {name: shape for name, shape in weight_shapes(config).items() if len(shape) == 2}
+    return round(sum(math.prod(shape) * (share if ".experts." in name else 1) for name, shape in shapes.items()))
+
+
+def all_parameters(config: dict[str, Any]) -> int:
+    """Parameters in memory."""
+    return sum(map(math.prod, weight_shapes(config).values()))
 
 
 def kv_numbers(config: dict[str, Any]) -> int:
