@@ -66,26 +66,34 @@ class HostPrefixes:
     def on_evict(self, node: Node) -> None:
         """Note that the device evicts all pages of a node, which is still in its tree. O(depth + its tokens).
 
+        A page that nodes above begin and this one fills goes too: without it, what follows would not be found.
         The copies are those that the next `take_copies` returns.
         """
-        num_whole = node.end // self._page_size
-        if node.hits + 1 < self._min_uses or not self._pool.num_pages or node.first_slot >= num_whole:
+        first, num_whole = node.start // self._page_size, node.end // self._page_size
+        if node.hits + 1 < self._min_uses or not self._pool.num_pages or first >= num_whole:
             return
-        keys = PageKeys(node.namespace, sequence(node), self._page_size, node.first_slot)
-        for slot in range(num_whole - 1, node.first_slot - 1, -1):  # so that a prefix's end is the older
+        keys = PageKeys(node.namespace, sequence(node), self._page_size, first)
+        for slot in range(num_whole - 1, first - 1, -1):  # so that a prefix's end is the older
             if self._tier.has(keys[slot]):
                 self._tier.describe(keys[slot], self._blocks_in(node, slot))
             elif self._pool.available:
                 (host,) = self._pool.take(1)
                 self._tier.add(keys[slot], host, self._blocks_in(node, slot))
-                self._outgoing.append((node.pages[slot - node.first_slot], host))
+                self._outgoing.append((_page_of(node, slot), host))
 
     def _blocks_in(self, node: Node, slot: int) -> list[int]:
-        """Return the hashes of the blocks in a page of a node that end in that node."""
+        """Return the hashes of the blocks in a page that a node fills; nodes above may have begun it."""
         if not self._block_tokens:
             return []
-        first = slot * self._page_size // self._block_tokens - node.start // self._block_tokens
-        return node.blocks[max(first, 0) : first + self._page_size // self._block_tokens]
+        size, begin = self._block_tokens, slot * self._page_size
+        blocks: list[int] = []
+        step: Node | None = node
+        while step is not None and step.end > begin:
+            first = max(begin // size - step.start // size, 0)
+            last = (begin + self._page_size) // size - step.start // size
+            blocks = step.blocks[first:last] + blocks
+            step = step.parent
+        return blocks
 
     def take_copies(self) -> list[PagePair]:
         """Return the copies to the host that the step which is being planned has to make first."""
@@ -182,3 +190,12 @@ class HostPrefixes:
             keys = PageKeys(request.namespace, request.tokens, self._page_size, first)
             self._keys[request.request_id] = keys
         return keys
+
+
+def _page_of(node: Node, slot: int) -> int:
+    """Return the page in which a node, or one above it that ends inside the page, has a slot's tokens."""
+    step = node
+    while step.first_slot > slot:
+        assert step.parent is not None, "the first page belongs to somebody"
+        step = step.parent
+    return step.pages[slot - step.first_slot]

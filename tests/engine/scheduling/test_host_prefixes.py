@@ -203,6 +203,32 @@ def test_routers_know_what_is_in_host_memory_until_it_is_given_up(engine: Make, 
     assert told(script) >= set(chain)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=10),
+    st.sampled_from([4, 5, 16]),
+)
+def test_every_whole_page_of_what_was_computed_is_found_after_its_eviction(
+    prompts: list[tuple[int, int, int]], page_size: int
+) -> None:
+    """Prompts part and end within pages, so that tree nodes share these."""
+    script = Script(
+        num_pages=30, page_size=page_size, host_pages=600, host_min_uses=1, block_tokens=page_size,
+        limits={"max_running": 1},
+    )  # fmt: skip
+    asked = []
+    for family, common, own in prompts:
+        asked.append([*range(1, common + 2), *range(100 * family + 200, 100 * family + 200 + own)])
+        ask(script, asked[-1])
+    for start in range(1000, 8000, 1000):
+        ask(script, range(start, start + 9 * page_size))
+    for prompt in asked:
+        assert script.cache.peek(Namespace("m"), prompt) == 0
+        keys, num_whole = PageKeys(Namespace("m"), prompt, page_size), len(prompt) // page_size
+        assert script.host._pool.tier.count(keys, 0, num_whole) == num_whole
+        assert told(script) >= set(block_hashes(prompt, prefix_root(Namespace("m")), page_size))
+
+
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["ask", "ask", "ask", "step", "step", "abort", "fail", "hold", "break"]),
