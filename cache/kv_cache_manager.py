@@ -96,6 +96,11 @@ class KVCacheManager:
         """Count the tokens that a match would find; change nothing, not even the eviction order. O(result)."""
         return self._find(namespace, tokens)[1]
 
+    def block_hashes(self, namespace: Namespace, tokens: Sequence[int]) -> list[int]:
+        """Return the hashes of the whole blocks of `tokens`, as `prefix_log` names them. O(tokens)."""
+        shared = self._shared.get(own_namespace(namespace)) or SharedPrefixes()
+        return shared.chain(namespace, tokens, self._block_tokens or self.page_size)
+
     def match(self, namespace: Namespace, tokens: Sequence[int], now: float) -> Match:
         """Return the longest held prefix of `tokens`, at most len(tokens) - 1 so that one token is left to
         compute.

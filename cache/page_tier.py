@@ -92,21 +92,23 @@ class PageTier:
         """Whether the key's KV is arriving."""
         return key in self._arriving_keys
 
-    def add(self, key: bytes, page: int, blocks: Sequence[int] = ()) -> None:
-        """Note that the key's KV, with the blocks of those hashes, is being copied to a page. There must be none
-        yet.
+    def add(self, key: bytes, page: int, blocks: Sequence[int] = (), *, is_from_device: bool = True) -> None:
+        """Note that the key's KV, with the blocks of those hashes, is being copied to a page, from the tree's pages
+        or from elsewhere. There must be none yet.
         """
         assert key not in self._found and key not in self._arriving_keys
         self._arriving[page] = TierPage(key, page, blocks)
         self._arriving_keys.add(key)
-        self._log.keep(blocks)
+        (self._log.keep if is_from_device else self._log.bring)(blocks)
 
     def describe(self, key: bytes, blocks: Sequence[int]) -> None:
-        """Note which blocks are in a page whose KV is here or arriving, if that was not known."""
+        """Note which blocks are in a page whose KV is here, if that was not known; and that they are here, to who
+        did not know these blocks as they came.
+        """
         page = self._found.get(key)
-        if page is not None and not page.blocks:
-            page.blocks = blocks
-            self._log.keep(blocks)
+        if page is not None:
+            page.blocks = page.blocks or blocks
+            self._log.keep(page.blocks)
 
     def settle(self, pages: Iterable[int]) -> Settled:
         """Note that KV has arrived, which is found from now on. Ignores pages in which none was arriving."""

@@ -68,6 +68,9 @@ class PrefixLog:
         """Record blocks that the tree held and no longer does. O(len(hashes))."""
         if self.events is not None:
             self.events.evict(hashes)
+        self._forget(hashes)
+
+    def _forget(self, hashes: Sequence[int]) -> None:
         with self._changes:
             for block in hashes:
                 if block in self._beside:
@@ -86,6 +89,31 @@ class PrefixLog:
             for block in hashes:
                 self._beside[block] = self._beside.get(block, _DEVICE) | 1 << tier
                 self._moved.add(block)
+
+    def bring(self, hashes: Sequence[int], tier: Tier = Tier.HOST) -> None:
+        """Record blocks that come to this tier from elsewhere, and stay until `drop`: the tree need not have them.
+        O(len(hashes)).
+        """
+        if self.events is not None:
+            self.events.keep(hashes, tier)
+        with self._changes:
+            for block in hashes:
+                before = self._beside.get(block)
+                if before is None:
+                    before = _DEVICE if self._is_held(block) else 0
+                if not before:
+                    self._come(block)
+                self._beside[block] = before | 1 << tier
+                self._moved.add(block)
+
+    def _is_held(self, block: int) -> bool:
+        return block in self._stored or (block in self._held and block not in self._evicted)
+
+    def _come(self, block: int) -> None:
+        if block in self._evicted:
+            self._evicted.remove(block)
+        else:
+            self._stored[block] = None
 
     def drop(self, hashes: Sequence[int], tier: Tier = Tier.HOST) -> None:
         """Record blocks that are no longer kept in a tier beside the tree. O(len(hashes))."""

@@ -118,6 +118,7 @@ class Engine:
             self.cache.prefix_log,
             config.block_tokens,
             runner.lower_tier,
+            self.cache.block_hashes,
         )
         speculator = _speculator(config.speculation, drafter)
         longest = config.max_model_len or self.model.max_position_embeddings

@@ -22,12 +22,15 @@ def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str) -> PageMove
             "set it to more"
         )
     return PageMover(
-        PageFiles(_directory(settings.directory, fingerprint), host.identity(fingerprint), max_bytes),
+        PageFiles(
+            _directory(settings.directory, fingerprint), host.identity(fingerprint), host.page_bytes, max_bytes
+        ),
         host.pieces,
         host.page_bytes,
         max_queued=max(1, int(settings.max_queued_share * host.num_pages)),
         rescan_s=settings.rescan_s,
         retry_s=settings.retry_s,
+        expected_bytes_per_s=settings.expected_mib_per_s * 2**20,
     )
 
 

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from cache.store_log import StoreLog
 from engine.kv_tier.page_files import PageFiles
 from engine.scheduling.lower_tier import Finished, TierTotals
 
@@ -25,6 +26,8 @@ _SMOOTHING = 0.1
 _SCAN_SHARE = 1 / 20
 """Largest share of the writer's time for which it looks at the directory."""
 _STOP_S = 5.0
+_LEARNED = 64
+"""Files whose blocks are read between two pages that are written."""
 
 
 class PageMover:
@@ -39,18 +42,22 @@ class PageMover:
         max_queued: int,
         rescan_s: float,
         retry_s: float,
+        expected_bytes_per_s: float,
     ) -> None:
-        """`memory` returns the pieces of a host page. At most `max_queued` pages wait to be written."""
+        """`memory` returns the pieces of a host page. At most `max_queued` pages wait to be written.
+        `expected_bytes_per_s` is what `page_seconds` goes by until a page was loaded.
+        """
         self._files, self._memory, self._page_bytes = files, memory, page_bytes
         self._max_queued, self._rescan_s, self._retry_s = max_queued, rescan_s, retry_s
-        self._to_save: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
-        self._to_load: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
+        self._expected_s = page_bytes / expected_bytes_per_s
+        self._to_save: queue.SimpleQueue[tuple[bytes, int, Sequence[int]] | None] = queue.SimpleQueue()
+        self._to_load: queue.SimpleQueue[tuple[bytes, int] | list[bytes] | None] = queue.SimpleQueue()
         self._forgotten: deque[bytes] = deque()
         self._saved: deque[int] = deque()
         self._loaded: deque[tuple[int, bool]] = deque()
         self._num_saving = self._num_loading = 0  # on the engine's thread
         self._num_saved = self._num_loaded = self._num_failed = self._num_skipped = 0
-        self._page_seconds = 0.0
+        self._measured_s = 0.0  # of a page; 0 until one was loaded
         self._broken_until = 0.0
         self._is_closed = False
         self._on_finished: Callable[[], None] = lambda: None
@@ -68,6 +75,21 @@ class PageMover:
         """Whether there is no file at all."""
         return not len(self._files)
 
+    @property
+    def store(self) -> str:
+        """Names the directory."""
+        return self._files.name
+
+    @property
+    def log(self) -> StoreLog:
+        """The blocks that are in files."""
+        return self._files.log
+
+    @property
+    def page_seconds(self) -> float:
+        """Seconds to load a page, as measured, or as expected before."""
+        return self._measured_s or self._expected_s
+
     def has(self, key: bytes) -> bool:
         """Whether the page is in a file."""
         return self._files.has(key)
@@ -77,15 +99,16 @@ class PageMover:
         """Whether another page may wait to be written."""
         return self._num_saving < self._max_queued
 
-    def save(self, key: bytes, page: int) -> bool:
+    def save(self, key: bytes, page: int, blocks: Sequence[int]) -> bool:
         """Have a host page written; False if it will not be, as the disk has failed or has it."""
         if self._files.has(key):
+            self._files.use([key])
             return False
         if time.monotonic() < self._broken_until:
             self._num_skipped += 1
             return False
         self._num_saving += 1
-        self._to_save.put((key, page))
+        self._to_save.put((key, page, blocks))
         return True
 
     def load(self, pages: Sequence[tuple[bytes, int]]) -> None:
@@ -93,10 +116,11 @@ class PageMover:
         self._num_loading += len(pages)
         for one in pages:
             self._to_load.put(one)
+        self._to_load.put([key for key, _ in reversed(pages)])  # used: a prefix's end is the first to go
 
     def seconds(self, num_pages: int) -> float:
         """Predict how long it takes until `num_pages` more are loaded; 0 until one was."""
-        return (self._num_loading + num_pages) * self._page_seconds
+        return (self._num_loading + num_pages) * self._measured_s
 
     def finished(self) -> Finished:
         """Return what is over since the last call."""
@@ -138,10 +162,10 @@ class PageMover:
     # --- the threads ---------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        scan_at = time.monotonic() + self._rescan_s
+        scan_at, is_more = time.monotonic() + self._rescan_s, True
         while not self._is_closed:
             try:
-                job = self._to_save.get(timeout=max(0.0, scan_at - time.monotonic()))
+                job = self._to_save.get(timeout=0.0 if is_more else max(0.0, scan_at - time.monotonic()))
             except queue.Empty:
                 job = None
             while self._forgotten and not self._is_closed:
@@ -151,17 +175,19 @@ class PageMover:
                 self._saved.append(job[1])
                 if self._to_save.empty():
                     self._on_finished()
+            is_more = self._files.learn_blocks(_LEARNED)
             if (began := time.monotonic()) >= scan_at:
                 self._files.scan()
+                is_more = True
                 now = time.monotonic()
                 scan_at = now + max(self._rescan_s, (now - began) / _SCAN_SHARE)
 
-    def _write_page(self, key: bytes, page: int) -> None:
+    def _write_page(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
         if time.monotonic() < self._broken_until:
             self._num_skipped += 1
             return
         try:
-            self._files.write(key, self._memory(page))
+            self._files.write(key, self._memory(page), blocks)
             self._num_saved += 1
         except OSError as error:
             self._broken_until = time.monotonic() + self._retry_s
@@ -175,15 +201,20 @@ class PageMover:
 
     def _read(self) -> None:
         while (job := self._to_load.get()) is not None and not self._is_closed:
+            if isinstance(job, list):  # the end of what was asked for together
+                self._files.use(job)
+                if self._to_load.empty():
+                    self._on_finished()
+                continue
             key, page = job
             began = time.monotonic()
             is_read = self._files.read(key, self._memory(page))
             if is_read:
                 self._num_loaded += 1
                 seconds = time.monotonic() - began
-                self._page_seconds += (seconds - self._page_seconds) * (_SMOOTHING if self._page_seconds else 1.0)
+                self._measured_s += (seconds - self._measured_s) * (_SMOOTHING if self._measured_s else 1.0)
             else:
                 self._num_failed += 1
             self._loaded.append((page, is_read))
-            if self._to_load.empty() or not is_read:
+            if not is_read:
                 self._on_finished()

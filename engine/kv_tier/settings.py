@@ -24,11 +24,13 @@ class KVTier:
     """Largest share of the host pages that wait to be written at once, and so cannot be given to others."""
     retry_s: float = 30.0
     """Seconds for which nothing is written after the disk was full or failed."""
+    expected_mib_per_s: float = 200.0
+    """Rate by which routers judge what is to be loaded before a page was."""
 
     def __post_init__(self) -> None:
         if not self.directory:
             raise ValueError("kv_tier.directory must name a directory, got an empty text")
-        for name in ("disk_gib", "rescan_s", "retry_s"):
+        for name in ("disk_gib", "rescan_s", "retry_s", "expected_mib_per_s"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"kv_tier.{name} must be a number above 0, got {value}")
         if not 0 < self.max_queued_share <= 1:

@@ -70,13 +70,24 @@ class ArrivingPrefixes:
     def _save_more(self) -> None:
         while self._unsaved and self._lower.has_room:
             page = self._unsaved.popleft()
-            if self._tier.holds(page) and self._lower.save(page.key, page.page):
+            if self._tier.holds(page) and self._lower.save(page.key, page.page, page.blocks):
                 self._tier.pin_page(page)  # until it is written
                 self._being_saved[page.page] = page
 
-    def fetch(self, request: Request, keys: PageKeys, first: int, last: int, rate: float, now: float) -> None:
+    def fetch(
+        self,
+        request: Request,
+        keys: PageKeys,
+        first: int,
+        last: int,
+        rate: float,
+        now: float,
+        blocks_in: Callable[[Sequence[int]], Sequence[Sequence[int]]],
+    ) -> None:
         """Begin to load what files and the request's source have of the pages `first` to `last` of a new request,
         where that is sooner than to compute them at `rate` tokens per second (0: not known).
+
+        `blocks_in` returns the hashes of the blocks in each of some pages, which are all known to have KV.
 
         Not to be called while a step is being planned, as the host pages of the step in flight are free by then.
         """
@@ -90,8 +101,9 @@ class ArrivingPrefixes:
         if not num_loaded and self._lower.seconds(0) >= seconds:
             return  # Others have begun to load it, and it comes too late.
         hosts = self._pool.take(num_loaded)
-        for page, host in zip([*missing.in_files, *missing.at_peer], hosts, strict=True):
-            self._tier.add(keys[page], host)
+        coming = [*missing.in_files, *missing.at_peer]
+        for page, host, blocks in zip(coming, hosts, blocks_in(coming), strict=True):
+            self._tier.add(keys[page], host, blocks, is_from_device=False)
         num_files = len(missing.in_files)
         if num_files:
             self._lower.load([(keys[page], host) for page, host in zip(missing.in_files, hosts, strict=False)])

@@ -7,8 +7,9 @@ evicted prefix ───── on_evict ──▶ │ host pages│ ── load 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from cache.node import Namespace
 from cache.page_keys import PageKeys
 from cache.page_tier import TierPage
 from cache.prefix_log import PrefixLog
@@ -32,17 +33,19 @@ class HostKV:
         log: PrefixLog | None = None,
         block_tokens: int = 0,
         lower: LowerTier = NO_LOWER_TIER,
+        hashes: Callable[[Namespace, Sequence[int]], Sequence[int]] | None = None,
     ) -> None:
         """`page_size` in tokens; `preemption` is one of `swap.MODES`. Raises ValueError when it is not.
 
         `log` is told of the blocks, each of `block_tokens` tokens, that are here. `lower` holds more prefixes.
+        `hashes` returns the hashes of a prompt's blocks.
         """
         self._lower = lower
         self._peers: KVPeers = NO_PEERS
         self._pool = HostPool(memory or HostMemory(), log)
         self._page_size, self._num_out, self._num_in, self._saved_seconds = page_size, 0, 0, 0.0
         self._swap = SwapSpace(self._pool, page_size, preemption)
-        self._prefixes = HostPrefixes(self._pool, page_size, min_uses, block_tokens, self._lower)
+        self._prefixes = HostPrefixes(self._pool, page_size, min_uses, block_tokens, self._lower, hashes)
         self.on_evict = self._prefixes.on_evict
         """To be called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
 

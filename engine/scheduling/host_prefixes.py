@@ -10,10 +10,10 @@ already. A prefix that was used once is not worth a copy, as most prompts never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from cache.node import Node
+from cache.node import Namespace, Node
 from cache.page_keys import PageKeys
 from cache.page_tier import TierPage
 from cache.radix_tree import sequence
@@ -42,12 +42,14 @@ class HostPrefixes:
         min_uses: int = 2,
         block_tokens: int = 0,
         lower: LowerTier = NO_LOWER_TIER,
+        hashes: Callable[[Namespace, Sequence[int]], Sequence[int]] | None = None,
     ) -> None:
         """A page is kept if at least `min_uses` requests have used it, the one that computed it included. What is
         kept goes on to `lower`, and comes back from there.
 
         Routers are told of what is here if a page is one or more blocks of `block_tokens` tokens; 0: they are
-        told nothing.
+        told nothing. `hashes` returns the hashes of a prompt's blocks; without it, of what comes from elsewhere
+        they are told when the device evicts it.
         """
         if min_uses < 1:
             raise ValueError(f"every prefix has at least 1 use, so min_uses must be at least 1, got {min_uses}")
@@ -55,6 +57,7 @@ class HostPrefixes:
         self._page_size = page_size
         self._min_uses = min_uses
         self._block_tokens = block_tokens if block_tokens and page_size % block_tokens == 0 else 0
+        self._hashes = hashes
         self._arriving = ArrivingPrefixes(lower, pool, page_size)
         self._outgoing: list[PagePair] = []
         self._keys: dict[str, PageKeys] = {}
@@ -128,7 +131,17 @@ class HostPrefixes:
         first, last = num_found // self._page_size, (len(request.reusable) - 1) // self._page_size
         if first < last and self._pool.num_pages:
             keys = self._keys_of(request, first)
-            self._arriving.fetch(request, keys, first, last, tokens_per_second, now)
+            self._arriving.fetch(
+                request, keys, first, last, tokens_per_second, now, lambda pages: self._blocks_of(request, pages)
+            )
+
+    def _blocks_of(self, request: Request, pages: Sequence[int]) -> list[Sequence[int]]:
+        """Return the hashes of the blocks in each of some pages of a prompt. O(tokens) if there are pages."""
+        if self._hashes is None or not self._block_tokens or not pages:
+            return [()] * len(pages)
+        chain = self._hashes(request.namespace, request.tokens[: (max(pages) + 1) * self._page_size])
+        in_page = self._page_size // self._block_tokens
+        return [chain[page * in_page : (page + 1) * in_page] for page in pages]
 
     def is_awaited(self, request_id: str, now: float) -> bool:
         """Whether a request waits for what `fetch` began to load."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from cache.prefix_log import PrefixLog
+
 
 class Finished(NamedTuple):
     """Host pages whose transfer is over."""
@@ -45,6 +47,21 @@ class LowerTier(Protocol):
         """Whether it has no page at all."""
         ...
 
+    @property
+    def store(self) -> str:
+        """Names what holds its pages; the same for all engines that share them, and "" if there is nothing."""
+        ...
+
+    @property
+    def log(self) -> PrefixLog:
+        """The blocks that are there, whoever has written them."""
+        ...
+
+    @property
+    def page_seconds(self) -> float:
+        """Seconds to load a page, measured or expected; 0 where there is nothing to load."""
+        ...
+
     def has(self, key: bytes) -> bool:
         """Whether the page is there. O(1)."""
         ...
@@ -54,9 +71,9 @@ class LowerTier(Protocol):
         """Whether another page may wait to be written."""
         ...
 
-    def save(self, key: bytes, page: int) -> bool:
-        """Begin to write a host page, which must stay as it is until it is among `Finished.saved`; False if it
-        will not be written.
+    def save(self, key: bytes, page: int, blocks: Sequence[int]) -> bool:
+        """Begin to write a host page with the blocks of those hashes, which must stay as it is until it is among
+        `Finished.saved`; False if it will not be written.
         """
         ...
 
@@ -93,12 +110,17 @@ class NoLowerTier:
     """There is nothing below host memory."""
 
     is_empty = has_room = True
+    store = ""
+    page_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.log = PrefixLog()
 
     def has(self, key: bytes) -> bool:
         """It has no page."""
         return False
 
-    def save(self, key: bytes, page: int) -> bool:
+    def save(self, key: bytes, page: int, blocks: Sequence[int]) -> bool:
         """Pages are given up."""
         return False
 

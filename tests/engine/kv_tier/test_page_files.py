@@ -28,7 +28,7 @@ def pieces(number: int = 0) -> list[memoryview]:
 
 
 def opened(directory: Path, num_pages: int = 100, **identity: str | int) -> PageFiles:
-    return PageFiles(directory, {**IDENTITY, **identity}, num_pages * (PAGE + 100))
+    return PageFiles(directory, {**IDENTITY, **identity}, PAGE, num_pages * (PAGE + 100))
 
 
 def read(files: PageFiles, number: int) -> int | None:
@@ -50,7 +50,7 @@ def test_pages_survive_a_restart(tmp_path: Path) -> None:
 
 def test_a_page_of_more_pieces_than_a_system_call_takes(tmp_path: Path) -> None:
     many = [memoryview(bytes([number % 251]) * 3) for number in range(2000)]
-    files = opened(tmp_path)
+    files = PageFiles(tmp_path, IDENTITY, 6000, 10**6)
     files.write(key(0), many)
     memory = [memoryview(bytearray(3)) for _ in many]
     assert files.read(key(0), memory) and memory == many
@@ -155,6 +155,63 @@ def test_engines_that_share_a_directory_find_each_others_pages(tmp_path: Path) -
     assert len(other) == 0 and other.num_bytes == 0
 
 
+def held(files: PageFiles) -> set[int]:
+    """Return the blocks of which routers are told."""
+    files.log.drain()
+    return set(files.log.snapshot())
+
+
+def test_routers_are_told_of_every_block_in_the_files(tmp_path: Path) -> None:
+    files = opened(tmp_path, num_pages=4)
+    for number in range(4):
+        files.write(key(number), pieces(number), (2 * number, 2 * number + 1, 2**64 - 1 - number))
+    assert held(files) == {*range(8), *range(2**64 - 4, 2**64)}
+    files.delete(key(2))
+    assert held(files) == {0, 1, 2, 3, 6, 7, *(2**64 - 1 - number for number in (0, 1, 3))}
+    for number in (4, 5):  # for whose room the oldest goes
+        files.write(key(number), pieces(number), (2 * number, 2 * number + 1))
+    assert {0, 1}.isdisjoint(held(files)) and {8, 9, 10, 11} <= held(files)
+    files.forget_all()
+    assert held(files) == set()
+
+
+def test_what_others_have_written_is_told_the_newest_first(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    for number in range(5):
+        files.write(key(number), pieces(number), (10 * number,))
+        os.utime(tmp_path / "00" / f"{key(number).hex()}.kv", (number, number))
+    later = opened(tmp_path)
+    assert held(later) == set()
+    assert later.learn_blocks(2) and held(later) == {30, 40}
+    assert read(later, 0) == 0 and held(later) == {0, 30, 40}, "who reads a page need not look again"
+    assert not later.learn_blocks(10) and held(later) == {0, 10, 20, 30, 40}
+    files.write(key(7), pieces(7), (70,))
+    later.scan()
+    later.learn_blocks(10)
+    assert 70 in held(later)
+
+
+@pytest.mark.parametrize("spoil", [cut, emptied, longer])
+def test_a_file_without_whole_blocks_is_told_as_nothing(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    opened(tmp_path).write(key(1), pieces(1), (1, 2))
+    spoil(tmp_path / "00" / f"{key(1).hex()}.kv")
+    files = opened(tmp_path)
+    files.learn_blocks(10)
+    assert held(files) == set()
+
+
+def test_a_directory_has_one_name_whoever_opens_it_first(tmp_path: Path) -> None:
+    names: list[str] = []
+    threads = [threading.Thread(target=lambda: names.append(opened(tmp_path).name)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(names) == 8 and len(set(names)) == 1 == len(list(tmp_path.iterdir()))
+    (other := tmp_path / "other").mkdir()
+    assert opened(other).name != names[0]
+
+
 def test_writers_at_once(tmp_path: Path) -> None:
     """Several engines write, read and delete the same pages: nobody reads anything but what was written."""
     engines, wrong = [opened(tmp_path, num_pages=6) for _ in range(3)], []
@@ -214,7 +271,7 @@ def test_what_a_killed_engine_was_writing_is_deleted_once_it_is_old(tmp_path: Pa
         (lambda path: opened(path, layers=3), "layers 3 instead of 2"),
         (
             lambda path: (path / MANIFEST).write_text(json.dumps({**IDENTITY, "format": 0})),
-            "format 0 instead of 1",
+            "format 0 instead of 2",
         ),
     ],
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cache import Namespace
+from cache.prefix_hash import block_hashes, prefix_root
+from cache.tiers import Tier
 from engine.scheduling.host_pool import HostAccount
 from engine.scheduling.plan import StepPlan
 from tests.engine.scenarios.conftest import Make
@@ -40,6 +43,32 @@ def test_what_the_host_gives_up_comes_back_from_below(engine: Make) -> None:
     assert len(script.tier.loaded) == 10
     assert script.events[name][-1].num_cached == 40
     assert script.num_computed(name) == 2
+
+
+def test_routers_know_what_has_come_from_below(engine: Make) -> None:
+    script = with_files(engine, block_tokens=4)
+    chain = block_hashes(A, prefix_root(Namespace("m")), 4)
+    log = script.cache.prefix_log
+    assert log is not None
+    ask(script, A)
+    forget(script)
+    log.drain()
+    assert set(log.snapshot()).isdisjoint(chain)
+    script.tier.is_held = True
+    script.arrive(A, max_tokens=2)
+    script.step()
+    script.tier.is_held = False
+    log.drain()
+    log.drain_moves()
+    assert set(log.snapshot()) >= set(chain) and set(log.tiers(chain)) == {Tier.HOST}
+    script.run()
+    log.drain()
+    log.drain_moves()
+    assert set(log.tiers(chain)) == {Tier.DEVICE}
+    evict(script, B, C)
+    log.drain()
+    log.drain_moves()
+    assert set(log.snapshot()) >= set(chain) and Tier.HOST in set(log.tiers(chain))
 
 
 def test_another_engine_finds_what_one_has_written(engine: Make) -> None:

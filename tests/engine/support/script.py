@@ -74,6 +74,7 @@ class Script:
             self.cache.prefix_log,
             self.block_tokens or 0,
             self.tier if self.has_lower_tier else NO_LOWER_TIER,
+            self.cache.block_hashes,
         )
         speculator = None
         if self.drafter is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cache.prefix_log import PrefixLog
 from engine.scheduling.lower_tier import Finished, TierTotals
 
 Slots = dict[tuple[int, int], tuple[int, int]]
@@ -14,6 +15,7 @@ class ScriptedTier:
 
     is_empty = False
     has_room = True
+    store = "scripted"
 
     def __init__(self, host: Slots, page_size: int) -> None:
         self._host, self._page_size = host, page_size
@@ -22,6 +24,7 @@ class ScriptedTier:
         """Whether nothing that is under way ends."""
         self.broken: set[bytes] = set()
         """Pages that cannot be read."""
+        self.log = PrefixLog()
         self.page_seconds = 0.0
         self.loaded: list[bytes] = []
         """All keys that were asked for."""
@@ -31,7 +34,7 @@ class ScriptedTier:
     def has(self, key: bytes) -> bool:
         return key in self.pages
 
-    def save(self, key: bytes, page: int) -> bool:
+    def save(self, key: bytes, page: int, blocks: Sequence[int]) -> bool:
         if key in self.pages:
             return False
         self._saving.append((key, page))
