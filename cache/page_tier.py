@@ -93,7 +93,7 @@ class PageTier:
         return key in self._arriving_keys
 
     def add(self, key: bytes, page: int, blocks: Sequence[int] = (), *, is_from_device: bool = True) -> None:
-        """Note that the key's KV, with the blocks of those hashes, is being copied to a page, from the tree's pages
+        """Note that the key's KV, with the blocks of those hashes, is on its way to a page, from the tree's pages
         or from elsewhere. There must be none yet.
         """
         assert key not in self._found and key not in self._arriving_keys

@@ -161,9 +161,10 @@ METRICS: tuple[Metric, ...] = (
              "Tokens looked up when a preempted request was resumed.", "tokens"),
     _counter("prefix_cache_recompute_hit_tokens_total", "engine",
              "Tokens found when a preempted request was resumed.", "tokens", tier=_TIERS),
-    # In host memory lies what preempted requests had computed (active), and evicted prefixes (cached).
+    # In host memory lies what preempted requests had computed (active), and evicted prefixes (cached). Of files
+    # that several engines share, each counts all that it sees.
     _gauge("kv_pages", "KV pages by state; active ones belong to requests, cached ones can be evicted.", "pages",
-           state=("free", "active", "cached"), tier=_TIERS),
+           state=("free", "active", "cached"), tier=(*_TIERS, "file")),
     # Not kv_pages_total: Prometheus keeps that suffix for counters.
     _gauge("kv_pages_capacity", "KV pages there are.", "pages", tier=_TIERS),
     _gauge("kv_page_size_tokens", "Tokens that fit in a KV page.", "tokens"),

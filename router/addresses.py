@@ -5,6 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+_STORE = "files:"
+"""What names of stores begin with. Those of replicas have no colon there."""
+
+
+def store_name(store: str) -> str:
+    """Return what routers call a store of files, which replicas share if they advertise the same."""
+    return f"{_STORE}{store}"
+
+
+def is_store(name: str) -> bool:
+    """Whether a name is that of a store of files, and not that of a replica."""
+    return name.startswith(_STORE)
+
 
 @dataclass(frozen=True, slots=True)
 class KVAddress:
@@ -46,3 +59,5 @@ class ReplicaAddress:
     """Where it lends KV; None where it lends none."""
     role: str = ""
     """"prefill" or "decode" where these are apart (`router.roles`)."""
+    store: str = ""
+    """Name of the store of files from which it reads KV (`store_name`); "" where it reads none."""

@@ -38,9 +38,9 @@ class DecisionRecord:
     """The replica that it went to."""
     runner_up: str | None
     predicted_cached: int
-    """Tokens cached there according to the index."""
+    """Tokens cached there according to the index, with those that it had best load from files."""
     predicted_tiers: dict[str, int]
-    """Those tokens by the tier in which they lie: "device", "host", ..."""
+    """Those tokens by the tier in which they lie: "device", "host", "file"."""
     regret_tokens: int
     """Tokens that the best holder able to serve had and the chosen replica neither had nor was to fetch."""
     terms: dict[str, Terms] = field(default_factory=dict)
@@ -97,6 +97,9 @@ class DecisionLog:
         """Record that a request was placed at `decision.order[0]`, which is to `fetch` something for it."""
         chosen = decision.order[0]
         num_fetched = 0 if fetch is None else fetch.fetched
+        tiers = by_tier(query.overlap, chosen)
+        if fetch is not None and fetch.address is None:  # its own files, of which it needs not be told
+            tiers, fetch = {**tiers, Tier.FILE.name.lower(): num_fetched}, None
         regret_tokens = max(decision.regret_tokens - num_fetched, 0)
         self.by_reason[decision.policy, decision.reason] += 1
         self.regret_tokens += regret_tokens
@@ -110,12 +113,12 @@ class DecisionLog:
             utilisation=query.utilisation,
             replica=chosen,
             runner_up=decision.order[1] if len(decision.order) > 1 else None,
-            predicted_cached=sum((tiers := by_tier(query.overlap, chosen)).values()),
+            predicted_cached=sum(tiers.values()),
             predicted_tiers=tiers,
             regret_tokens=regret_tokens,
             terms=dict(decision.terms),
             fetch_from=None if fetch is None else fetch.source,
-            fetch_tokens=num_fetched,
+            fetch_tokens=0 if fetch is None else num_fetched,
         )
         while len(self._records) > self._capacity:
             self._records.popitem(last=False)

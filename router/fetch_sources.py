@@ -1,4 +1,4 @@
-"""From which replicas a prompt's KV can be fetched, as far as this process knows, and what is fetched already.
+"""From which replicas and files a prompt's KV can be fetched, as far as this process knows, and what is fetched.
 
 Rates are in tokens/s and sizes in tokens here, as replicas report them: the KV of every token has the same bytes.
 """
@@ -6,9 +6,11 @@ Rates are in tokens/s and sizes in tokens here, as replicas report them: the KV 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from router.addresses import KVAddress
+from cache.tiers import Tier
+from router.addresses import KVAddress, is_store
 from router.candidates import Candidates
 from router.cost import RouteQuery
 from router.fetching import FetchQuery, Source, best_fetch
@@ -23,12 +25,45 @@ class PlannedFetch(NamedTuple):
     """What a request's replica is to fetch."""
 
     source: str
-    """The replica that has it."""
-    address: KVAddress
+    """The replica that has it, or the store of files."""
+    address: KVAddress | None
+    """Where it is asked for; None for files, in which the replica looks by itself."""
     num_tokens: int
     """Leading tokens of the prompt that it has."""
     fetched: int
     """Those of them that the request's replica has not."""
+
+
+class ReadableFiles(Mapping[str, Source]):
+    """By replica, how far the files that it reads would bring it. Each is found when it is asked for."""
+
+    def __init__(
+        self, stores: Mapping[str, str], replicas: Candidates, overlap: Overlap, reach: Callable[[str, int], int]
+    ) -> None:
+        """`stores` is by replica. `reach` returns how many leading tokens there are with those in a store, given
+        the first ones.
+        """
+        self._stores, self._replicas, self._overlap, self._reach = stores, replicas, overlap, reach
+        self._reached: dict[tuple[str, int], int] = {}
+
+    def __getitem__(self, replica: str) -> Source:
+        store, candidate = self._stores[replica], self._replicas.serving[replica]
+        rate = candidate.load_rates[Tier.FILE - 1] if len(candidate.load_rates) >= Tier.FILE else 0.0
+        key = store, self._overlap.get(replica, 0)
+        if key not in self._reached:
+            self._reached[key] = self._reach(*key)
+        if not rate or self._reached[key] <= key[1]:
+            raise KeyError(replica)
+        return Source(store, self._reached[key], rate, 0.0)
+
+    def __iter__(self) -> Iterator[str]:
+        return (replica for replica in self._stores if replica in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return bool(self._stores)
 
 
 class FetchSources:
@@ -41,18 +76,16 @@ class FetchSources:
         self._planned: dict[str, tuple[PlannedFetch, str]] = {}
         """Fetches of open requests without a token yet, and who fetches."""
 
-    def query(self, query: RouteQuery, overlap: Overlap) -> RouteQuery:
-        """Return the prompt with the best holders as its sources; as it is where none lends."""
-        lenders, rate = self._fleet.lenders(), self._fleet.fetch_rate()
-        if not lenders or not rate:
-            return query
-        names: list[str] = []
-        for _, mask in overlap.levels:
-            same = [name for name in overlap.names(mask) if name in lenders]
-            names += sorted(same, key=self._transfers.__getitem__)
-            if len(names) >= NUM_SOURCES:
-                break
-        if not names:
+    def query(
+        self, query: RouteQuery, overlap: Overlap, replicas: Candidates, reach: Callable[[str, int], int]
+    ) -> RouteQuery:
+        """Return the prompt with the best holders and the files as its sources; as it is where there are none.
+
+        `reach` is that of `ReadableFiles`.
+        """
+        stores = self._fleet.stores()
+        peers = self._peers(overlap)
+        if not peers and not stores:
             return query
         return FetchQuery(
             query.num_tokens,
@@ -61,11 +94,22 @@ class FetchSources:
             query.session,
             query.utilisation,
             query.chain,
-            [Source(name, overlap.get(name, 0), rate, 0.0) for name in names[:NUM_SOURCES]],
-            None,
+            peers,
+            ReadableFiles(stores, replicas, overlap, reach) if stores else None,
             self._transfers,
             1.0,
         )
+
+    def _peers(self, overlap: Overlap) -> list[Source]:
+        lenders, rate = self._fleet.lenders(), self._fleet.fetch_rate()
+        names: list[str] = []
+        if lenders and rate:
+            for _, mask in overlap.levels:
+                same = [name for name in overlap.names(mask) if name in lenders]
+                names += sorted(same, key=self._transfers.__getitem__)
+                if len(names) >= NUM_SOURCES:
+                    break
+        return [Source(name, overlap.get(name, 0), rate, 0.0) for name in names[:NUM_SOURCES]]
 
     def best_holder(self, overlap: Overlap) -> tuple[KVAddress, int] | None:
         """Return who lends most of a prompt, and how many of its tokens."""
@@ -83,9 +127,9 @@ class FetchSources:
         if fetch is None:
             return None
         address = self._fleet.lenders().get(fetch.source.name)
-        if address is None:  # it has left meanwhile
+        if address is None and not is_store(fetch.source.name):  # it has left meanwhile
             return None
-        self._transfers.update((fetch.source.name, replica))
+        self._transfers.update(_ends(fetch.source.name, replica))
         planned = PlannedFetch(fetch.source.name, address, fetch.source.tokens, fetch.tokens)
         self._planned[request_id] = planned, replica
         return planned
@@ -98,7 +142,14 @@ class FetchSources:
     def end(self, request_id: str) -> None:
         """Note that a request's fetch is over, if there was one. Idempotent."""
         planned = self._planned.pop(request_id, None)
-        for name in () if planned is None else (planned[0].source, planned[1]):
+        for name in () if planned is None else _ends(planned[0].source, planned[1]):
             self._transfers[name] -= 1
             if not self._transfers[name]:
                 del self._transfers[name]
+
+
+def _ends(source: str, reader: str) -> tuple[str, ...]:
+    """Return whose bandwidth a transfer takes: where files are read the reader's, which was measured beside
+    others'.
+    """
+    return (reader,) if is_store(source) else (source, reader)

@@ -111,6 +111,8 @@ class Fleet:
         self._fetch_rates = ExactMean()
         self._lenders: tuple[int, Mapping[str, KVAddress]] | None = None
         """What `lenders` returns at this version."""
+        self._stores: tuple[int, Mapping[str, str]] = (-1, {})
+        """What `stores` returns at a version."""
         self._roles: tuple[int, dict[str, frozenset[str]]] = (-1, {})
         """What `with_role` returns at a version."""
 
@@ -298,6 +300,17 @@ class Fleet:
                 found = {name: member.address.kv for name, member in known if member.address and member.address.kv}
                 self._lenders = self.version, found
             return self._lenders[1]
+
+    def stores(self) -> Mapping[str, str]:
+        """Return the store of files from which each replica reads, if it does, by name. O(replicas) after a change
+        of one of them, else O(1).
+        """
+        with self._lock:
+            if self._stores[0] != self.version:
+                known = ((name, member.address) for name, member in self._members.items())
+                found = {name: address.store for name, address in known if address is not None and address.store}
+                self._stores = self.version, found
+            return self._stores[1]
 
     def with_role(self, role: str) -> frozenset[str]:
         """Return the replicas that have a role. O(replicas) after a change of one of them, else O(1)."""

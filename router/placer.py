@@ -17,11 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_key, prefix_root
 from cache.shared_prefixes import SharedPrefixes
+from router.addresses import is_store
 from router.cost import RouteQuery, uncached_tokens
 from router.decisions import DecisionLog, DecisionRecord
 from router.fetch_sources import FetchSources, PlannedFetch
@@ -208,7 +210,7 @@ class Placer:
                 )
             replicas = self._fleet.candidates(candidates, avoid)
             query = RouteQuery(len(tokens), overlap, key, request.session_id, utilisation, chain)
-            query = self._sources.query(query, overlap)
+            query = self._sources.query(query, overlap, replicas, partial(self._reach, usable))
             decision = self._policy.decide(query, replicas, self._rng)
             if not decision.order:
                 return decision
@@ -229,6 +231,10 @@ class Placer:
         if self._fleet.placement(request.request_id) is None:  # The client disconnected meanwhile.
             self.release(request.request_id)
         return decision
+
+    def _reach(self, chain: Sequence[int], store: str, num_tokens: int) -> int:
+        block_tokens = self.settings.block_tokens
+        return self._index.reach(store, chain, num_tokens // block_tokens) * block_tokens
 
     def block_hashes(self, request: Placeable) -> Sequence[int]:
         """Hash the blocks of a request's prompt and of its output so far, by which the index knows prefixes.
@@ -283,31 +289,35 @@ class Placer:
     # --- news ----------------------------------------------------------------------------------------------
 
     def apply_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
-        """Apply a change of a replica's cache to the index."""
+        """Apply a change of what a replica's cache, or a store of files, holds to the index."""
         with self._lock:
-            if replica in self._fleet.names():  # A late message would bring back a replica that no longer exists.
+            if replica in self._names():
                 self._fit_index()
                 self._index.apply(replica, stored, evicted)
 
     def apply_tiers(self, replica: str, hashes: Sequence[int], tiers: Sequence[int]) -> None:
         """Apply where blocks lie that a replica holds (`PrefixIndex.place_in_tiers`)."""
         with self._lock:
-            if replica in self._fleet.names():
+            if replica in self._names():
                 self._index.place_in_tiers(replica, hashes, tiers)
 
     def replace(self, replica: str, hashes: Sequence[int]) -> None:
-        """Replace all that the index knows of a replica's cache, by a snapshot or its first part."""
+        """Replace all that the index knows of a replica's cache or a store, by a snapshot or its first part."""
         with self._lock:
-            if replica in self._fleet.names():
+            if replica in self._names():
                 self._fit_index()
                 self._index.replace(replica, hashes)
 
     def extend(self, replica: str, hashes: Sequence[int]) -> None:
-        """Add a further part of a snapshot to what the index knows of a replica's cache."""
+        """Add a further part of a snapshot to what the index knows of a replica's cache or a store."""
         with self._lock:
-            if replica in self._fleet.names():
+            if replica in self._names():
                 self._fit_index()
                 self._index.extend(replica, hashes)
+
+    def _names(self) -> set[str]:
+        """Return the replicas, and the stores from which they read. A late message would bring back others."""
+        return self._fleet.names().union(self._fleet.stores().values())
 
     def _fit_index(self) -> None:
         """Give an index that sizes itself room for all that the replicas can hold."""
@@ -333,9 +343,9 @@ class Placer:
 
     def _forget_departed(self) -> None:
         with self._lock:
-            departed = set(self._index.replicas) - self._fleet.names()
+            departed = set(self._index.replicas) - self._names()
         for replica in departed:
-            alone = self.only_held_by(replica)
+            alone = [] if is_store(replica) else self.only_held_by(replica)
             with self._lock:
                 self._index.forget(replica)
             if alone:

@@ -6,12 +6,16 @@
 
 A replica holds a prefix whole or not at all, so holder sets shrink along a chain, and `match` bisects for the
 borders between them.
+
+A store of files that replicas share has a slot as they have, so that a block in it is told and kept once, and not
+for each of its readers. No prompt can be placed there: matches leave stores out, and `reach` looks into one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from router.addresses import is_store
 from router.expected_blocks import ExpectedBlocks
 from router.held_blocks import HeldBlocks
 from router.lower_tiers import LowerTiers
@@ -48,6 +52,7 @@ class PrefixIndex:
         # Matches refer to these two, so they are replaced and never changed.
         self._slots: dict[str, int] = {}
         self._names: list[str] = [""]  # by slot, which are 1 and more
+        self._stores = 0  # the slots of stores, a bit for each
         self._version = 0  # changes with what is known of holders
 
     @property
@@ -76,7 +81,7 @@ class PrefixIndex:
 
     @property
     def replicas(self) -> list[str]:
-        """Replicas of which anything is known."""
+        """Replicas and stores of which anything is known."""
         return list(self._slots)
 
     # What replicas report
@@ -187,9 +192,32 @@ class PrefixIndex:
         below = self._lower.finder(chain, lambda: self._check(version))
         return Overlap(levels, self._slots, self._names, below=below)
 
+    def reach(self, store: str, chain: Sequence[int], first: int) -> int:
+        """Return how many leading blocks of `chain` there are, given the `first` ones, with those in a store.
+
+        O(log(blocks)). Files are given up one by one, so it may lack some before the last that it has: this finds
+        an end of what it has, which may be one before a gap. It advises, as all of the index.
+        """
+        slot = self._slots.get(store)
+        if slot is None or first >= len(chain):
+            return first
+        mask = self._held.masks({})
+        if not mask(chain[first]) >> slot & 1:
+            return first
+        if mask(chain[-1]) >> slot & 1:
+            return len(chain)
+        low, high = first, len(chain) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if mask(chain[middle]) >> slot & 1:
+                low = middle
+            else:
+                high = middle
+        return high
+
     def _levels(self, chain: Sequence[int]) -> Levels:
         mask, last, version = self._held.masks(self._expected.masks), len(chain) - 1, self._version
-        at_first = mask(chain[0])
+        at_first = mask(chain[0]) & ~self._stores
         at_last = mask(chain[last]) & at_first
 
         def found() -> Iterator[Level]:
@@ -243,9 +271,12 @@ class PrefixIndex:
         if slot is None:
             slot = self._held.new_slot()
             self._slots = {**self._slots, replica: slot}
+            if is_store(replica):
+                self._stores |= 1 << slot
             self._names = [*self._names[:slot], replica, *self._names[slot + 1 :]]
         return slot
 
     def _bury(self, replica: str) -> None:
         self._held.bury(self._slots[replica])
+        self._stores &= ~(1 << self._slots[replica])
         self._slots = {name: slot for name, slot in self._slots.items() if name != replica}

@@ -105,4 +105,5 @@ def address_of(replica: RunningReplica) -> ReplicaAddress | None:
         metadata["wire_public_key"],
         KVAddress.advertised(metadata),
         metadata.get("role", ""),
+        metadata.get("store", ""),
     )

@@ -99,6 +99,8 @@ class DecisionRow:
     predicted_cached_tokens: float | None
     predicted_host_tokens: float | None
     """Those of them that lie in host memory, and must be copied."""
+    predicted_file_tokens: float | None
+    """Those of them that lie in files, and must be loaded."""
     found_cached_tokens: float | None
     cost_s: float | None
 
@@ -298,6 +300,7 @@ def _decision(record: Mapping[str, Any]) -> DecisionRow:
         prompt_tokens=number(record.get("num_tokens")),
         predicted_cached_tokens=number(record.get("predicted_cached")),
         predicted_host_tokens=number(tiers.get("host")) if isinstance(tiers, dict) else None,
+        predicted_file_tokens=number(tiers.get("file")) if isinstance(tiers, dict) else None,
         found_cached_tokens=number(record.get("actual_cached")),
         cost_s=number(chosen.get("total")) if isinstance(chosen, dict) else None,
     )

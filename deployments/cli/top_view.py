@@ -119,6 +119,7 @@ DECISION_COLUMNS: tuple[Column[DecisionRow], ...] = (
     Column("prompt", 6, lambda d: _count(d.prompt_tokens)),
     Column("predicted", 9, lambda d: _count(d.predicted_cached_tokens)),
     Column("on host", 7, lambda d: _count(d.predicted_host_tokens), 110),
+    Column("in files", 8, lambda d: _count(d.predicted_file_tokens), 120),
     Column("found", 6, lambda d: _count(d.found_cached_tokens)),
     Column("cost", 7, lambda d: _seconds(d.cost_s)),
     Column("request", 40, lambda d: printable(d.request_id), 110, "left"),

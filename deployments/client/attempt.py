@@ -280,7 +280,9 @@ class Attempt:
         if before is not None and before.kv is not None:
             return origin_of(before.kv, len(request.prompt_ids) + len(request.output_ids))
         planned = self._dispatch.placer.planned_fetch(self.wire_id)
-        return None if planned is None else origin_of(planned.address, planned.num_tokens)
+        if planned is None or planned.address is None:
+            return None
+        return origin_of(planned.address, planned.num_tokens)
 
     def leave(self, kv: KVAddress) -> None:
         """End the attempt if its stream has begun, as its replica is being stopped and lends its KV."""

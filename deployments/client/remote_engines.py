@@ -35,6 +35,7 @@ from deployments.client.protocol import (
     Unavailable,
 )
 from deployments.client.replica_watch import Watch, Watcher
+from deployments.client.store_tellers import StoreTellers
 from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
@@ -44,7 +45,7 @@ from deployments.wire.sockets import make_context
 from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
-from router.addresses import ReplicaAddress
+from router.addresses import ReplicaAddress, is_store
 from router.decisions import as_json
 from router.state import RouterState
 
@@ -80,8 +81,9 @@ class RemoteEngines:
         self._connections, self._attempts = self._dispatch.connections, self._dispatch.attempts
         self._health, self._metrics = health or HealthSettings(), metrics
         self._watcher = watcher
-        self._prefix_sync = PrefixSync(lambda replica: self._connections[replica].ask_for_prefixes())
-        self._connector = Connector(self._dispatch, self._connect, self._watch, self._prefix_sync.leave)
+        self._prefix_sync = PrefixSync(self._ask_for_prefixes)
+        self._tellers = StoreTellers(self._prefix_sync.begin, self._prefix_sync.leave)
+        self._connector = Connector(self._dispatch, self._connect, self._watch, self._ask_no_more)
         self._budget = TurnBudget()
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
@@ -256,36 +258,48 @@ class RemoteEngines:
         """Pass the replica's load to the router."""
         self.fleet.record_load(replica, load)
 
-    def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
-        """Apply a change of a replica's prefix cache to the routing index."""
-        self.placer.apply_delta(replica, stored, evicted)
+    def on_prefix_delta(self, name: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        """Apply a change of a replica's prefix cache, or of a store of files, to the routing index."""
+        self.placer.apply_delta(name, stored, evicted)
 
-    def on_prefix_tiers(self, replica: str, hashes: Sequence[int], tiers: bytes) -> None:
+    def on_prefix_tiers(self, name: str, hashes: Sequence[int], tiers: bytes) -> None:
         """Note in the routing index where blocks lie that the replica holds."""
-        self.placer.apply_tiers(replica, hashes, tiers)
+        self.placer.apply_tiers(name, hashes, tiers)
 
     def on_prefix_snapshot(
-        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
+        self, name: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
     ) -> None:
-        """Apply one part of a snapshot of a replica's prefix cache to the routing index."""
+        """Apply one part of a snapshot of a replica's prefix cache, or of a store, to the routing index."""
         began = time.perf_counter()
-        self._apply_part(replica, hashes, block_tokens, is_first)
+        self._apply_part(name, hashes, block_tokens, is_first)
         seconds = time.perf_counter() - began
-        self._prefix_sync.took(replica, is_first=is_first, is_last=is_last, seconds=seconds)
+        self._prefix_sync.took(name, is_first=is_first, is_last=is_last, seconds=seconds)
 
-    def on_prefixes_unknown(self, replica: str) -> None:
-        """Ask for a replica's prefixes when it is its turn."""
-        self._prefix_sync.begin(replica)
+    def on_prefixes_unknown(self, replica: str, name: str) -> None:
+        """Ask for a replica's prefixes, or those in its store if it is the one to tell, when it is its turn."""
+        if is_store(name):
+            self._tellers.begin(replica, name)
+        else:
+            self._prefix_sync.begin(name)
 
-    def _apply_part(self, replica: str, hashes: Sequence[int], block_tokens: int, is_first: bool) -> None:
+    def _ask_for_prefixes(self, name: str) -> None:
+        teller = self._tellers.of(name) if is_store(name) else name
+        self._connections[teller].ask_for_prefixes(is_store=is_store(name))
+
+    def _ask_no_more(self, replica: str) -> None:
+        """Ask a replica no more: it does not answer, or is gone."""
+        self._prefix_sync.leave(replica)
+        self._tellers.leave(replica)
+
+    def _apply_part(self, name: str, hashes: Sequence[int], block_tokens: int, is_first: bool) -> None:
         if block_tokens == self.placer.settings.block_tokens and is_first:
-            self.placer.replace(replica, hashes)
+            self.placer.replace(name, hashes)
         elif block_tokens == self.placer.settings.block_tokens:
-            self.placer.extend(replica, hashes)
+            self.placer.extend(name, hashes)
         elif block_tokens:
             logger.error(
-                "replica %s hashes prefixes in blocks of %d tokens, this ingress of %d: its cache stays unknown",
-                replica,
+                "%s hashes prefixes in blocks of %d tokens, this ingress of %d: its cache stays unknown",
+                name,
                 block_tokens,
                 self.placer.settings.block_tokens,
             )
@@ -295,7 +309,7 @@ class RemoteEngines:
         self.fleet.mark_lost(replica, not is_answering)
         self._dispatch.changed()
         if not is_answering:
-            self._prefix_sync.leave(replica)
+            self._ask_no_more(replica)
             self._dispatch.lose(replica, "silent", "it does not answer")
 
     def received(self, replica: str) -> Mapping[str, int]:

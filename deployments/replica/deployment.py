@@ -15,6 +15,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from deployments.client.outgoing import message_of
@@ -50,6 +52,7 @@ from engine.machine import prepare_process, shared_threads, usable_cores, was_st
 from engine.scheduling.stats import StepStats
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
+from router.addresses import store_name
 from router.ray_internals import serve_is_stopping
 from router.roles import Role
 
@@ -134,7 +137,9 @@ class EngineReplica:
         check_transport(settings.kv_fetch)  # before, too
         self._engine = engine_factory(_with_threads(config, settings.num_sharing))
         if self._events is not None and settings.kv_events is not None:
-            self._events.start(self._engine.cache.follow_blocks(settings.kv_events.include_tenants))
+            followed = self._engine.cache.follow_blocks(settings.kv_events.include_tenants)
+            self._engine.runner.lower_tier.log.events = followed
+            self._events.start(followed)
         self._loop = self._engine.loop
         shared = share_prefixes(
             self._engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
@@ -156,7 +161,7 @@ class EngineReplica:
             config.max_waiting,
             lambda: self._drain.finish_rate,
             is_stopping,
-            _load_rates(self._engine),
+            partial(_load_rates, self._engine),
             self._fetch_rate,
         )
         self._wire = WireServer(
@@ -169,6 +174,7 @@ class EngineReplica:
             config.block_tokens,
             getattr(self._engine.runner, "fingerprint", ""),
             settings.wire,
+            self._engine.runner.lower_tier.log,
         )
         self._intake.wire = self._wire
         self._wire.start()
@@ -204,6 +210,7 @@ class EngineReplica:
             "wire_epoch": str(self._wire.epoch),
             **({} if self._exchange is None else self._exchange.sender.address.metadata()),
             **({} if self._role is None else {"role": self._role}),
+            **({"store": store_name(store)} if (store := self._engine.runner.lower_tier.store) else {}),
         }
 
     async def check_health(self) -> None:
@@ -369,9 +376,9 @@ class _Call:
 
 
 def _load_rates(engine: Engine) -> tuple[float, ...]:
-    """The tokens/s that come back from host memory, where it was measured."""
-    seconds = engine.runner.host_memory.page_seconds
-    return (engine.config.page_size / seconds,) if seconds else ()
+    """The tokens/s that come back from host memory and from files, where there are some."""
+    seconds = (engine.runner.host_memory.page_seconds, engine.runner.lower_tier.page_seconds)
+    return tuple(engine.config.page_size / each for each in takewhile(bool, seconds))
 
 
 def _build_info(engine: Engine) -> dict[str, Any]:

@@ -41,13 +41,13 @@ class LoadReporter:
         max_waiting: int,
         finish_rate: Callable[[], float] = lambda: 0.0,
         is_draining: Callable[[], bool] = lambda: False,
-        load_rates: tuple[float, ...] = (),
+        load_rates: Callable[[], tuple[float, ...]] = lambda: (),
         fetch_rate: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`max_running` requests fill the batch, `max_waiting` the queue; `clock` is the engine's.
 
-        `load_rates` are the tokens/s that each tier below the device gives back, the fastest first; `fetch_rate`
-        returns those that come from another replica, 0 where none do.
+        `load_rates` returns the tokens/s that each tier below the device gives back, the fastest first, and
+        `fetch_rate` those that come from another replica, 0 where none do.
         """
         self._load_rates, self._fetch_rate = load_rates, fetch_rate
         self._max_running, self._finish_rate = max_running, finish_rate
@@ -89,7 +89,7 @@ class LoadReporter:
             is_full=load.num_waiting >= self._max_waiting,
             max_running=self._max_running,
             finish_rate=self._finish_rate(),
-            load_rates=self._load_rates,
+            load_rates=self._load_rates(),
             fetch_rate=self._fetch_rate(),
         )
 

@@ -112,6 +112,7 @@ class EngineMetrics:
         metrics.set("kv_pages", host.cached, state="cached", tier=_HOST)
         metrics.set("kv_pages_capacity", host.total, tier=_HOST)
         traffic, files, peers = load.host_traffic, load.lower_tier, load.peers
+        metrics.set("kv_pages", files.held, state="cached", tier="file")
         self._moved(_HOST, "out", traffic.pages_out, traffic.page_bytes)
         self._moved(_HOST, "in", traffic.pages_in, traffic.page_bytes)
         self._moved("file", "out", files.saved, files.page_bytes)

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import zmq
@@ -55,25 +56,28 @@ class WireListener(Protocol):
         """Return the requests sent to that replica to which it has not answered, in the order sent."""
         ...
 
-    def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
-        """Handle a change of the replica's cache, as block hashes."""
+    def on_prefix_delta(self, name: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        """Handle a change of a replica's cache, or of the store with that name, as block hashes."""
         ...
 
-    def on_prefix_tiers(self, replica: str, hashes: Sequence[int], tiers: bytes) -> None:
+    def on_prefix_tiers(self, name: str, hashes: Sequence[int], tiers: bytes) -> None:
         """Handle the fastest tier in which each of some blocks lies that the cache holds, a byte each."""
         ...
 
     def on_prefix_snapshot(
-        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
+        self, name: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
     ) -> None:
-        """Handle one part of the block hashes that the cache holds; the first part replaces all known ones.
+        """Handle one part of the block hashes that a replica's cache, or the store with that name, holds. The
+        first part replaces all known ones.
 
         Ask for the next one with `WireConnection.ask_for_prefixes` when there is time for it.
         """
         ...
 
-    def on_prefixes_unknown(self, replica: str) -> None:
-        """Handle that nothing is known for sure of a replica's cache, as if no part of a snapshot had come yet."""
+    def on_prefixes_unknown(self, replica: str, name: str) -> None:
+        """Handle that nothing is known for sure of what a replica tells of its cache, or of the store with that
+        name, as if no part of a snapshot had come yet.
+        """
         ...
 
     def on_load(self, replica: str, load: Load) -> None:
@@ -87,6 +91,17 @@ class WireListener(Protocol):
     def received(self, replica: str) -> Mapping[str, int]:
         """Return the number of tokens received of each unfinished stream at that replica."""
         ...
+
+
+@dataclass(slots=True)
+class _Learned:
+    """What is known of what a replica tells."""
+
+    name: str
+    """Of the replica, or of the store from which it reads."""
+    snapshot: Literal["unknown", "begun", "whole"] = "unknown"
+    asked_at: float | None = None
+    """When a part of a snapshot was asked for that has not come."""
 
 
 class WireConnection:
@@ -125,8 +140,7 @@ class WireConnection:
         self._model = model
         self._epoch, self._next_seq = -1, 0
         self._block_tokens = 0
-        self._snapshot: Literal["unknown", "begun", "whole"] = "unknown"
-        self._asked_at: float | None = None  # when a part of a snapshot was asked for that has not come
+        self._cache, self._store = _Learned(address.replica), _Learned(address.store)
         self._budget = budget or TurnBudget()
         self._loop = asyncio.get_running_loop()
         self._context = context
@@ -165,17 +179,19 @@ class WireConnection:
     @property
     def is_synced(self) -> bool:
         """Whether all prefixes in the replica's cache are known here."""
-        return self._snapshot == "whole"
+        return self._cache.snapshot == "whole"
 
     @property
     def knows_hottest(self) -> bool:
         """Whether the prefixes that the replica's cache used last are known here, and all changes since."""
-        return self._snapshot != "unknown"
+        return self._cache.snapshot != "unknown"
 
-    def ask_for_prefixes(self) -> None:
-        """Ask for the next part of the snapshot."""
-        self._asked_at = self._clock()
-        self._send(messages.NextPart() if self.knows_hottest else messages.Resync())
+    def ask_for_prefixes(self, *, is_store: bool = False) -> None:
+        """Ask for the next part of the snapshot of the cache, or of the store from which the replica reads."""
+        learned = self._store if is_store else self._cache
+        learned.asked_at = self._clock()
+        is_begun = learned.snapshot != "unknown"
+        self._send(messages.NextPart(is_store) if is_begun else messages.Resync(is_store))
 
     def resume(self, received: dict[str, int]) -> None:
         """Request that streams be sent again from the tokens received."""
@@ -215,8 +231,10 @@ class WireConnection:
             self.hello()
         if silence > self._lost_after_s:
             self.suspect()
-        elif self.is_answering and self._asked_at is not None and now - self._asked_at > RESYNC_S:
-            self._lose_prefixes()
+        elif self.is_answering:
+            for learned in (self._cache, self._store):
+                if learned.asked_at is not None and now - learned.asked_at > RESYNC_S:
+                    self._lose(learned)
 
     def suspect(self) -> None:
         """Treat the replica as lost until its next message."""
@@ -324,35 +342,34 @@ class WireConnection:
         self.suspect()
 
     def _take_prefixes(self, message: messages.PrefixSnapshot | messages.PrefixDelta) -> None:
-        replica = self.address.replica
+        learned = self._store if message.is_store else self._cache
+        name = learned.name
         try:
             if isinstance(message, messages.PrefixDelta):
-                if self.knows_hottest:  # Otherwise the coming snapshot contains it.
+                if learned.snapshot != "unknown":  # Otherwise the coming snapshot contains it.
                     stored, evicted = (
                         messages.unpack_hashes(message.stored),
                         messages.unpack_hashes(message.evicted),
                     )
                     self._budget.spend(len(stored) + len(evicted) + len(message.tiers))
-                    self._listener.on_prefix_delta(replica, stored, evicted)
-                    self._take_tiers(message.moved, message.tiers)
+                    self._listener.on_prefix_delta(name, stored, evicted)
+                    self._take_tiers(name, message.moved, message.tiers)
                 return
             hashes, is_first, is_last = messages.unpack_hashes(message.hashes), message.is_first, message.is_last
-            if not is_first and self._snapshot != "begun":
+            if not is_first and learned.snapshot != "begun":
                 return  # It belongs to a snapshot that was given up.
             self._budget.spend(len(hashes))
-            self._asked_at, self._snapshot = None, "whole" if is_last else "begun"
-            self._listener.on_prefix_snapshot(
-                replica, hashes, self._block_tokens, is_first=is_first, is_last=is_last
-            )
-            self._take_tiers(message.hashes, message.tiers)
+            learned.asked_at, learned.snapshot = None, "whole" if is_last else "begun"
+            self._listener.on_prefix_snapshot(name, hashes, self._block_tokens, is_first=is_first, is_last=is_last)
+            self._take_tiers(name, message.hashes, message.tiers)
         except messages.MalformedMessage:
             self.counts["malformed"] += 1
-            self._lose_prefixes()
+            self._lose(learned)
 
-    def _take_tiers(self, hashes: bytes, tiers: bytes) -> None:
+    def _take_tiers(self, name: str, hashes: bytes, tiers: bytes) -> None:
         if tiers:
             tiers = messages.unpack_tiers(tiers, hashes)
-            self._listener.on_prefix_tiers(self.address.replica, messages.unpack_hashes(hashes), tiers)
+            self._listener.on_prefix_tiers(name, messages.unpack_hashes(hashes), tiers)
 
     def _send_unanswered(self) -> None:
         """Send again what the replica may not have received, or its answer to it may not have arrived."""
@@ -360,8 +377,13 @@ class WireConnection:
             self._send(request)
 
     def _lose_prefixes(self) -> None:
-        self._snapshot, self._asked_at = "unknown", None
-        self._listener.on_prefixes_unknown(self.address.replica)
+        self._lose(self._cache)
+        if self._store.name:
+            self._lose(self._store)
+
+    def _lose(self, learned: _Learned) -> None:
+        learned.snapshot, learned.asked_at = "unknown", None
+        self._listener.on_prefixes_unknown(self.address.replica, learned.name)
 
     def _send(self, message: messages.ToReplica) -> bool:
         if self._socket.closed:

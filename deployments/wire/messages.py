@@ -36,7 +36,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 12
+WIRE_VERSION = 13
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -88,9 +88,15 @@ class Resume(msgspec.Struct, tag=2, array_like=True, frozen=True):
 class Resync(msgspec.Struct, tag=3, array_like=True, frozen=True):
     """Send the first part of a snapshot: nothing is known of the cache yet, or a delta may have been lost."""
 
+    is_store: bool = False
+    """Whether this is about the files from which the replica reads, and not about its cache."""
+
 
 class NextPart(msgspec.Struct, tag=6, array_like=True, frozen=True):
     """Send the next part of the snapshot."""
+
+    is_store: bool = False
+    """As in `Resync`."""
 
 
 class KVOrigin(msgspec.Struct, array_like=True, frozen=True):
@@ -209,6 +215,8 @@ class PrefixSnapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
     is_last: bool
     tiers: bytes = b""
     """The fastest tier (cache/tiers.py) of each block, a byte each; empty: all are on the device."""
+    is_store: bool = False
+    """As in `Resync`."""
 
 
 class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
@@ -223,6 +231,8 @@ class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
     """Block hashes of held blocks whose fastest tier is another from now on."""
     tiers: bytes = b""
     """That tier, a byte for each block of `moved`."""
+    is_store: bool = False
+    """As in `Resync`."""
 
 
 Sequenced = Welcome | Tokens | Heartbeat | Unknown | NotRun | PrefixSnapshot | PrefixDelta

@@ -5,6 +5,8 @@
 
 Deltas and parts come from one thread and in one order. A part has only blocks that are held when it is sent, and
 what is stored after the first part is in a delta: so parts and deltas together are what the cache holds.
+
+A second feed tells of the files from which the replica reads, to ingresses that ask it for them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from itertools import islice
 from typing import Literal, NamedTuple, Protocol
 
 from deployments.wire import messages
-from deployments.wire.session import Session
+from deployments.wire.session import Knowledge, Session
 
 PART_BLOCKS = 4096
 """Most blocks of a message, which bounds the time for which reading one blocks an ingress."""
@@ -70,6 +72,7 @@ class SnapshotPart(NamedTuple):
     is_first: bool
     is_last: bool
     tiers: bytes = b""
+    is_store: bool = False
 
     def encoded(self, epoch: int, seq: int) -> bytes:
         """Return the message with this part."""
@@ -77,10 +80,10 @@ class SnapshotPart(NamedTuple):
 
 
 class PrefixFeed:
-    """Follows what each ingress knows of the cache. Belongs to the wire's thread."""
+    """Follows what each ingress knows of the cache, or of a store. Belongs to the wire's thread."""
 
-    def __init__(self, source: PrefixSource, period_s: float) -> None:
-        self._source, self._period_s = source, period_s
+    def __init__(self, source: PrefixSource, period_s: float, *, is_store: bool = False) -> None:
+        self._source, self._period_s, self._is_store = source, period_s, is_store
         self._next_at = 0.0
 
     def send_due(self, now: float, epoch: int, sessions: Mapping[str, Session], post: Post) -> None:
@@ -93,48 +96,58 @@ class PrefixFeed:
         self._next_at = now + self._period_s
         pieces = [*_pieces(*self._source.drain()), *_moves(self._source.drain_moves())]
         for ingress_id, session in list(sessions.items()):
-            if session.knowledge == "outdated":
-                part = SnapshotPart(b"", is_first=True, is_last=False)
-                self._begin(session)
+            known = self._known(session)
+            if known.knowledge == "outdated":
+                part = SnapshotPart(b"", is_first=True, is_last=False, is_store=self._is_store)
+                self._begin(known)
                 self.sent(session, part, post(ingress_id, session, part.encoded(epoch, session.seq)), "outdated")
-            elif session.knowledge == "current":
+            elif known.knowledge == "current":
                 for piece in pieces:
-                    delta = messages.PrefixDelta(epoch, session.seq, *piece)
+                    delta = messages.PrefixDelta(epoch, session.seq, *piece, self._is_store)
                     if not post(ingress_id, session, messages.encode(delta)):
-                        session.knowledge, session.snapshot = "outdated", None
+                        known.knowledge, known.snapshot = "outdated", None
                         break
 
     def next_part(self, session: Session) -> SnapshotPart:
         """Return the part that an ingress has asked for; call `sent` then. O(its blocks), for the first O(all)."""
-        is_first = session.wants_anew or session.knowledge != "current" or session.snapshot is None
+        known = self._known(session)
+        is_first = known.wants_anew or known.knowledge != "current" or known.snapshot is None
         if is_first:
-            self._begin(session)
-        assert session.snapshot is not None
-        hashes = list(islice(session.snapshot, PART_BLOCKS))
+            self._begin(known)
+        assert known.snapshot is not None
+        hashes = list(islice(known.snapshot, PART_BLOCKS))
         packed, is_last = messages.pack_hashes(hashes), len(hashes) < PART_BLOCKS
-        return SnapshotPart(packed, is_first, is_last, self._source.tiers(hashes))
+        return SnapshotPart(packed, is_first, is_last, self._source.tiers(hashes), self._is_store)
 
     def sent(
         self, session: Session, part: SnapshotPart, is_sent: bool, otherwise: Literal["none", "outdated"] = "none"
     ) -> None:
         """Note whether a part was sent. If not, an ingress that has asked for it asks again after a while."""
+        known = self._known(session)
         if not is_sent:
-            session.knowledge = otherwise
+            known.knowledge = otherwise
         if part.is_last or not is_sent:
-            session.snapshot = None
+            known.snapshot = None
 
-    def _begin(self, session: Session) -> None:
-        session.snapshot, session.knowledge, session.wants_anew = self._source.snapshot(), "current", False
+    def _known(self, session: Session) -> Knowledge:
+        return session.store if self._is_store else session.cache
+
+    def _begin(self, known: Knowledge) -> None:
+        known.snapshot, known.knowledge, known.wants_anew = self._source.snapshot(), "current", False
 
 
-def _moves(moves: Mapping[int, int]) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
+_Piece = tuple[bytes, bytes, bytes, bytes]
+"""The hashes stored, evicted and moved, and the tiers of the latter."""
+
+
+def _moves(moves: Mapping[int, int]) -> Iterator[_Piece]:
     """Divide moves between tiers into messages."""
     left = iter(moves.items())
     while piece := dict(islice(left, PART_BLOCKS)):
         yield b"", b"", messages.pack_hashes(piece), bytes(piece.values())
 
 
-def _pieces(stored: Collection[int], evicted: Collection[int]) -> Iterator[tuple[bytes, bytes]]:
+def _pieces(stored: Collection[int], evicted: Collection[int]) -> Iterator[_Piece]:
     """Divide a change into messages. No block is both stored and evicted, so their order does not matter."""
     new, gone = iter(stored), iter(evicted)
     while True:
@@ -142,4 +155,4 @@ def _pieces(stored: Collection[int], evicted: Collection[int]) -> Iterator[tuple
         left = list(islice(gone, PART_BLOCKS - len(arrived)))
         if not arrived and not left:
             return
-        yield messages.pack_hashes(arrived), messages.pack_hashes(left)
+        yield messages.pack_hashes(arrived), messages.pack_hashes(left), b"", b""

@@ -99,9 +99,11 @@ class WireServer:
         block_tokens: int = 0,
         model: str = "",
         settings: WireSettings | None = None,
+        store: PrefixSource | None = None,
     ) -> None:
-        """`load` returns the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`; `model`
-        is the model's fingerprint, "" when it has none. Raises OSError when no port of `settings` is free.
+        """`load` returns the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`, `store`
+        the files from which it reads; `model` is the model's fingerprint, "" when it has none. Raises OSError when
+        no port of `settings` is free.
         """
         self.replica = replica
         self._block_tokens, self._model = block_tokens, model
@@ -112,11 +114,13 @@ class WireServer:
         self._engine_load, self._handler = load, handler
         self._last_load, self._load_read_at = Load(), -math.inf
         self._timings = timings or WireTimings()
-        self._cache_feed = PrefixFeed(prefixes or NoPrefixes(), self._timings.cache_period_s)
+        period_s = self._timings.cache_period_s
+        self._cache_feed = PrefixFeed(prefixes or NoPrefixes(), period_s)
+        self._store_feed = PrefixFeed(store or NoPrefixes(), period_s, is_store=True)
         self._outbox = Outbox()
         self._sessions: dict[str, Session] = {}  # ingress -> session
         self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
-        self._asking: dict[str, Session] = {}  # ingresses that wait for a part of a snapshot
+        self._asking: dict[tuple[str, bool], Session] = {}  # ingresses that wait for a part, of a cache or a store
         self._absent_since: dict[str, float] = {}
         self._backlogs = Backlogs()
         self._lock = threading.RLock()
@@ -397,8 +401,9 @@ class WireServer:
                 return self._backlogs.take(ingress_id, message, time.monotonic())
             session = self._sessions[ingress_id]
             if isinstance(message, Resync | NextPart):
-                session.wants_anew = session.wants_anew or isinstance(message, Resync)
-                self._asking[ingress_id] = session
+                known = session.store if message.is_store else session.cache
+                known.wants_anew = known.wants_anew or isinstance(message, Resync)
+                self._asking[ingress_id, message.is_store] = session
                 return None
             session.dispatches_seen = max(session.dispatches_seen, message.number)
             if self._outbox.is_known(message.request_id):
@@ -416,14 +421,15 @@ class WireServer:
         The part is made without the lock, so that the engine's thread can send.
         """
         while self._asking:
-            ingress_id, session = self._asking.popitem()
-            part = self._cache_feed.next_part(session)
+            (ingress_id, is_store), session = self._asking.popitem()
+            feed = self._store_feed if is_store else self._cache_feed
+            part = feed.next_part(session)
             with self._lock:
                 is_sent = self._sessions.get(ingress_id) is session and self._post(
                     ingress_id, session, part.encoded(self.epoch, session.seq)
                 )
                 self._notice_messages()
-            self._cache_feed.sent(session, part, is_sent)
+            feed.sent(session, part, is_sent)
 
     def _again(self, ingress_id: str, request: Generate) -> None:
         """Answer a request that has come before, from this ingress or under an id that is another's."""
@@ -467,7 +473,8 @@ class WireServer:
             self._flush(ingress_id, now)
             if now - session.last_load >= self._timings.heartbeat_s * 0.8:
                 self._send(ingress_id, session, [], now)
-        self._cache_feed.send_due(now, self.epoch, self._sessions, self._post)
+        for feed in (self._cache_feed, self._store_feed):
+            feed.send_due(now, self.epoch, self._sessions, self._post)
         self._outbox.forget(self._outbox.ended_before(now - self._timings.keep_ended_s))
         absent = self._outbox.ingresses() - self._sessions.keys()
         self._absent_since = {ingress_id: self._absent_since.get(ingress_id, now) for ingress_id in absent}

@@ -25,7 +25,7 @@ import threading
 import time
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -160,7 +160,7 @@ class PageFiles:
                     self._files.move_to_end(key)
 
     def write(self, key: bytes, pieces: Sequence[memoryview], blocks: Sequence[int] = ()) -> None:
-        """Write a page, in which the blocks of those hashes are. Raises OSError, and then leaves nothing behind."""
+        """Write a page with the blocks of those hashes. Raises OSError, and then leaves nothing behind."""
         end = struct.pack(f"<{len(blocks)}Q", *blocks)
         pieces = [*pieces, memoryview(end)] if end else pieces
         size = _HEADER + sum(piece.nbytes for piece in pieces)

@@ -144,15 +144,16 @@ _MEMORY = PanelRow(
             max=1.0,
         ),
         Panel(
-            "KV in host memory",
+            "KV in host memory and files",
             "Host pages that hold the KV of preempted requests, and of prefixes that the device evicted, and all "
             "host pages, by replica. A preempted request takes pages of prefixes; when there are none, its KV is "
-            "computed again.",
+            "computed again. Of files that replicas share, each counts all.",
             Unit.COUNT,
             (
                 Target(ENGINES.gauge("kv_pages", "replica", state="active", tier="host"), "{{replica}}, requests"),
                 Target(ENGINES.gauge("kv_pages", "replica", state="cached", tier="host"), "{{replica}}, prefixes"),
                 Target(ENGINES.gauge("kv_pages_capacity", "replica", tier="host"), "{{replica}}, all"),
+                Target(ENGINES.gauge("kv_pages", "replica", state="cached", tier="file"), "{{replica}}, in files"),
             ),
         ),
         Panel(

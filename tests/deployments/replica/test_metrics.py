@@ -52,7 +52,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
             num_swapped=2,
             num_host_evicted=8,
             host_traffic=HostTraffic(5, 3, 100, 1.5),
-            lower_tier=TierTotals(saved=6, loaded=2, failed=1, page_bytes=100),
+            lower_tier=TierTotals(saved=6, loaded=2, failed=1, page_bytes=100, held=21),
             peers=PeerTotals(loaded=9, failed=4),
         )
     )
@@ -82,7 +82,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["kv_evictions_total"] == evicted
     on_device = {("free", "device"): 1, ("active", "device"): 12, ("cached", "device"): 2}
     in_host = {("free", "host"): 11, ("active", "host"): 41, ("cached", "host"): 13}
-    assert values["kv_pages"] == {**on_device, **in_host}
+    assert values["kv_pages"] == {**on_device, **in_host, ("cached", "file"): 21}
     assert values["kv_pages_capacity"] == {("device",): 15, ("host",): 65}
     assert values["preemptions_total"] == {("recompute",): 7, ("swap",): 2}
     assert values["prefix_cache_recompute_hit_tokens_total"] == {("device",): 5, ("host",): 6}

@@ -20,17 +20,17 @@ class Silence:
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
         self.calls.append("unknown")
 
-    def on_prefix_tiers(self, replica: str, hashes: Sequence[int], tiers: bytes) -> None: ...
+    def on_prefix_tiers(self, name: str, hashes: Sequence[int], tiers: bytes) -> None: ...
 
-    def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+    def on_prefix_delta(self, name: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
         self.calls.append("delta")
 
     def on_prefix_snapshot(
-        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
+        self, name: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
     ) -> None:
         self.calls.append("snapshot")
 
-    def on_prefixes_unknown(self, replica: str) -> None:
+    def on_prefixes_unknown(self, replica: str, name: str) -> None:
         self.calls.append("unknown prefixes")
 
     def on_load(self, replica: str, load: messages.Load) -> None:

@@ -51,7 +51,8 @@ class Listening:
         return True
 
     def ask(self, *, anew: bool) -> None:
-        self.session.wants_anew = self.session.wants_anew or anew
+        known = self.session.cache
+        known.wants_anew = known.wants_anew or anew
         part = self.feed.next_part(self.session)
         self.feed.sent(self.session, part, self.post("i", self.session, part.encoded(1, self.session.seq)))
 
@@ -100,9 +101,9 @@ def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
                     draw.choice(list(ingresses.values())).is_congested = draw.random() < 0.3
             published = set(log.snapshot())
             for ingress in ingresses.values():
-                if ingress.session.knowledge == "current":
+                if ingress.session.cache.knowledge == "current":
                     assert ingress.known <= published
-                    if ingress.state == "whole" and not ingress.session.snapshot:
+                    if ingress.state == "whole" and not ingress.session.cache.snapshot:
                         assert ingress.known == published
                         told = log.tiers(list(published)) or bytes(len(published))
                         assert {block: ingress.tiers[block] for block in published} == dict(

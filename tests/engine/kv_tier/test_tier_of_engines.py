@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from cache import Namespace
+from cache.block_events import BlocksRemoved, BlocksStored
+from cache.tiers import Tier
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_tier.page_files import PageFiles
@@ -182,3 +185,39 @@ def test_settings_out_of_range(settings: dict[str, Any]) -> None:
 def test_a_disk_with_no_room_for_a_page(model: Path, directory: Path) -> None:
     with pytest.raises(ValueError, match=r"disk_gib is 1e-09, but one page takes"):
         engine_with_files(model, directory, disk_gib=1e-9)
+
+
+def test_a_restarted_engine_tells_routers_what_its_directory_holds(model: Path, directory: Path) -> None:
+    def told(engine: Engine) -> set[int]:
+        log = engine.runner.lower_tier.log
+        log.drain()
+        return set(log.snapshot())
+
+    engine = engine_with_files(model, directory)
+    answers(engine)
+    store, expected = engine.runner.lower_tier.store, told(engine)
+    for prompt in PROMPTS[:-1]:  # the device still has the last one
+        chain = engine.cache.block_hashes(Namespace(engine.config.name), prompt)
+        assert expected >= set(chain[:5]) and len(chain) == 5
+    engine.close()
+    for _ in range(2):
+        engine = engine_with_files(model, directory)
+        while told(engine) != expected:
+            time.sleep(0.001)
+        assert engine.runner.lower_tier.store == store
+        engine.close()
+
+
+def test_programs_of_others_are_told_of_blocks_in_files(model: Path, directory: Path) -> None:
+    engine = engine_with_files(model, directory)
+    events = engine.runner.lower_tier.log.events = engine.cache.follow_blocks()
+    answers(engine)
+    held: set[int] = set()
+    for change in events.drain():
+        if isinstance(change, BlocksStored) and change.tier == Tier.FILE:
+            held.update(change.blocks)
+    assert held >= set(engine.cache.block_hashes(Namespace(engine.config.name), PROMPTS[0])[:5])
+    engine.runner.lower_tier.clear()
+    gone = [one for one in events.drain() if isinstance(one, BlocksRemoved) and one.tier == Tier.FILE]
+    assert {block for one in gone for block in one.blocks} == held
+    engine.close()
