@@ -167,11 +167,6 @@ class EngineConfig(SchedulerSettings):
                 "kv_tier is set, but host_kv_gib is 0: files are written from host memory and read into it, so "
                 "set host_kv_gib, or leave kv_tier out"
             )
-        if self.kv_tier is not None and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"kv_tier is set, but tensor_parallel_size is {self.tensor_parallel_size}: files hold the KV of "
-                "models on one GPU or processor only, so leave kv_tier out"
-            )
         if self.preemption == "swap" and not self.host_kv_gib:
             raise ValueError('preemption is "swap", but host_kv_gib is 0: set it, or use "auto" or "recompute"')
         if self.max_step_tokens < self.max_running:

@@ -6,25 +6,26 @@ import contextlib
 from pathlib import Path
 
 from engine.attention.host_pages import HostKVPages
+from engine.kv_tier.page_file import RankFiles
 from engine.kv_tier.page_files import PageFiles
 from engine.kv_tier.page_mover import PageMover
 from engine.kv_tier.settings import KVTier
 
 
-def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str) -> PageMover:
-    """Open the directory and start the threads that move pages. Raises ValueError that says what to do when the
-    directory cannot be used, or holds the pages of another model.
+def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str, num_ranks: int = 1) -> PageMover:
+    """Open the directory and start the threads that move pages, of the first rank. Raises ValueError that says
+    what to do when the directory cannot be used, or holds the pages of another model.
     """
     max_bytes = int(settings.disk_gib * 2**30)
-    if max_bytes < host.page_bytes:
+    page_bytes = host.page_bytes * num_ranks
+    if max_bytes < page_bytes:
         raise ValueError(
-            f"kv_tier.disk_gib is {settings.disk_gib:g}, but one page takes {host.page_bytes / 2**30:.6f} GiB: "
+            f"kv_tier.disk_gib is {settings.disk_gib:g}, but one page takes {page_bytes / 2**30:.6f} GiB: "
             "set it to more"
         )
+    directory = _directory(settings.directory, fingerprint)
     return PageMover(
-        PageFiles(
-            _directory(settings.directory, fingerprint), host.identity(fingerprint), host.page_bytes, max_bytes
-        ),
+        PageFiles(directory, host.identity(fingerprint), host.page_bytes, max_bytes, num_ranks),
         host.pieces,
         host.page_bytes,
         max_queued=max(1, int(settings.max_queued_share * host.num_pages)),
@@ -32,6 +33,11 @@ def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str) -> PageMove
         retry_s=settings.retry_s,
         expected_bytes_per_s=settings.expected_mib_per_s * 2**20,
     )
+
+
+def rank_files(settings: KVTier, host: HostKVPages, fingerprint: str, rank: int, num_ranks: int) -> RankFiles:
+    """Return the files of a rank after the first, which has opened the directory."""
+    return RankFiles(_directory(settings.directory, fingerprint), host.page_bytes, rank, num_ranks)
 
 
 def _directory(name: str, fingerprint: str) -> Path:

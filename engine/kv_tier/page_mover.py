@@ -5,6 +5,7 @@
                     ◀─ finished: what was saved, loaded, or could not be loaded
 
 The caller keeps a page's memory as it is until it is reported here: nobody else reads or writes it meanwhile.
+Where a model has several ranks, each moves its own part, and a page is done when all have.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from cache.store_log import StoreLog
 from engine.kv_tier.page_files import PageFiles
+from engine.kv_tier.rank_pages import Moved
 from engine.scheduling.lower_tier import Finished, TierTotals
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,36 @@ _SCAN_SHARE = 1 / 20
 _STOP_S = 5.0
 _LEARNED = 64
 """Files whose blocks are read between two pages that are written."""
+
+
+class OtherRanks(Protocol):
+    """The ranks after the first, which move their own parts of pages."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are, the first one included."""
+        ...
+
+    def write_page(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
+        """Have the others write a host page."""
+        ...
+
+    def read_page(self, key: bytes, page: int) -> None:
+        """Have the others read a page into a host page."""
+        ...
+
+    def on_moved(self, call: Callable[[Moved], None]) -> None:
+        """Have `call` called, in any thread, with each part that another rank has moved or could not move."""
+        ...
+
+
+class _Parts:
+    """A page of which some ranks' parts are under way."""
+
+    __slots__ = ("blocks", "is_whole", "key", "left")
+
+    def __init__(self, key: bytes, blocks: Sequence[int], left: int) -> None:
+        self.key, self.blocks, self.left, self.is_whole = key, blocks, left, True
 
 
 class PageMover:
@@ -53,9 +86,10 @@ class PageMover:
         self._to_save: queue.SimpleQueue[tuple[bytes, int, Sequence[int]] | None] = queue.SimpleQueue()
         self._to_load: queue.SimpleQueue[tuple[bytes, int] | list[bytes] | None] = queue.SimpleQueue()
         self._forgotten: deque[bytes] = deque()
-        self._saved: deque[int] = deque()
-        self._loaded: deque[tuple[int, bool]] = deque()
-        self._num_saving = self._num_loading = 0  # on the engine's thread
+        self._moved: deque[Moved] = deque()
+        self._others: OtherRanks | None = None
+        self._saving: dict[int, _Parts] = {}  # by host page, as is the next
+        self._loading: dict[int, _Parts] = {}
         self._num_saved = self._num_loaded = self._num_failed = self._num_skipped = 0
         self._measured_s = 0.0  # of a page; 0 until one was loaded
         self._broken_until = 0.0
@@ -67,6 +101,15 @@ class PageMover:
         ]
         for thread in self._threads:
             thread.start()
+
+    def join(self, others: OtherRanks) -> None:
+        """Have the other ranks move their parts as well. To be called before anything is moved."""
+        self._others = others
+        others.on_moved(self._take_part)
+
+    def _take_part(self, moved: Moved) -> None:
+        self._moved.append(moved)
+        self._on_finished()
 
     # --- from the engine's thread --------------------------------------------------------------------------
 
@@ -97,7 +140,7 @@ class PageMover:
     @property
     def has_room(self) -> bool:
         """Whether another page may wait to be written."""
-        return self._num_saving < self._max_queued
+        return len(self._saving) < self._max_queued
 
     def save(self, key: bytes, page: int, blocks: Sequence[int]) -> bool:
         """Have a host page written; False if it will not be, as the disk has failed or has it."""
@@ -107,28 +150,56 @@ class PageMover:
         if time.monotonic() < self._broken_until:
             self._num_skipped += 1
             return False
-        self._num_saving += 1
+        self._saving[page] = _Parts(key, blocks, self._num_ranks)
+        if self._others is not None:
+            self._others.write_page(key, page, blocks)
         self._to_save.put((key, page, blocks))
         return True
 
+    @property
+    def _num_ranks(self) -> int:
+        return 1 if self._others is None else self._others.size
+
     def load(self, pages: Sequence[tuple[bytes, int]]) -> None:
         """Have pages read into host pages, in this order."""
-        self._num_loading += len(pages)
-        for one in pages:
-            self._to_load.put(one)
+        for key, page in pages:
+            self._loading[page] = _Parts(key, (), self._num_ranks)
+            if self._others is not None:
+                self._others.read_page(key, page)
+            self._to_load.put((key, page))
         self._to_load.put([key for key, _ in reversed(pages)])  # used: a prefix's end is the first to go
 
     def seconds(self, num_pages: int) -> float:
         """Predict how long it takes until `num_pages` more are loaded; 0 until one was."""
-        return (self._num_loading + num_pages) * self._measured_s
+        return (len(self._loading) + num_pages) * self._measured_s
 
     def finished(self) -> Finished:
         """Return what is over since the last call."""
-        saved = [self._saved.popleft() for _ in range(len(self._saved))]
-        over = [self._loaded.popleft() for _ in range(len(self._loaded))]
-        self._num_saving -= len(saved)
-        self._num_loading -= len(over)
-        return Finished(saved, [page for page, ok in over if ok], [page for page, ok in over if not ok])
+        saved: list[int] = []
+        loaded: list[int] = []
+        failed: list[int] = []
+        for _ in range(len(self._moved)):
+            is_write, page, is_done = self._moved.popleft()
+            under_way = self._saving if is_write else self._loading
+            parts = under_way[page]
+            parts.left -= 1
+            parts.is_whole &= is_done
+            if parts.left:
+                continue
+            del under_way[page]
+            if self._others is not None:
+                self._end(parts, is_write)
+            (saved if is_write else loaded if parts.is_whole else failed).append(page)
+        return Finished(saved, loaded, failed)
+
+    def _end(self, parts: _Parts, is_write: bool) -> None:
+        """Note what has become of a page of several ranks: one of which a part is missing goes whole."""
+        if not parts.is_whole:
+            self._files.forget(parts.key)
+            self._forgotten.append(parts.key)
+            self._to_save.put(None)
+        elif is_write:
+            self._files.add(parts.key, parts.blocks)
 
     def on_finished(self, call: Callable[[], None]) -> None:
         """Have `call` called, in a thread, when something was loaded or all was saved."""
@@ -171,8 +242,7 @@ class PageMover:
             while self._forgotten and not self._is_closed:
                 self._files.delete(self._forgotten.popleft())
             if job is not None:
-                self._write_page(*job)
-                self._saved.append(job[1])
+                self._moved.append(Moved(True, job[1], self._write_page(*job)))
                 if self._to_save.empty():
                     self._on_finished()
             is_more = self._files.learn_blocks(_LEARNED)
@@ -182,13 +252,14 @@ class PageMover:
                 now = time.monotonic()
                 scan_at = now + max(self._rescan_s, (now - began) / _SCAN_SHARE)
 
-    def _write_page(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
+    def _write_page(self, key: bytes, page: int, blocks: Sequence[int]) -> bool:
         if time.monotonic() < self._broken_until:
             self._num_skipped += 1
-            return
+            return False
         try:
-            self._files.write(key, self._memory(page), blocks)
-            self._num_saved += 1
+            is_written = self._files.write(key, self._memory(page), blocks)
+            self._num_saved += is_written
+            return is_written
         except OSError as error:
             self._broken_until = time.monotonic() + self._retry_s
             self._num_skipped += 1
@@ -198,6 +269,7 @@ class PageMover:
                 self._retry_s,
                 error,
             )
+        return False
 
     def _read(self) -> None:
         while (job := self._to_load.get()) is not None and not self._is_closed:
@@ -215,6 +287,6 @@ class PageMover:
                 self._measured_s += (seconds - self._measured_s) * (_SMOOTHING if self._measured_s else 1.0)
             else:
                 self._num_failed += 1
-            self._loaded.append((page, is_read))
+            self._moved.append(Moved(False, page, is_read))
             if not is_read:
                 self._on_finished()

@@ -52,7 +52,7 @@ def load_model(
         loading.add_graphs(runner)
     loading.warm_up(runner)
     runner.add_host_pages(host_pages_for(config, runner.kv_bytes_per_token * ranks.shard.size))
-    if config.kv_tier is not None:
+    if config.kv_tier is not None and ranks.shard.rank == 0:
         runner.add_lower_tier(config.kv_tier)
     loading.report(runner)
     return runner

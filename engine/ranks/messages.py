@@ -1,6 +1,7 @@
 """The messages between rank 0 and the other ranks, in msgpack, never pickle.
 
-rank 0 ── LoadTask, StepTask, StepTask, ... ──▶ other rank ── RankReady, then at most one RankFailed ──▶ rank 0
+rank 0 ── LoadTask, then StepTask, WritePage, ReadPage ──▶ other rank ── RankReady, MovedPage ──▶ rank 0
+                                                                └── at most one RankFailed, the last ──┘
 """
 
 from __future__ import annotations
@@ -48,7 +49,32 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class StepTask(msgspec.Struct, frozen=True, array_like=True):
+class WritePage(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Write this rank's part of a page to its file, after the steps before."""
+
+    key: bytes
+    page: int
+    """The host page."""
+    blocks: Sequence[int]
+    """Hashes of the blocks in it."""
+
+
+class ReadPage(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Read this rank's part of a page into a host page, after the steps before."""
+
+    key: bytes
+    page: int
+
+
+class MovedPage(msgspec.Struct, frozen=True, tag=True):
+    """A rank has written or read its part of a page, or could not."""
+
+    is_write: bool
+    page: int
+    is_done: bool
+
+
+class StepTask(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """A `PreparedStep` without the fields that only sampling needs. Its tensors are on the host."""
 
     copies: Sequence[PageCopy]
@@ -108,12 +134,17 @@ def _unpacked(kind: type, value: Any) -> object:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
-_step = msgspec.msgpack.Decoder(StepTask, dec_hook=_unpacked)
-_report = msgspec.msgpack.Decoder(RankReady | RankFailed)
+_work = msgspec.msgpack.Decoder(StepTask | WritePage | ReadPage, dec_hook=_unpacked)
+_report = msgspec.msgpack.Decoder(RankReady | RankFailed | MovedPage)
 _task = msgspec.msgpack.Decoder(LoadTask)
 
 
-def encode(message: LoadTask | RankReady | RankFailed | StepTask) -> bytes:
+Work = StepTask | WritePage | ReadPage
+"""What the other ranks are told to do once they have loaded their share."""
+Report = RankReady | RankFailed | MovedPage
+
+
+def encode(message: LoadTask | Work | Report) -> bytes:
     """Encode a message as msgpack."""
     return _encoder.encode(message)
 
@@ -123,11 +154,11 @@ def read_load_task(data: bytes) -> LoadTask:
     return _task.decode(data)
 
 
-def read_step_task(data: bytes) -> StepTask:
-    """Decode a step."""
-    return _step.decode(data)
+def read_work(data: bytes) -> Work:
+    """Decode a step, or what to do with a page."""
+    return cast("Work", _work.decode(data))
 
 
-def read_report(data: bytes) -> RankReady | RankFailed:
+def read_report(data: bytes) -> Report:
     """Decode what another rank reports to rank 0."""
-    return cast("RankReady | RankFailed", _report.decode(data))
+    return cast("Report", _report.decode(data))

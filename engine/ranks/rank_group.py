@@ -1,11 +1,12 @@
 """Rank 0's side of a rank group: starts the other ranks, sends them their tasks, and watches them.
 
-launch ─▶ each connects ─▶ LoadTask ─▶ RankReady from each ─▶ StepTask, StepTask, ... ─▶ close: all ranks end
+launch ─▶ each connects ─▶ LoadTask ─▶ RankReady from each ─▶ StepTask, WritePage, ... ─▶ close: all ranks end
                              └── watched: after a RankFailed or a closed connection, the group is lost ──┘
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import socket
@@ -21,11 +22,23 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import RankLost
+from engine.kv_tier.rank_pages import Moved
 from engine.parallel.collective import HOST, Collective, join, open_store
 from engine.parallel.shard import Shard
 from engine.ranks.entrance import Entrance
 from engine.ranks.launcher import RankSpec, WorkerLauncher, Workers
-from engine.ranks.messages import MAX_REPORT_BYTES, LoadTask, RankFailed, RankReady, StepTask, encode, read_report
+from engine.ranks.messages import (
+    MAX_REPORT_BYTES,
+    LoadTask,
+    MovedPage,
+    RankFailed,
+    RankReady,
+    ReadPage,
+    StepTask,
+    WritePage,
+    encode,
+    read_report,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +58,7 @@ class RankGroup:
         self._lost = threading.Event()
         self._reason = ""
         self._on_lost: list[Callable[[str], None]] = []
+        self._on_moved: Callable[[Moved], None] = lambda moved: None
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _end, workers, connections)
 
@@ -107,6 +121,26 @@ class RankGroup:
         with self.guarded():
             self._send(encode(task))
 
+    def write_page(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
+        """Have the other ranks write their parts of a host page (`OtherRanks`)."""
+        self._send_unless_lost(WritePage(key, page, blocks))
+
+    def read_page(self, key: bytes, page: int) -> None:
+        """Have the other ranks read their parts of a page into a host page."""
+        self._send_unless_lost(ReadPage(key, page))
+
+    def on_moved(self, call: Callable[[Moved], None]) -> None:
+        """Have `call` called, in a thread, with each part that another rank has moved or could not move."""
+        self._on_moved = call
+
+    def take_part(self, moved: MovedPage) -> None:
+        """Take in what another rank reports of its part of a page."""
+        self._on_moved(Moved(moved.is_write, moved.page, moved.is_done))
+
+    def _send_unless_lost(self, work: WritePage | ReadPage) -> None:
+        with contextlib.suppress(OSError):  # Whoever watches the group hears that a rank has ended.
+            self._send(encode(work))
+
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Turn an error in what all ranks do together into a RankLost if the cause is that a rank has ended."""
@@ -162,7 +196,7 @@ class RankGroup:
             raise RankLost(f"{self.how_one_ended()}; it had not begun to load its share") from error
         if isinstance(report, RankReady):
             return report
-        raise RankLost(report.reason)
+        raise RankLost(report.reason if isinstance(report, RankFailed) else "a rank moved pages before it loaded")
 
 
 def check_alike(names: Mapping[int, str]) -> None:
@@ -176,31 +210,43 @@ def check_alike(names: Mapping[int, str]) -> None:
 
 
 def _watch(rank_group: weakref.ref[RankGroup], connections: Sequence[Connection]) -> None:
-    """Wait until a rank reports a failure or closes its connection, or the group is gone; mark it as lost."""
-    try:
-        while not wait(connections, _POLL_SECONDS):
-            if rank_group() is None:
-                return
-    except OSError:  # `_end` has closed them
-        return
-    reason = _why(connections)
+    """Pass on what ranks report of pages, until one reports a failure or closes its connection, or the group is
+    gone; mark it as lost.
+    """
+    reason = None
+    while reason is None:
+        try:
+            ready = cast("list[Connection]", wait(connections, _POLL_SECONDS))
+        except OSError:  # `_end` has closed them
+            return
+        group = rank_group()
+        if group is None:
+            return
+        reason = _take(ready, group, list(connections))
+        del group
     if (group := rank_group()) is not None:
         group.lose(reason or group.how_one_ended())
 
 
-def _why(connections: Sequence[Connection]) -> str:
-    """Return the reason that the first failed rank reports; "" if a rank ended without a report, as the reports of
-    others only follow from that.
+def _take(ready: Sequence[Connection], group: RankGroup, open_ones: list[Connection]) -> str | None:
+    """Take in a report from each connection that is ready; return None unless a rank has failed: then the reason
+    that the first one reports, or "" if a rank ended without a report, as the reports of others only follow from
+    that.
     """
-    open_ones, reason = list(connections), ""
+    reason = None
     try:
-        while open_ones and (ready := wait(open_ones, _POLL_SECONDS)):
-            for connection in cast("list[Connection]", ready):
+        while ready:
+            for connection in ready:
                 news = read_report(connection.recv_bytes(MAX_REPORT_BYTES))
-                reason = reason or (
-                    news.reason if isinstance(news, RankFailed) else f"rank {news.rank} began anew"
-                )
+                if isinstance(news, MovedPage):
+                    group.take_part(news)
+                    continue
+                why = news.reason if isinstance(news, RankFailed) else f"rank {news.rank} began anew"
+                reason = reason or why
                 open_ones.remove(connection)
+            if reason is None:
+                return None
+            ready = cast("list[Connection]", wait(open_ones, _POLL_SECONDS)) if open_ones else []
     except (EOFError, OSError):
         return ""
     return reason

@@ -13,6 +13,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import RankLost
+from engine.kv_tier.page_mover import PageMover
 from engine.loading.load_model import load_model
 from engine.loading.model_directory import resolve_model
 from engine.models.config import ModelConfig
@@ -59,7 +60,10 @@ class ParallelRunner:
         try:
             with rank_group.guarded():
                 ranks = rank_group.join(config, device_name(device), device)
-                return cls(load_model(config, kv_bytes_beside, ranks), rank_group)
+                runner = load_model(config, kv_bytes_beside, ranks)
+                if isinstance(runner.lower_tier, PageMover):
+                    runner.lower_tier.join(rank_group)
+                return cls(runner, rank_group)
         except BaseException:
             rank_group.close()
             raise

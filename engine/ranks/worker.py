@@ -16,41 +16,84 @@ from multiprocessing.connection import Client, Connection
 import msgspec
 import torch
 
+from engine.kv_tier.rank_pages import RankPages
 from engine.loading.load_model import load_model
 from engine.parallel.collective import HOST, find_store, join
 from engine.parallel.shard import Shard
 from engine.ranks.launcher import RankSpec
-from engine.ranks.messages import LoadTask, RankFailed, RankReady, encode, read_load_task, read_step_task
+from engine.ranks.messages import (
+    LoadTask,
+    MovedPage,
+    RankFailed,
+    RankReady,
+    Report,
+    StepTask,
+    Work,
+    WritePage,
+    encode,
+    read_load_task,
+    read_work,
+)
+from engine.runner.model_runner import ModelRunner
 
 
 def work(spec: RankSpec, leave: Callable[[], None]) -> None:
     """Serve rank 0 until its connection closes. `leave` is then called from another thread and need not return."""
     connection = Client((HOST, spec.port), authkey=spec.key)
+    reports = _Reports(connection)
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox, leave), daemon=True).start()
     try:
         first = inbox.get()
         if first is not None:
-            _compute(spec, read_load_task(first), connection, inbox)
+            _compute(spec, read_load_task(first), reports, inbox)
     except BaseException as error:
         failed = RankFailed(f"rank {spec.rank} failed: {type(error).__name__}: {error}")
         try:
-            connection.send_bytes(encode(failed))
+            reports.send(failed)
         except OSError:  # rank 0 has ended, which is why this rank failed
             return
         raise
 
 
-def _compute(
-    spec: RankSpec, task: LoadTask, connection: Connection, inbox: queue.SimpleQueue[bytes | None]
-) -> None:
+class _Reports:
+    """Sends reports to rank 0, from any thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock = connection, threading.Lock()
+
+    def send(self, report: Report) -> None:
+        """Send one. Raises OSError when rank 0 has ended."""
+        with self._lock:
+            self._connection.send_bytes(encode(report))
+
+
+def _compute(spec: RankSpec, task: LoadTask, reports: _Reports, inbox: queue.SimpleQueue[bytes | None]) -> None:
     config, shard = task.config, Shard.of_engine(task.config, spec.rank)
     device = torch.device(config.device, spec.gpu) if config.device == "cuda" else torch.device("cpu")
-    connection.send_bytes(encode(RankReady(spec.rank, device_name(device))))
+    reports.send(RankReady(spec.rank, device_name(device)))
     ranks = join(find_store(task.store_port, shard.size), shard, device)
     runner = load_model(config, ranks=ranks)  # on the GPU that `join` selected for this thread
-    while (message := inbox.get()) is not None:
-        runner.compute(read_step_task(message).step(device))
+    pages: RankPages | None = None
+    if config.kv_tier is not None:
+        pages = runner.rank_pages(config.kv_tier, lambda moved: reports.send(MovedPage(*moved)))
+    try:
+        while (message := inbox.get()) is not None:
+            _do(read_work(message), runner, pages, device)
+    finally:
+        if pages is not None:
+            pages.close()
+
+
+def _do(work: Work, runner: ModelRunner, pages: RankPages | None, device: torch.device) -> None:
+    if isinstance(work, StepTask):
+        runner.compute(work.step(device))
+        return
+    assert pages is not None, "only ranks with files are told to move pages"
+    if isinstance(work, WritePage):
+        pages.write(work.key, work.page, work.blocks)
+    else:
+        pages.read(work.key, work.page)
 
 
 def device_name(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,7 +15,8 @@ from engine.attention.page_memory import BytesOfPages
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.row_assignment import RowLayout
 from engine.graphs.step_graphs import Capture, sizes_up_to
-from engine.kv_tier.open_tier import open_tier
+from engine.kv_tier.open_tier import open_tier, rank_files
+from engine.kv_tier.rank_pages import Moved, RankPages
 from engine.kv_tier.settings import KVTier
 from engine.machine import usable_cores
 from engine.models.config import ModelConfig
@@ -85,7 +87,14 @@ class ModelRunner:
     def add_lower_tier(self, settings: KVTier) -> None:
         """Keep prefixes in files too. Needs host pages. Raises ValueError when the directory cannot be used."""
         assert self._host is not None
-        self.lower_tier = open_tier(settings, self._host, self.fingerprint)
+        self.lower_tier = open_tier(settings, self._host, self.fingerprint, self._ranks.shard.size)
+
+    def rank_pages(self, settings: KVTier, report: Callable[[Moved], None]) -> RankPages:
+        """Return what moves the parts of pages that a rank after the first has, and reports it."""
+        assert self._host is not None
+        shard = self._ranks.shard
+        files = rank_files(settings, self._host, self.fingerprint, shard.rank, shard.size)
+        return RankPages(files, self._host.pieces, report, partial(_fence, self.device))
 
     @property
     def page_memory(self) -> PageMemory | None:
@@ -235,3 +244,12 @@ class ModelRunner:
             self._host.copy_out(step.swap_out)
             self._host.copy_in(step.swap_in)
         self._pages.copy(step.copies)
+
+
+def _fence(device: torch.device) -> Callable[[], None]:
+    """Return what waits until all is done that this thread has had a device do."""
+    if device.type != "cuda":
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record()
+    return event.synchronize

@@ -164,7 +164,6 @@ def test_another_model_needs_another_directory(model: Path, directory: Path, tmp
     ("settings", "words"),
     [
         ({"kv_tier": KVTier("x")}, "host_kv_gib is 0"),
-        ({"kv_tier": KVTier("x"), "host_kv_gib": 1, "tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"kv_tier": "x", "host_kv_gib": 1}, "must be a KVTier"),
     ],
 )

@@ -16,7 +16,7 @@ from engine.ranks.messages import (
     encode,
     read_load_task,
     read_report,
-    read_step_task,
+    read_work,
     to_device,
 )
 from engine.request import PENDING, Request
@@ -43,8 +43,14 @@ def step() -> PreparedStep:
     return PreparedStep.of(plan, Places(4, 99), CPU)
 
 
+def received_step(step: PreparedStep) -> PreparedStep:
+    work = read_work(encode(StepTask.of(step)))
+    assert isinstance(work, StepTask)
+    return work.step(CPU)
+
+
 def test_a_step_arrives_as_it_was_sent(step: PreparedStep) -> None:
-    received = read_step_task(encode(StepTask.of(step))).step(CPU)
+    received = received_step(step)
     assert isinstance(step.batch, AttentionBatch) and isinstance(received.batch, AttentionBatch)
     for field in (*fields(PreparedStep), *fields(AttentionBatch)):
         source, target = (step, received) if hasattr(step, field.name) else (step.batch, received.batch)
@@ -59,7 +65,7 @@ def test_a_step_arrives_as_it_was_sent(step: PreparedStep) -> None:
 
 def test_a_step_without_tokens_may_still_copy_pages() -> None:
     step = PreparedStep.of(StepPlan(swap_out=((1, 0),)), Places(4, 99), CPU)
-    received = read_step_task(encode(StepTask.of(step))).step(CPU)
+    received = received_step(step)
     assert received.batch is None and list(received.swap_out) == [(1, 0)]
 
 
@@ -77,7 +83,7 @@ def test_all_tensors_go_to_the_ranks_device(step: PreparedStep) -> None:
 
 def test_what_is_no_message_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        read_step_task(b"\x93junk")
+        read_work(b"\x93junk")
     with pytest.raises(msgspec.ValidationError):
         read_load_task(encode(RankReady(1, "cpu")))
     assert read_report(encode(RankReady(1, "cpu"))) == RankReady(1, "cpu")

@@ -1,0 +1,138 @@
+"""The file of one page: what is in it, and how it is written and read. Of several ranks, each has its own.
+
+    magic │ checksum of the rest │ key │ the page's bytes, layer by layer │ the blocks in it
+
+A file appears under its name when it is whole. No file is believed: `read` compares everything. Files are not
+flushed to the disk, which the checksum makes needless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+SUFFIX, WRITING = ".kv", ".part"
+_MAGIC = b"RDXKV\x02\x00\x00"
+_CRC_BYTES, _KEY_BYTES = 4, 32
+_HEADER = len(_MAGIC) + _CRC_BYTES + _KEY_BYTES
+_NAME = re.compile(r"([0-9a-f]{64})(?:\.([0-9]{1,4}))?\.kv")
+_MOST_PIECES = 512
+"""Pieces of memory in one system call; Linux takes 1,024."""
+_BLOCK_BYTES, _MOST_BLOCKS = 8, 4096
+"""Bytes of a block's hash, and most blocks of a page."""
+
+
+class SpoiltFile(Exception):
+    """A file is not what was written there."""
+
+
+class RankFiles:
+    """The files of one rank's part of pages. Thread-safe: files of one name are alike."""
+
+    def __init__(self, directory: Path, page_bytes: int, rank: int = 0, num_ranks: int = 1) -> None:
+        """`page_bytes` are those of the rank's part."""
+        self.directory, self.num_ranks = directory, num_ranks
+        self._page_bytes, self._rank = page_bytes, rank
+        self._num_written = 0
+
+    def size(self, num_blocks: int) -> int:
+        """Return the bytes of a file."""
+        return _HEADER + self._page_bytes + num_blocks * _BLOCK_BYTES
+
+    def write(self, key: bytes, pieces: Sequence[memoryview], blocks: Sequence[int]) -> None:
+        """Write a page with the blocks of those hashes. Raises OSError, and then leaves nothing behind."""
+        end = struct.pack(f"<{len(blocks)}Q", *blocks)
+        pieces = [*pieces, memoryview(end)] if end else pieces
+        path = self._path(key, self._rank)
+        self._num_written += 1
+        part = path.with_name(f"{os.getpid()}-{id(self)}-{self._num_written}{WRITING}")
+        header = _MAGIC + _checksum(key, pieces).to_bytes(_CRC_BYTES, "little") + key
+        path.parent.mkdir(exist_ok=True)
+        try:
+            with open(part, "wb", buffering=0) as file:
+                _transfer(os.writev, file.fileno(), [memoryview(header), *pieces])
+            os.replace(part, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+
+    def read(self, key: bytes, pieces: Sequence[memoryview]) -> tuple[int, ...]:
+        """Read a page into memory, and return the hashes of its blocks. Raises OSError, of which FileNotFoundError
+        says that there is none, and SpoiltFile. The memory may have been written to in any case.
+        """
+        path = self._path(key, self._rank)
+        header = bytearray(_HEADER)
+        with open(path, "rb", buffering=0) as file:
+            num_blocks = self._num_blocks(os.fstat(file.fileno()).st_size)
+            if num_blocks is None:
+                raise SpoiltFile(f"{path} has another size than a page")
+            blocks = bytearray(num_blocks * _BLOCK_BYTES)
+            _transfer(os.readv, file.fileno(), [memoryview(header), *pieces, memoryview(blocks)])
+        checksum = _checksum(key, [*pieces, memoryview(blocks)])
+        if header != _MAGIC + checksum.to_bytes(_CRC_BYTES, "little") + key:
+            raise SpoiltFile(f"{path} is not what was written there")
+        with contextlib.suppress(OSError):
+            os.utime(path)  # so that it counts as used after a restart, and with the others who share it
+        return struct.unpack(f"<{num_blocks}Q", blocks)
+
+    def blocks_in(self, key: bytes) -> tuple[int, ...]:
+        """Read the end of a file. It is not checked: blocks that are not in the page mislead a router at most."""
+        with contextlib.suppress(OSError), open(self._path(key, self._rank), "rb", buffering=0) as file:
+            num_blocks = self._num_blocks(os.fstat(file.fileno()).st_size)
+            if num_blocks:
+                data = os.pread(file.fileno(), num_blocks * _BLOCK_BYTES, _HEADER + self._page_bytes)
+                if len(data) == num_blocks * _BLOCK_BYTES:
+                    return struct.unpack(f"<{num_blocks}Q", data)
+        return ()
+
+    def delete(self, key: bytes) -> None:
+        """Delete a page's files, those of all ranks, as far as they are there."""
+        for rank in range(self.num_ranks):
+            with contextlib.suppress(OSError):
+                self._path(key, rank).unlink()
+
+    def _path(self, key: bytes, rank: int) -> Path:
+        name = key.hex()
+        whose = f".{rank}" if self.num_ranks > 1 else ""
+        return self.directory / name[:2] / f"{name}{whose}{SUFFIX}"
+
+    def _num_blocks(self, size: int) -> int | None:
+        """Return the blocks in a file of a size; None for a size that no file has."""
+        num_blocks, rest = divmod(size - self.size(0), _BLOCK_BYTES)
+        return None if rest or not 0 <= num_blocks <= _MOST_BLOCKS else num_blocks
+
+    def key_of(self, name: str) -> bytes | None:
+        """Return of which page a file's name is, for any rank; None if it is no page's."""
+        found = _NAME.fullmatch(name)
+        is_ours = found is not None and (found[2] is not None) == (self.num_ranks > 1)
+        if found is None or not is_ours or (found[2] is not None and int(found[2]) >= self.num_ranks):
+            return None
+        return bytes.fromhex(found[1])
+
+
+def _checksum(key: bytes, pieces: Sequence[memoryview]) -> int:
+    """CRC-32 of a page and its key, as zlib has it."""
+    crc = zlib.crc32(key)
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    return crc
+
+
+def _transfer(call: object, fd: int, pieces: Sequence[memoryview]) -> None:
+    """Read or write all the pieces, in as many system calls as that takes. Raises OSError if it ends before."""
+    left = [piece.cast("B") for piece in pieces if piece.nbytes]
+    while left:
+        done = call(fd, left[:_MOST_PIECES])  # type: ignore[operator]
+        if not done:
+            raise OSError(errno.EIO, "the file ends too early")
+        while left and done >= left[0].nbytes:
+            done -= left.pop(0).nbytes
+        if done:
+            left[0] = left[0][done:]
