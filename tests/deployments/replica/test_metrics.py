@@ -82,7 +82,8 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["kv_evictions_total"] == evicted
     on_device = {("free", "device"): 1, ("active", "device"): 12, ("cached", "device"): 2}
     in_host = {("free", "host"): 11, ("active", "host"): 41, ("cached", "host"): 13}
-    assert values["kv_pages"] == {**on_device, **in_host, ("cached", "file"): 21}
+    in_files = {("free", "file"): 0, ("active", "file"): 0, ("cached", "file"): 21}
+    assert values["kv_pages"] == {**on_device, **in_host, **in_files}
     assert values["kv_pages_capacity"] == {("device",): 15, ("host",): 65}
     assert values["preemptions_total"] == {("recompute",): 7, ("swap",): 2}
     assert values["prefix_cache_recompute_hit_tokens_total"] == {("device",): 5, ("host",): 6}
