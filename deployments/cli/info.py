@@ -67,14 +67,25 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("context", f"{facts.max_position_embeddings:,} tokens")
     table.add_row("weights on disk", _weights_on_disk(directory, facts))
-    kind = dtype if facts.weight_format is None else f"{facts.weight_format.name} and {dtype}"
-    table.add_row("weights in memory", f"{size_text(facts.weight_bytes(element))} as {kind}")
+    table.add_row("weights in memory", f"{size_text(facts.weight_bytes(element))} as {_kind(facts, dtype)}")
     table.add_row("KV per token", f"{per_token:,} bytes")
     table.add_row("KV per page", f"{size_text(per_token * config.page_size)} ({config.page_size} tokens)")
     on_gpus = facts.dtype if config.dtype == "auto" else dtype
     _add_computing(table, facts, config.page_size, dtype, on_gpus, machine.device)
     table.add_row("KV pages here", _pages(facts, config, machine, element))
     return table
+
+
+def _kind(facts: ModelConfig, dtype: str) -> str:
+    """Return the types of the weights in memory, and what is widened to them."""
+    stored, experts = facts.weight_format, facts.experts
+    if stored is None:
+        is_widened = experts is not None and experts.is_mxfp4
+        return f"{dtype}; experts are widened from MXFP4" if is_widened else dtype
+    if not stored.is_kept:
+        return f"{dtype}, widened from {stored.name}"
+    apart = "; experts are computed one after another" if experts is not None and experts.are_apart else ""
+    return f"{stored.name} and {dtype}{apart}"
 
 
 def _feed_forward(facts: ModelConfig) -> str:

@@ -23,7 +23,13 @@ _BYTES_BESIDE = 64 * 2**20
 """Memory for libraries' workspaces and attention's layouts."""
 
 
-def why_not(config: EngineConfig, attention: AttentionBackend, device: torch.device, num_ranks: int) -> str | None:
+def why_not(
+    config: EngineConfig,
+    attention: AttentionBackend,
+    device: torch.device,
+    num_ranks: int,
+    model: ModelConfig | None = None,
+) -> str | None:
     """Return why steps are not replayed as graphs; None when they are."""
     if config.cuda_graphs == "off":
         return "cuda_graphs is off"
@@ -33,6 +39,9 @@ def why_not(config: EngineConfig, attention: AttentionBackend, device: torch.dev
         return "several ranks share the model (tensor_parallel_size)"
     if not attention.is_capturable:
         return f"attention by {attention.name} needs the host in each step"
+    experts = None if model is None else model.experts
+    if experts is not None and (experts.are_apart or experts.clamp is not None):
+        return "its experts are computed one after another, for which the host has to know the tokens of each"
     return None
 
 

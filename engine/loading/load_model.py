@@ -74,7 +74,7 @@ class _Loading:
         is_cascade = config.cascade_attention == "auto"
         heads = AttentionShape.of(model.attention, model.windows, config.page_size, self._kv_dtype, is_cascade)
         self._backend = choose_backend(config.attention, heads, self._dtype, self._device)
-        self._not_graphed = why_not(config, self._backend, self._device, ranks.shard.size)
+        self._not_graphed = why_not(config, self._backend, self._device, ranks.shard.size, model)
         self._reserved = 0
         if self._not_graphed is None:
             self._reserved = graph_bytes(config, model, self._dtype.itemsize, self._limit)
@@ -146,7 +146,7 @@ class _Loading:
             not_native = unsupported(self._model, size) or ""
         self._check_quantization(not_native)
         is_fp8 = config.quantization == "fp8"
-        is_native = not (not_native or is_fp8 or self._model.weight_format)
+        is_native = not (not_native or is_fp8 or self._model.is_kept_quantized)
         if self._device.type == "cuda":
             kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._kv_bytes_beside
             free = torch.cuda.mem_get_info(self._device)[0]
@@ -169,7 +169,10 @@ class _Loading:
         `not_native`: why the native kernels cannot run this model; "" if they can.
         """
         quantization = self._config.quantization
-        if quantization is not None and self._model.weight_format is not None:
+        is_plain_here = self._model.weight_format is None or (
+            quantization == "int8" and not self._model.is_kept_quantized
+        )
+        if quantization is not None and not is_plain_here:
             raise ValueError(
                 f"quantization is {quantization!r}, but the model's weights are quantized already; leave it out, "
                 "or take a plain version of the model"

@@ -5,11 +5,12 @@
     fp8, a scale for each output  NAME.weight             ─▶ as it is                   ─▶ Fp8Linear.weight
                                   NAME.weight_scale       ─▶ as it is                   ─▶ Fp8Linear.scale
     fp8 in blocks                 both                    ─▶ rounded again, by outputs  ─▶ Fp8Linear.weight, .scale
-    fp8, of other parameters      both                    ─▶ widened                    ─▶ experts, expansions
     gptq, awq                     NAME.qweight, .qzeros, .scales ─▶ unpacked, packed our way ─▶ Int4Linear
+    compressed-tensors int4       NAME.weight_packed, .weight_scale, .weight_zero_point     ─▶ likewise
+    int8; what is no such layer   all of NAME             ─▶ widened                    ─▶ plain parameters
 
 NAME is a projection of the checkpoint, such as model.layers.0.self_attn.q_proj; several of them are rows of one
-layer. The embedding table and the output head are always plain.
+layer. The embedding table and the output head are always plain. Latent attention's expansion is no such layer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import nn
 
 from engine.loading.tensor_groups import FLOATS, Expected, TensorGroup
 from engine.models.errors import ModelLoadError
-from engine.models.formats import Fp8Format, Int4Format, WeightFormat, is_ignored
+from engine.models.formats import Fp8Format, Int4Format, Int8Format, KeptFormat, WeightFormat, is_ignored
 from engine.models.linear import Fp8Linear, Int4Linear, QuantizedLinear
 
 MATRICES = ("qkv_proj", "qkv_a_proj", "q_b_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -48,7 +49,7 @@ class Matrix(NamedTuple):
         return whole[self.own_outputs, self.own_inputs]
 
 
-def quantize_layers(model: nn.Module, parts: Mapping[str, Sequence[str]], weights: WeightFormat) -> None:
+def quantize_layers(model: nn.Module, parts: Mapping[str, Sequence[str]], weights: KeptFormat) -> None:
     """Replace plain layers by quantized ones, all on the meta device. Raises ModelLoadError.
 
     `parts`: for each matrix of the model ("layers.0.attention.qkv_proj"), its projections' names in the
@@ -68,7 +69,7 @@ def quantize_layers(model: nn.Module, parts: Mapping[str, Sequence[str]], weight
         model.set_submodule(name, _quantized(layer, weights, projections[0]))
 
 
-def _quantized(layer: nn.Linear, weights: WeightFormat, part: str) -> QuantizedLinear:
+def _quantized(layer: nn.Linear, weights: KeptFormat, part: str) -> QuantizedLinear:
     if isinstance(weights, Fp8Format):
         return Fp8Linear(layer)
     group = weights.group(layer.in_features)
@@ -92,7 +93,7 @@ def tensor_groups(
         assert isinstance(weights, Int4Format)
         yield _int4_group(layer, rows, matrix, weights)
         if weights.method == "gptq":
-            yield from _gptq_extras(layer, matrix, weights.group(inputs), present)
+            yield from _gptq_extras(layer.bias is not None, matrix, weights.group(inputs), present)
         return
     assert isinstance(layer, Fp8Linear)
     if weights is None:
@@ -108,21 +109,38 @@ def tensor_groups(
             yield TensorGroup((weight, _scales(matrix, weights)), store)
 
 
-def widened_group(matrix: Matrix, weights: Fp8Format, store: Callable[[list[torch.Tensor]], None]) -> TensorGroup:
-    """Return the tensors of an fp8 matrix, all of which is widened to float32 and handed to `store`."""
-    weight = Expected(f"{matrix.name}.weight", (matrix.outputs, matrix.inputs), ("F8_E4M3",))
+def widened_group(
+    matrix: Matrix, weights: WeightFormat, present: Container[str], store: Callable[[list[torch.Tensor]], None]
+) -> TensorGroup | None:
+    """Return the tensors of a quantized matrix, all of which is widened to float32 and handed to `store`; None if
+    the checkpoint has it as plain numbers.
+    """
+    if isinstance(weights, Int4Format):
+        tensors = _int4_tensors(matrix, weights)
 
-    def store_widened(tensors: list[torch.Tensor]) -> None:
-        weight, scales = tensors
-        store([_widened(weight, scales, weights.block)])
+        def widen(stored: list[torch.Tensor]) -> torch.Tensor:
+            codes, scales, zeros = _unpacked(weights, stored)
+            group = weights.group(matrix.inputs)
+            differences = codes.float().unflatten(1, (-1, group)) - zeros.t()[..., None]
+            widened: torch.Tensor = (differences * scales.t()[..., None]).flatten(1)
+            return widened
+    else:
+        dtype = "I8" if isinstance(weights, Int8Format) else "F8_E4M3"
+        weight = Expected(f"{matrix.name}.weight", (matrix.outputs, matrix.inputs), (dtype,))
+        tensors = [weight, _scales(matrix, weights)]
 
-    return TensorGroup((weight, _scales(matrix, weights)), store_widened)
+        def widen(stored: list[torch.Tensor]) -> torch.Tensor:
+            return _widened(stored[0], stored[1], weights.block if isinstance(weights, Fp8Format) else None)
+
+    if tensors[-1].name not in present:
+        return None
+    return TensorGroup(tuple(tensors), lambda stored: store([widen(stored)]))
 
 
-def _scales(matrix: Matrix, weights: Fp8Format) -> Expected:
-    """Return the scales that a checkpoint has for an fp8 matrix."""
+def _scales(matrix: Matrix, weights: Fp8Format | Int8Format) -> Expected:
+    """Return the scales that a checkpoint has for a matrix of eight bits."""
     name, outputs, inputs = f"{matrix.name}.{weights.scale_name}", matrix.outputs, matrix.inputs
-    if weights.block is None:
+    if isinstance(weights, Int8Format) or weights.block is None:
         return Expected(name, (outputs,), FLOATS, ((outputs, 1), (1,), ()))
     height, width = weights.block
     return Expected(name, (-(-outputs // height), -(-inputs // width)))
@@ -164,33 +182,53 @@ def _round_blocks(
 
 
 def _int4_group(layer: Int4Linear, rows: slice, matrix: Matrix, weights: Int4Format) -> TensorGroup:
+    return TensorGroup(tuple(_int4_tensors(matrix, weights)), partial(_unpack, layer, rows, matrix, weights))
+
+
+def _int4_tensors(matrix: Matrix, weights: Int4Format) -> list[Expected]:
+    """Return the tensors of a matrix of four bits: codes, zero points if there are any, scales."""
     name, outputs, inputs = matrix.name, matrix.outputs, matrix.inputs
     groups = inputs // weights.group(inputs)
+    if weights.method == "compressed-tensors":
+        zeros = Expected(f"{name}.weight_zero_point", (outputs // 8, groups), ("I32",))
+        return [
+            Expected(f"{name}.weight_packed", (outputs, inputs // 8), ("I32",)),
+            *([] if weights.is_symmetric else [zeros]),
+            Expected(f"{name}.weight_scale", (outputs, groups)),
+        ]
     codes = (inputs // 8, outputs) if weights.method == "gptq" else (inputs, outputs // 8)
-    tensors = [
+    return [
         Expected(f"{name}.qweight", codes, ("I32",)),
         Expected(f"{name}.qzeros", (groups, outputs // 8), ("I32",)),
         Expected(f"{name}.scales", (groups, outputs)),
     ]
-    return TensorGroup(tuple(tensors), partial(_unpack, layer, rows, matrix, weights))
 
 
 def _unpack(
     layer: Int4Linear, rows: slice, matrix: Matrix, weights: Int4Format, tensors: list[torch.Tensor]
 ) -> None:
-    packed, packed_zeros, scales = (tensor.to(layer.packed.device) for tensor in tensors)
+    codes, scales, zeros = _unpacked(weights, [tensor.to(layer.packed.device) for tensor in tensors])
+    first, end, _ = matrix.own_inputs.indices(matrix.inputs)
+    group = weights.group(matrix.inputs)
+    own = slice(first // group, -(-end // group)), matrix.own_outputs
+    layer.put(rows, matrix.of(codes), scales[own], zeros[own])
+
+
+def _unpacked(weights: Int4Format, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return codes [outputs, inputs], and scales and zero points [groups, outputs] of each group of inputs."""
+    packed, *others = tensors
+    if weights.method == "compressed-tensors":  # codes and zero points are stored plus 8
+        codes, scales = _nibbles(packed, range(8)), others[-1].t()
+        zeros = torch.full_like(scales, 8, dtype=torch.uint8)
+        return codes, scales, zeros if weights.is_symmetric else _nibbles(others[0].t(), range(8))
+    packed_zeros, scales = others
     if weights.method == "gptq":
         codes = _nibbles(packed.t(), range(8))  # an int32 holds eight inputs of an output
         zeros = _nibbles(packed_zeros, range(8)) + weights.zero_offset
     else:
         codes = _nibbles(packed, _AWQ_ORDER).t().contiguous()  # eight outputs of an input
         zeros = _nibbles(packed_zeros, _AWQ_ORDER)
-    if weights.is_symmetric:
-        zeros = torch.full_like(zeros, 8)
-    first, end, _ = matrix.own_inputs.indices(matrix.inputs)
-    group = weights.group(matrix.inputs)
-    own = slice(first // group, -(-end // group)), matrix.own_outputs
-    layer.put(rows, matrix.of(codes), scales[own], zeros[own])
+    return codes, scales, torch.full_like(zeros, 8) if weights.is_symmetric else zeros
 
 
 def _nibbles(packed: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -198,12 +236,12 @@ def _nibbles(packed: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return torch.stack([((packed >> 4 * place) & 15).to(torch.uint8) for place in order], -1).flatten(1)
 
 
-def _gptq_extras(layer: Int4Linear, matrix: Matrix, group: int, present: Container[str]) -> Iterator[TensorGroup]:
+def _gptq_extras(is_biased: bool, matrix: Matrix, group: int, present: Container[str]) -> Iterator[TensorGroup]:
     """Yield tensors that GPTQ's writers add without need; storing them only checks that they change nothing."""
     if f"{matrix.name}.g_idx" in present:
         index = Expected(f"{matrix.name}.g_idx", (matrix.inputs,), ("I32", "I64"))
         yield TensorGroup((index,), partial(_check_group_index, index.name, group))
-    if layer.bias is None and f"{matrix.name}.bias" in present:
+    if not is_biased and f"{matrix.name}.bias" in present:
         bias = Expected(f"{matrix.name}.bias", (matrix.outputs,))
         yield TensorGroup((bias,), partial(_check_no_bias, bias.name))
 

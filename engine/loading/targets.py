@@ -181,10 +181,11 @@ def _experts_targets(
     for expert in range(experts.num_experts):
         name = f"{block}.experts.{expert}"
         place = own.held.index(expert) if expert in own.held else None
-        for part, rows in ((names.gate, slice(0, width)), (names.up, slice(width, None))):
-            target = _expert(f"{ours}.gate_up_proj", place, rows, (inner, hidden), (columns,))
+        for part, rows in ((names.gate, slice(0, width)), (names.up, slice(width, 2 * width))):
+            target = _expert(own, ours, "gate_up_proj", place, rows, (inner, hidden), (columns,))
             yield f"{name}.{part}.weight", target
-        target = _expert(f"{ours}.down_proj", place, slice(None), (hidden, inner), (slice(None), columns))
+        whole = slice(None)
+        target = _expert(own, ours, "down_proj", place, whole, (hidden, inner), (whole, columns))
         yield f"{name}.{names.down}.weight", target
 
 
@@ -217,12 +218,20 @@ def _stacked_targets(
 
 
 def _expert(
-    parameter: str, place: int | None, rows: slice, shape: tuple[int, ...], part: tuple[Own, ...]
+    own: ExpertsConfig,
+    ours: str,
+    matrix: str,
+    place: int | None,
+    rows: slice,
+    shape: tuple[int, ...],
+    part: tuple[Own, ...],
 ) -> WeightTarget:
-    """Return rows of the expert at `place` in a stack; no rows if it is another rank's (None)."""
+    """Return rows of a matrix of this rank's expert at `place`; no rows if it is another rank's (None)."""
     if place is None:
-        return WeightTarget(parameter, (0, slice(0)), shape, (slice(0),))
-    return WeightTarget(parameter, (place, rows), shape, part)
+        place, rows, part = 0, slice(0), (slice(0),)
+    if own.are_apart:
+        return WeightTarget(f"{ours}.apart.{place}.{matrix}.weight", rows, shape, part)
+    return WeightTarget(f"{ours}.{matrix}", (place, rows), shape, part)
 
 
 def _order(config: ModelConfig, layer: int) -> torch.Tensor:

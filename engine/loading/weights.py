@@ -25,7 +25,7 @@ from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
-from engine.models.formats import Fp8Format, WeightFormat
+from engine.models.formats import Fp8Format, KeptFormat, WeightFormat
 from engine.models.linear import QuantizedLinear
 from engine.parallel.collective import ALONE, Collective
 
@@ -61,13 +61,8 @@ def load_decoder(
         tensors = open_tensors(files, stack)
         if not needs_head and not any(name.endswith(HEAD) for name in tensors):
             config = replace(config, tied_embeddings=True)
-        targets = weight_targets(config, ranks.shard, tensors)
-        with torch.device("meta"):
-            decoder = Decoder(ranks.shard.of(config), ranks)
-            stored = Fp8Format() if fp8 else config.weight_format
-            if stored is not None:
-                quantize_layers(decoder, _parts(targets), stored)
-        groups = list(_groups(decoder, targets, config, tensors))
+        stored = Fp8Format() if fp8 else config.weight_format
+        decoder, targets, groups = plan_loading(config, ranks, tensors, stored)
         _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
         # What only other ranks have stays zero: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
@@ -83,6 +78,22 @@ def load_decoder(
     return decoder.eval()
 
 
+def plan_loading(
+    config: ModelConfig, ranks: Collective, present: Container[str], stored: WeightFormat | None
+) -> tuple[Decoder, dict[str, WeightTarget], list[TensorGroup]]:
+    """Return this rank's share of a model on the meta device, where each tensor of the checkpoint goes, and how.
+
+    `present`: names of the checkpoint's tensors; `stored`: the format in which memory is to hold matrices. Raises
+    ModelLoadError.
+    """
+    targets = weight_targets(config, ranks.shard, present)
+    with torch.device("meta"):
+        decoder = Decoder(ranks.shard.of(config), ranks)
+        if isinstance(stored, KeptFormat):
+            quantize_layers(decoder, _parts(targets), stored)
+    return decoder, targets, list(_groups(decoder, targets, config, present))
+
+
 def _copy_groups(tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGroup]) -> None:
     for group in groups:
         stored = [tensors[expected.name].read() for expected in group.tensors]
@@ -95,7 +106,7 @@ def _parts(targets: Mapping[str, WeightTarget]) -> dict[str, list[str]]:
     """Return the checkpoint's names of the rows of each module of the decoder that has a weight."""
     parts: dict[str, list[str]] = {}
     for name, target in targets.items():
-        if target.parameter.endswith(".weight"):
+        if target.parameter.endswith(".weight") and target.rows != slice(0):
             parts.setdefault(target.parameter.removesuffix(".weight"), []).append(name.removesuffix(".weight"))
     return parts
 
@@ -114,33 +125,28 @@ def _groups(
             own_outputs, own_inputs = (*target.part, slice(None), slice(None))[:2]
             assert isinstance(own_inputs, slice)
             matrix = Matrix(name.removesuffix(".weight"), outputs, inputs, own_outputs, own_inputs)
-            yield from quantized_groups(layer, target.rows, matrix, config.weight_format, present)
+            stored = config.weight_format if isinstance(config.weight_format, KeptFormat) else None
+            groups = quantized_groups(layer, target.rows, matrix, stored, present)
+            yield from map(_unread, groups) if target.rows == slice(0) else groups
         else:
             into = partial(_rows, layer, attribute, target.rows)
             if config.experts is not None and config.experts.is_mxfp4 and target.is_turned:
                 yield mxfp4_group(name, target, into)
                 continue
-            if (widened := _widened(name, target, config.weight_format, into, present)) is not None:
-                yield widened
-                continue
+            if config.weight_format is not None and len(target.shape) == 2:
+                matrix = Matrix(name.removesuffix(".weight"), *target.shape)
+                store = partial(_store, into, target)
+                if (widened := widened_group(matrix, config.weight_format, present, store)) is not None:
+                    yield widened if into().numel() else _unread(widened)
+                    continue
             is_kept = target.added is None and target.view is None and not (target.is_turned or _is_picked(target))
             store = partial(_store, into, target)
             yield TensorGroup((Expected(name, target.shape),), store, into if is_kept else None)
 
 
-def _widened(
-    name: str,
-    target: WeightTarget,
-    stored: WeightFormat | None,
-    into: Callable[[], torch.Tensor],
-    present: Container[str],
-) -> TensorGroup | None:
-    """Return the group of a matrix that the checkpoint quantizes and the decoder does not; None for plain ones."""
-    matrix = name.removesuffix(".weight")
-    if not isinstance(stored, Fp8Format) or f"{matrix}.{stored.scale_name}" not in present:
-        return None
-    outputs, inputs = target.shape
-    return widened_group(Matrix(matrix, outputs, inputs), stored, partial(_store, into, target))
+def _unread(group: TensorGroup) -> TensorGroup:
+    """Return the group of what another rank has: it is checked, and takes no memory here."""
+    return replace(group, into=lambda: torch.empty(0))
 
 
 def _rows(module: torch.nn.Module, attribute: str, rows: slice | tuple[int, slice]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal, cast
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import WeightNames
-from engine.models.formats import Fp8Format, Int4Format, WeightFormat, weight_format
+from engine.models.formats import Fp8Format, Int8Format, WeightFormat, is_ignored, weight_format
 from engine.models.parts import AttentionConfig, LayerKind, MLPConfig, NormConfig, Scales
 from engine.models.registry import family_of
 from engine.models.rope import RopeConfig
@@ -76,11 +77,6 @@ class ModelConfig:
         raw = family.config_of(raw)
         parts = family.read(raw)
         stored = None if parts.experts is not None and parts.experts.is_mxfp4 else weight_format(raw)
-        if parts.experts is not None and isinstance(stored, Int4Format):
-            raise ModelLoadError(
-                f"experts quantized by {stored.method} are not supported: use a version of this {architecture} in "
-                "fp8, or an unquantized one"
-            )
         longest = max(
             (layer.rope.stretched_context for layer in parts.layers if layer.rope is not None), default=0
         )
@@ -99,7 +95,7 @@ class ModelConfig:
             names=family.names,
             weight_format=stored,
             scales=parts.scales,
-            experts=parts.experts,
+            experts=_stored_experts(parts.experts, stored, family.names),
         )
 
     @property
@@ -156,6 +152,11 @@ class ModelConfig:
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
     @property
+    def is_kept_quantized(self) -> bool:
+        """Whether memory holds matrices in the format of the files."""
+        return self.weight_format is not None and self.weight_format.is_kept
+
+    @property
     def num_parameters(self) -> int:
         """Number of weights in the model; tied ones count once."""
         return round(self._parameters(0 if self.experts is None else self.experts.num_experts))
@@ -188,7 +189,7 @@ class ModelConfig:
         """
         matrices = self._matrices()
         stored = Fp8Format() if quantization in ("fp8", "int8") else self.weight_format
-        if stored is None:
+        if stored is None or isinstance(stored, Int8Format):
             return self.num_parameters * element_bytes
         if quantization == "int8":
             matrices.append((self.vocab_size, self.hidden_size))
@@ -198,7 +199,7 @@ class ModelConfig:
         return plain * element_bytes + sum(stored.matrix_bytes(*shape) for shape in matrices)
 
     def _matrices(self) -> list[tuple[int, int]]:
-        """List (outputs, inputs) of the layers' matrices, except experts, which are kept as plain numbers."""
+        """List (outputs, inputs) of the layers' matrices, except stacked experts, which are plain numbers."""
         hidden, inner = self.hidden_size, self.intermediate_size
         num_dense = self.num_layers - (0 if self.experts is None else len(self.experts.layers))
         shared, num_shared = 0, 0
@@ -208,7 +209,22 @@ class ModelConfig:
             *self.num_layers * self.attention.matrices(hidden),
             *num_dense * [(2 * inner, hidden), (hidden, inner)],
             *num_shared * [(2 * shared, hidden), (hidden, shared)],
+            *self._matrices_of_experts(),
         ]
+
+    def _matrices_of_experts(self) -> list[tuple[int, int]]:
+        experts, hidden = self.experts, self.hidden_size
+        if experts is None or not experts.are_apart:
+            return []
+        inner = experts.intermediate_size
+        return [(2 * inner, hidden), (hidden, inner)] * (len(experts.layers) * len(experts.held))
+
+    def expert_weight_bytes(self, element_bytes: int) -> float:
+        """Return the bytes of one weight of an expert in memory, scales included."""
+        shapes, stored = self._matrices_of_experts()[:2], self.weight_format
+        if not shapes or stored is None or isinstance(stored, Int8Format):
+            return element_bytes
+        return sum(stored.matrix_bytes(*shape) for shape in shapes) / sum(map(math.prod, shapes))
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Return the bytes of one token's keys and values in all layers, at `element_bytes` per number."""
@@ -230,6 +246,21 @@ def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return cast("Mapping[str, Any]", value)
+
+
+def _stored_experts(
+    experts: ExpertsConfig | None, stored: WeightFormat | None, names: WeightNames
+) -> ExpertsConfig | None:
+    """Return the experts, apart from each other if memory holds them as their files do: quantized."""
+    if experts is None or stored is None or not stored.is_kept:
+        return experts
+    if names.experts.are_stacked:
+        raise ModelLoadError(
+            f"experts that are one tensor for each layer are not supported in {stored.name}: use a version of the "
+            "model with plain or MXFP4 experts"
+        )
+    first = f"model.layers.{min(experts.layers)}.{names.experts.block}.experts.0.{names.experts.gate}"
+    return replace(experts, are_apart=not is_ignored(stored, first))
 
 
 def _eos_token_ids(value: int | list[int] | None) -> frozenset[int]:

@@ -8,6 +8,8 @@ A token's pairs are summed in the order its router gave them, so what else is in
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,6 +23,10 @@ from engine.models.parts import MLPConfig
 class Experts(nn.Module):
     """The router and the experts, or those of them that this rank holds, and what all tokens share."""
 
+    gate_up_proj: nn.Parameter
+    down_proj: nn.Parameter
+    """The experts' stacked weights; absent where they are apart."""
+
     def __init__(self, config: ExpertsConfig, hidden_size: int) -> None:
         super().__init__()
         self._config = config
@@ -30,8 +36,12 @@ class Experts(nn.Module):
         self.router = nn.Parameter(torch.empty(config.num_experts, hidden_size))
         self.router_bias = nn.Parameter(torch.empty(config.num_experts)) if config.router_bias else None
         self.correction = nn.Parameter(torch.empty(config.num_experts)) if config.has_correction else None
-        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, hidden_size))
-        self.down_proj = nn.Parameter(torch.empty(count, hidden_size, inner))
+        self.apart: nn.ModuleList | None = None
+        if config.are_apart:
+            self.apart = nn.ModuleList(MLP(MLPConfig(inner), hidden_size) for _ in config.held)
+        else:
+            self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, hidden_size))
+            self.down_proj = nn.Parameter(torch.empty(count, hidden_size, inner))
         is_biased = config.clamp is not None
         self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * inner)) if is_biased else None
         self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if is_biased else None
@@ -46,14 +56,24 @@ class Experts(nn.Module):
         else:
             logits = F.linear(x, self.router, self.router_bias)
             chosen, weights = route(logits, config.per_token, config.renormalizes)
-        matrices = self.gate_up_proj, self.down_proj
-        if config.clamp is None:
-            output = operations.experts(x, chosen, weights, *matrices, self._first)
-        else:
-            assert self.gate_up_bias is not None and self.down_bias is not None
-            biases = self.gate_up_bias, self.down_bias
-            output = experts_mlp(x, chosen, weights, *matrices, self._first, biases, config.clamp)
+        output = self._routed(x, chosen, weights, operations)
         return output if self.shared is None else output + self.shared(x, operations)
+
+    def _routed(
+        self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, operations: Operations
+    ) -> torch.Tensor:
+        """Return each token's weighted sum of its experts' outputs."""
+        if self.apart is not None:
+            apart = list(self.apart)
+            return each_expert(
+                x, chosen, weights, self._first, len(apart), lambda expert, rows: apart[expert](rows, operations)
+            )
+        matrices = self.gate_up_proj, self.down_proj
+        if self._config.clamp is None:
+            return operations.experts(x, chosen, weights, *matrices, self._first)
+        assert self.gate_up_bias is not None and self.down_bias is not None
+        biases = self.gate_up_bias, self.down_bias
+        return experts_mlp(x, chosen, weights, *matrices, self._first, biases, self._config.clamp)
 
 
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,16 +121,34 @@ def experts_mlp(
 
     biases: of `gate_up`, [E, 2 * inner], and of `down`, [E, hidden_size]
     """
+
+    def compute(expert: int, rows: torch.Tensor) -> torch.Tensor:
+        first, second = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
+        gate, up = F.linear(rows, gate_up[expert], first).chunk(2, -1)
+        inner = F.silu(gate) * up if clamp is None else _clamped(gate, up, clamp)
+        return F.linear(inner, down[expert], second)
+
+    return each_expert(x, chosen, weights, first_expert, len(down), compute)
+
+
+def each_expert(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    first_expert: int,
+    num_experts: int,
+    compute: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return each token's weighted sum of what `compute` gives for an expert and its tokens' rows, for the
+    `num_experts` experts from `first_expert` on. Reads the tokens per expert back from the device.
+    """
     num_tokens, per_token = chosen.shape
     outputs = x.new_zeros(num_tokens * per_token, x.shape[1])
     pairs = chosen.flatten().argsort(stable=True)
-    counts = chosen.flatten().bincount(minlength=first_expert + len(down)).tolist()
+    counts = chosen.flatten().bincount(minlength=first_expert + num_experts).tolist()
     for expert, mine in enumerate(pairs.split(counts), -first_expert):
-        if 0 <= expert < len(down) and len(mine):
-            first, second = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
-            gate, up = F.linear(x[mine // per_token], gate_up[expert], first).chunk(2, -1)
-            inner = F.silu(gate) * up if clamp is None else _clamped(gate, up, clamp)
-            outputs[mine] = F.linear(inner, down[expert], second)
+        if 0 <= expert < num_experts and len(mine):
+            outputs[mine] = compute(expert, x[mine // per_token])
     parts = outputs.view(num_tokens, per_token, -1) * weights[..., None]
     return parts.sum(1).to(x.dtype)
 

@@ -47,6 +47,8 @@ class ExpertsConfig:
     router_bias: bool = False
     clamp: Clamp | None = None
     """The clamped activation of experts with biases (gpt-oss); None: SiLU, without biases."""
+    are_apart: bool = False
+    """Whether each expert is by itself in memory, as its matrices are quantized; else a layer's are stacked."""
     is_mxfp4: bool = False
     """Whether files hold experts in four bits (`engine/loading/mxfp4.py`), from which they are widened."""
 

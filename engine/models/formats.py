@@ -1,7 +1,8 @@
 """How a checkpoint stores the matrices of its linear layers, from config.json's `quantization_config`.
 
     fp8    compressed-tensors `float-quantized`, and quant_method `fp8` (Qwen3-FP8: a scale for 128 x 128 weights)
-    int4   GPTQ without activation order (formats 1 and 2), AWQ `gemm`
+    int4   GPTQ without activation order (formats 1 and 2), AWQ `gemm`, compressed-tensors `pack-quantized` (W4A16)
+    int8   compressed-tensors `int-quantized`, which is widened when it is loaded
 
 Other formats are refused by name. Nothing here imports torch.
 """
@@ -16,8 +17,8 @@ from typing import Any, ClassVar, Literal
 from engine.models.errors import ModelLoadError
 
 SUPPORTED = (
-    "supported are plain float32, bfloat16 and float16, compressed-tensors float-quantized (fp8), quant_method "
-    "fp8, gptq and awq (gemm) of 4 bits"
+    "supported are plain float32, bfloat16 and float16, compressed-tensors float-quantized (fp8), pack-quantized "
+    "(4 bits) and int-quantized (8 bits), quant_method fp8, gptq and awq (gemm) of 4 bits"
 )
 
 
@@ -29,6 +30,7 @@ class Fp8Format:
     """
 
     name: ClassVar = "fp8"
+    is_kept: ClassVar = True
     ignored: tuple[str, ...] = ()
     """Layers that are stored as plain numbers."""
     scale_name: str = "weight_scale"
@@ -45,7 +47,8 @@ class Int4Format:
     """Codes of four bits with a scale and a zero point for each output and group of inputs, packed in int32."""
 
     name: ClassVar = "int4"
-    method: Literal["gptq", "awq"]
+    is_kept: ClassVar = True
+    method: Literal["gptq", "awq", "compressed-tensors"]
     group_size: int | None
     """Number of inputs that share a scale; None for all of them."""
     ignored: tuple[str, ...] = ()
@@ -63,7 +66,21 @@ class Int4Format:
         return outputs * (inputs // 2 + 5 * (inputs // self.group(inputs)))
 
 
-WeightFormat = Fp8Format | Int4Format
+@dataclass(frozen=True, slots=True)
+class Int8Format:
+    """int8 matrices, `NAME.weight`, and scales, one per output or one for all. They are widened when they are
+    loaded, as no layer computes with them; the native kernels may round them again (`quantization: int8`).
+    """
+
+    name: ClassVar = "int8"
+    is_kept: ClassVar = False
+    scale_name: ClassVar = "weight_scale"
+    ignored: tuple[str, ...] = ()
+
+
+KeptFormat = Fp8Format | Int4Format
+"""Formats in which memory holds matrices, too."""
+WeightFormat = KeptFormat | Int8Format
 
 
 def is_ignored(weights: WeightFormat, name: str) -> bool:
@@ -90,7 +107,7 @@ def weight_format(raw: Mapping[str, Any]) -> WeightFormat | None:
     return readers[method](stored)
 
 
-def _compressed_tensors(stored: Mapping[str, Any]) -> Fp8Format:
+def _compressed_tensors(stored: Mapping[str, Any]) -> WeightFormat:
     what = "compressed-tensors"
     groups = stored.get("config_groups") or {}
     if len(groups) != 1:
@@ -98,17 +115,48 @@ def _compressed_tensors(stored: Mapping[str, Any]) -> Fp8Format:
     [group] = groups.values()
     weights = group.get("weights") or {}
     _expect(what, "targets", group.get("targets"), ["Linear"])
-    kind = f"{weights.get('type')} of {weights.get('num_bits')} bits"
-    if kind != "float of 8 bits":
-        raise _refusal(f"{what} {stored.get('format')}", f"weights {kind}", "float of 8 bits (float-quantized)")
-    if stored.get("format") not in ("float-quantized", "naive-quantized"):
-        raise _refusal(what, f"format {stored.get('format')!r}", "float-quantized")
     sparsity = (stored.get("sparsity_config") or {}).get("format", "dense")
     _expect(what, "sparsity_config.format", sparsity, "dense")
-    strategy, ignored = weights.get("strategy"), tuple(stored.get("ignore") or ())
-    if strategy not in ("tensor", "channel", "block"):
-        raise _refusal(what, f"weights of strategy {strategy!r}", "tensor, channel or block")
+    kind, layout = f"{weights.get('type')} of {weights.get('num_bits')} bits", stored.get("format")
+    readers: dict[str, Callable[[Any, Mapping[str, Any], tuple[str, ...]], WeightFormat]]
+    readers = {"float of 8 bits": _floats, "int of 4 bits": _packed, "int of 8 bits": _bytes}
+    if kind not in readers:
+        raise _refusal(f"{what} {layout}", f"weights {kind}", ", ".join(readers))
+    return readers[kind](layout, weights, tuple(stored.get("ignore") or ()))
+
+
+def _floats(layout: Any, weights: Mapping[str, Any], ignored: tuple[str, ...]) -> Fp8Format:
+    what = "compressed-tensors"
+    if layout not in ("float-quantized", "naive-quantized"):
+        raise _refusal(what, f"format {layout!r} of fp8", "float-quantized")
+    strategy = _strategy(what, weights, "tensor", "channel", "block")
     return Fp8Format(ignored, block=_block(what, weights.get("block_structure")) if strategy == "block" else None)
+
+
+def _packed(layout: Any, weights: Mapping[str, Any], ignored: tuple[str, ...]) -> Int4Format:
+    what = "compressed-tensors of 4 bits"
+    _expect(what, "format", layout, "pack-quantized")
+    if weights.get("actorder") in ("group", True):
+        raise _refusal(what, "actorder 'group' (inputs in the order of their activations)", "weight, or none")
+    is_whole = _strategy(what, weights, "group", "channel") == "channel"
+    group = None if is_whole else _group_size(what, weights)
+    return Int4Format("compressed-tensors", group, ignored, bool(weights.get("symmetric", True)))
+
+
+def _bytes(layout: Any, weights: Mapping[str, Any], ignored: tuple[str, ...]) -> Int8Format:
+    what = "compressed-tensors of 8 bits"
+    if layout not in ("int-quantized", "naive-quantized"):
+        raise _refusal(what, f"format {layout!r}", "int-quantized")
+    _expect(what, "symmetric", weights.get("symmetric", True), True)
+    _strategy(what, weights, "tensor", "channel")
+    return Int8Format(ignored)
+
+
+def _strategy(method: str, weights: Mapping[str, Any], *known: str) -> str:
+    strategy = weights.get("strategy")
+    if strategy not in known:
+        raise _refusal(method, f"weights of strategy {strategy!r}", " or ".join(known))
+    return str(strategy)
 
 
 def _fp8(stored: Mapping[str, Any]) -> Fp8Format:
@@ -130,13 +178,24 @@ def _gptq(stored: Mapping[str, Any]) -> Int4Format:
     layout = stored.get("checkpoint_format", "gptq")
     if layout not in ("gptq", "gptq_v2"):
         raise _refusal("gptq", f"checkpoint_format {layout!r}", "gptq or gptq_v2")
-    for key in ("dynamic", "modules_in_block_to_quantize"):
-        if stored.get(key):
-            raise _refusal("gptq", f"{key}, which treats layers differently", "all linear layers alike")
+    if stored.get("modules_in_block_to_quantize"):
+        raise _refusal(
+            "gptq", "modules_in_block_to_quantize, which treats layers differently", "all linear layers alike"
+        )
+    ignored = _left_plain(stored.get("dynamic") or {})
     if stored.get("desc_act", False):
         raise _refusal("gptq", "desc_act: true (inputs in the order of their activations)", "desc_act: false")
     group, is_symmetric = _group_size("gptq", stored), bool(stored.get("sym", True))
-    return Int4Format("gptq", group, (), is_symmetric, zero_offset=1 if layout == "gptq" else 0)
+    return Int4Format("gptq", group, ignored, is_symmetric, zero_offset=1 if layout == "gptq" else 0)
+
+
+def _left_plain(dynamic: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the layers that `dynamic` leaves plain: regular expressions after "-:". Others change bits."""
+    if changed := [pattern for pattern in dynamic if not pattern.startswith("-:")]:
+        raise _refusal(
+            "gptq", f"dynamic {changed[0]!r}, which treats layers differently", 'only entries after "-:"'
+        )
+    return tuple(f"re:{pattern[2:]}" for pattern in dynamic)
 
 
 def _awq(stored: Mapping[str, Any]) -> Int4Format:

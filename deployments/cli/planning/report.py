@@ -47,7 +47,7 @@ def plan_for(
 def weight_table(plan: CapacityPlan) -> dict[str, int]:
     """Return the bytes of all weights by type; for a quantized checkpoint, only in its own type."""
     facts = plan.model.facts
-    if facts.weight_format is not None:
+    if facts.weight_format is not None and facts.weight_format.is_kept:
         return {facts.weight_format.name: plan.replica.weight_bytes}
     rounded = {name: facts.weight_bytes(ELEMENT_BYTES["bfloat16"], name) for name in ("fp8", "int8")}
     return {**{name: facts.weight_bytes(size) for name, size in ELEMENT_BYTES.items()}, **rounded}

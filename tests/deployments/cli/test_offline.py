@@ -13,6 +13,7 @@ from deployments.cli.units import count_text
 from engine import EngineConfig
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
+from engine.models.formats import Int4Format, Int8Format, WeightFormat
 
 
 def raydix(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -55,6 +56,25 @@ def test_info_distinguishes_all_weights_from_those_a_token_uses() -> None:
         assert str(said["parameters"]).endswith(f"({shown.num_parameters:,})")
         assert said["hidden size"] == f"2048, feed-forward 128 experts of 768, 8 for each token{dense}"
     assert said["for each token"] == f"{count_text(mixed.active_parameters)} of the parameters"
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind"),
+    [
+        (Int4Format("awq", 128), "int4 and bfloat16; experts are computed one after another"),
+        (Int8Format(), "bfloat16, widened from int8"),
+        (None, "bfloat16; experts are widened from MXFP4"),
+    ],
+)
+def test_info_says_what_is_kept_quantized_and_what_is_widened(stored: WeightFormat | None, kind: str) -> None:
+    facts = planned_model("Qwen3-30B-A3B").facts
+    assert facts.experts is not None
+    experts = replace(facts.experts, are_apart=stored is not None and stored.is_kept, is_mxfp4=stored is None)
+    config = EngineConfig(model="m", dtype="bfloat16")
+    shown = replace(facts, weight_format=stored, experts=experts)
+    table = describe("m", demo_model_path(), shown, config, Machine("cpu", 1 << 40))
+    said = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+    assert str(said["weights in memory"]).endswith(f" as {kind}")
 
 
 def test_info_of_the_machine_alone_says_what_would_compute_here_and_on_gpus() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ from engine.graphs import setup
 from engine.graphs.setup import capture_all, graph_bytes, why_not
 from engine.graphs.step_graphs import StepGraphs
 from engine.models.config import ModelConfig
+from tests.engine.support.oracle import save_tiny
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 MIB = 2**20
@@ -34,6 +37,15 @@ def test_why_not_says_the_reason() -> None:
         ("attention by some needs the host", (EngineConfig(), planned, GPU, 1)),
     ):
         assert reason in (why_not(*given) or "")
+
+
+def test_experts_that_are_computed_one_after_another_are_not_recorded(tmp_path: Path) -> None:
+    facts = ModelConfig.from_directory(save_tiny("mixtral", tmp_path))
+    assert facts.experts is not None
+    given = EngineConfig(), backend(is_capturable=True), GPU, 1
+    assert why_not(*given, facts) is None
+    apart = replace(facts, experts=replace(facts.experts, are_apart=True))
+    assert "one after another" in (why_not(*given, apart) or "")
 
 
 def test_an_unknown_mode_is_refused() -> None:

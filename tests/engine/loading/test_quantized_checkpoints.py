@@ -14,9 +14,7 @@ from engine.config import EngineConfig
 from engine.loading.load_model import load_model
 from engine.loading.weights import load_decoder
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
-from engine.models.linear import Fp8Linear, Int4Linear
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard
 from engine.request import Request
@@ -25,6 +23,7 @@ from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.checkpoints import (
     AWQ,
     FP8_BLOCKS,
+    INT8,
     Checkpoint,
     awq,
     configure,
@@ -34,10 +33,14 @@ from tests.engine.support.checkpoints import (
     fp8_tensor,
     gptq,
     gptq_config,
+    int8_channels,
+    integers_config,
     make,
+    packed,
     rewrite,
 )
 from tests.engine.support.oracle import oracle_greedy, oracle_logits, oracle_model, random_ids, save_tiny
+from tests.engine.support.quantized_decoders import layers, load, memory, rounded
 from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of
 
 CPU = torch.device("cpu")
@@ -57,23 +60,9 @@ MAKERS: dict[str, Callable[[Path], Checkpoint]] = {
     ),
     "awq": lambda path: make(path, awq, AWQ, family="qwen2"),
     "awq, biased": lambda path: make(path, awq, AWQ, family="llama_biased"),
+    "packed": lambda path: make(path, packed(True), integers_config()),
+    "packed, asymmetric": lambda path: make(path, packed(False), integers_config(symmetric=False), "llama_biased"),
 }
-
-
-def load(directory: Path) -> Decoder:
-    return load_decoder(directory, ModelConfig.from_directory(directory), torch.float32, CPU)
-
-
-def layers(decoder: Decoder) -> dict[str, Fp8Linear | Int4Linear]:
-    return {name: module for name, module in decoder.named_modules() if isinstance(module, Fp8Linear | Int4Linear)}
-
-
-def memory(decoder: Decoder) -> int:
-    """Bytes of all tensors; norms that are repeated for each head are counted once."""
-    tensors = [*decoder.named_parameters(), *decoder.named_buffers()]
-    return sum(
-        tensor.unique(dim=0).nbytes if name.endswith("qk_norm") else tensor.nbytes for name, tensor in tensors
-    )
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -91,7 +80,7 @@ def test_layers_hold_what_the_checkpoint_stands_for(name: str, tmp_path: Path) -
             assert torch.allclose(module.dequantized(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gptq 1", "gptq, asymmetric", "awq", "awq, biased"])
+@pytest.mark.parametrize("name", ["gptq 1", "gptq, asymmetric", "awq", "awq, biased", "packed, asymmetric"])
 def test_the_engine_says_what_the_model_of_plain_weights_says(name: str, tmp_path: Path) -> None:
     made = MAKERS[name](tmp_path)
     prompts = [random_ids(1, 5), random_ids(2, 40)]
@@ -117,12 +106,6 @@ def test_fp8_models_are_plain_ones_with_rounded_activations(name: str, tmp_path:
     found = engine_logits(made.quantized, prompt)
     error = (found - expected).norm() / expected.norm()
     assert error < 0.03 < (plain - expected).norm() / expected.norm()
-
-
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Round each row to multiples of its largest number / 448 that float8_e4m3fn has."""
-    unit = x.abs().amax(-1, keepdim=True) / 448
-    return (x / unit).to(torch.float8_e4m3fn).float() * unit
 
 
 def engine_logits(directory: Path, prompt: list[int], **settings: Any) -> torch.Tensor:
@@ -218,18 +201,19 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "gptq without bits": ({"quant_method": "gptq"}, "bits None"),
     "activation order": (gptq_config(desc_act=True), "desc_act"),
     "another gptq": (gptq_config(checkpoint_format="marlin"), "marlin"),
-    "gptq by layer": (gptq_config(dynamic={"-:.*down.*": {}}), "dynamic"),
+    "gptq by layer": (gptq_config(dynamic={"+:.*down.*": {"bits": 8}}), r"dynamic '\+:.*down.*"),
     "odd group": (gptq_config(group_size=24), "group_size 24.*multiple of 32"),
     "awq gemv": ({**AWQ, "version": "gemv"}, "version 'gemv'"),
     "awq without zero points": ({**AWQ, "zero_point": False}, "zero_point False"),
-    "int8": (
-        fp8_config(
-            format="int-quantized",
-            config_groups={"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}}},
-        ),
-        "int of 8 bits",
+    "int8 by groups": (integers_config(8, "int-quantized"), "strategy 'group'.*tensor or channel"),
+    "int8, packed": (integers_config(8, strategy="channel"), "pack-quantized"),
+    "int8, asymmetric": (
+        integers_config(8, "int-quantized", strategy="channel", symmetric=False),
+        "symmetric False",
     ),
-    "packed": (fp8_config(format="pack-quantized"), "pack-quantized"),
+    "int2": (integers_config(2), "int of 2 bits.*int of 4 bits"),
+    "packed in activation order": (integers_config(actorder="group"), "actorder 'group'"),
+    "packed fp8": (fp8_config(format="pack-quantized"), "pack-quantized"),
     "two groups": (fp8_config(config_groups={}), "0 groups"),
     "fp8 by token": (fp8_config("token"), "strategy 'token'"),
     "block of one number": ({**FP8_BLOCKS, "weight_block_size": [128]}, "blocks of \\[128\\]"),
@@ -247,26 +231,23 @@ def test_a_format_that_is_not_supported_is_named(name: str, tmp_path: Path) -> N
         ModelConfig.from_directory(model)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
-@pytest.mark.parametrize("blocks", [False, True], ids=["by outputs", "in blocks"])
-def test_fp8_experts_and_latent_expansions_are_widened(family: str, blocks: bool, tmp_path: Path) -> None:
-    quantize, config = (fp8_blocks, FP8_BLOCKS) if blocks else (fp8_channels, fp8_config())
-    made = make(tmp_path, quantize, config, family)
+@pytest.mark.parametrize("family", ["qwen3", "mixtral", "deepseek_v3"])
+def test_int8_is_widened(family: str, tmp_path: Path) -> None:
+    made = make(tmp_path, int8_channels, INT8, family)
     plain, found = load(made.plain), load(made.quantized)
-    widened = [name for name, weight in found.named_parameters() if weight.dim() == 3]
-    assert widened and layers(found)
-    for name in widened:
-        assert torch.allclose(found.get_parameter(name), plain.get_parameter(name), rtol=1e-6), name
-    assert engine_logits(made.quantized, random_ids(3, 30)).isfinite().all()
+    assert not layers(found)
+    for name, weight in found.named_parameters():
+        assert torch.allclose(weight, plain.get_parameter(name), rtol=1e-6), name
+    with pytest.raises(ValueError, match="quantized already"):
+        engine_logits(made.quantized, [1], quantization="fp8")
 
 
-def test_experts_in_four_bits_are_refused(tmp_path: Path) -> None:
-    model = save_tiny("mixtral", tmp_path, num_hidden_layers=1)
-    configure(model, **AWQ)
-    with pytest.raises(
-        ModelLoadError, match=r"experts quantized by awq are not supported: .* in fp8, or an unquantized one"
-    ):
-        ModelConfig.from_directory(model)
+def test_int8_is_rounded_again_for_the_native_kernels(tmp_path: Path) -> None:
+    """That finds the same numbers: a scale for each output, which makes its largest number 127."""
+    made = make(tmp_path, int8_channels, INT8, "qwen3")
+    prompt = random_ids(3, 30)
+    found, expected = (engine_logits(path, prompt, quantization="int8") for path in made)
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 Change = Callable[[dict[str, torch.Tensor]], object]

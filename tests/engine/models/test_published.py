@@ -12,10 +12,13 @@ import torch
 import transformers
 
 from engine.loading.targets import weight_targets
+from engine.loading.weights import plan_loading
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.linear import QuantizedLinear
+from engine.parallel.collective import ALONE
 from engine.parallel.shard import Shard
-from tests.engine.support.published_models import PUBLISHED
+from tests.engine.support.published_models import PUBLISHED, PUBLISHED_QUANTIZED
 
 
 def their_weights(raw: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -55,6 +58,30 @@ def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
     assert all(key.startswith(config.names.left_out or ("none",)) for key in left), left[:5]
     with torch.device("meta"):
         assert sum(p.numel() for p in Decoder(config).parameters()) >= config.num_parameters
+
+
+def test_experts_of_quantized_checkpoints_have_the_tensors_of_their_format() -> None:
+    """Those of the first and last expert, as each format's description has them. All layers are alike."""
+    at = "mlp.experts.{}.gate_proj"
+    expected = {
+        "Qwen/Qwen3-30B-A3B-FP8": (3, f"{at}.weight_scale_inv", 127, (6, 16)),
+        "Qwen/Qwen3-30B-A3B-GPTQ-Int4": (3, f"{at}.qweight", 127, (2048 // 8, 768)),
+        "a Qwen3-30B-A3B in AWQ": (3, f"{at}.qweight", 127, (2048, 768 // 8)),
+        "a Mixtral-8x7B in AWQ": (3, "block_sparse_moe.experts.{}.w1.qzeros", 7, (4096 // 128, 14336 // 8)),
+        "deepseek-ai/DeepSeek-V3-0324": (3, f"{at}.weight", 255, (2048, 7168)),
+        "moonshotai/Kimi-K2-Thinking": (3, f"{at}.weight_packed", 383, (2048, 7168 // 8)),
+    }
+    for name, (layer, tensor, last, shape) in expected.items():
+        config = ModelConfig.from_json({**PUBLISHED_QUANTIZED[name], "num_hidden_layers": 4}, {}, name)
+        decoder, targets, groups = plan_loading(config, ALONE, (), config.weight_format)
+        shapes = {tensor.name: tensor.shape for group in groups for tensor in group.tensors}
+        for expert in (0, last):
+            assert shapes[f"model.layers.{layer}.{tensor.format(expert)}"] == shape, name
+        assert len(shapes) > len(targets), name
+        kept = sum(isinstance(module, QuantizedLinear) for module in decoder.modules())
+        assert config.experts is not None
+        assert kept >= 2 * len(config.experts.layers) * (last + 1), name
+        assert config.weight_bytes(2) < 1.3 * config.num_parameters, name
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "text_config" in PUBLISHED[name]])

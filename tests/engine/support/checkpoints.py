@@ -188,3 +188,46 @@ def awq(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+
+
+def packed(symmetric: bool) -> Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]:
+    """compressed-tensors: int32 [out, in / 8] of inputs beside each other, zero points [out / 8, groups] of
+    outputs below each other. All of them are from -8 to 7, and stored plus 8."""
+
+    def quantize(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        codes, scales, zeros, meant = _int4(matrix, symmetric)
+        tensors = {
+            "weight_packed": _words(codes.t().tolist()),
+            "weight_scale": scales.t().contiguous().half(),
+            "weight_shape": torch.tensor(matrix.shape),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = _words(zeros.tolist()).t().contiguous()
+        return {f"{name}.{key}": value for key, value in tensors.items()}, meant
+
+    return quantize
+
+
+def integers_config(bits: int = 4, layout: str = "pack-quantized", **changes: Any) -> dict[str, Any]:
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "strategy": "group",
+        "group_size": GROUP,
+        "symmetric": True,
+        **changes,
+    }
+    group = {"targets": ["Linear"], "weights": weights}
+    return fp8_config(format=layout, config_groups={"group_0": group})
+
+
+# --- int8 ----------------------------------------------------------------------------------------------------
+
+
+def int8_channels(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scale = (matrix.abs().amax(1, keepdim=True) / 127).bfloat16().float()
+    codes = (matrix / scale).round().clamp(-128, 127)
+    return {f"{name}.weight": codes.to(torch.int8), f"{name}.weight_scale": scale.bfloat16()}, codes * scale
+
+
+INT8 = integers_config(8, "int-quantized", strategy="channel", group_size=None)

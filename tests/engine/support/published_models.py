@@ -162,3 +162,50 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         },
     },
 }  # fmt: skip
+
+_FP8_BLOCKS = {
+    "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+}  # fmt: skip
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+_W4A16 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+_QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+    "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+    "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "rope_theta": 1000000.0,
+    "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1,
+    "norm_topk_prob": True, "mlp_only_layers": [], "tie_word_embeddings": False,
+}  # fmt: skip
+PUBLISHED_QUANTIZED: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen3-30B-A3B-FP8": {**_QWEN3_MOE, "quantization_config": _FP8_BLOCKS},
+    "Qwen/Qwen3-30B-A3B-GPTQ-Int4": {
+        **_QWEN3_MOE,
+        "quantization_config": {
+            "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
+            "dynamic": {"-:.*mlp.gate$": {}},
+        },
+    },
+    "a Qwen3-30B-A3B in AWQ": {
+        **_QWEN3_MOE, "quantization_config": {**_AWQ, "modules_to_not_convert": ["gate"]},
+    },
+    "a Mixtral-8x7B in AWQ": {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 32000, "max_position_embeddings": 32768, "rope_theta": 1000000.0, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "tie_word_embeddings": False,
+        "quantization_config": {**_AWQ, "modules_to_not_convert": ["gate"]},
+    },
+    "deepseek-ai/DeepSeek-V3-0324": {
+        **PUBLISHED["deepseek-ai/DeepSeek-V3-0324"], "quantization_config": _FP8_BLOCKS,
+    },
+    "moonshotai/Kimi-K2-Thinking": {
+        **PUBLISHED["moonshotai/Kimi-K2-Instruct"],
+        "quantization_config": {
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": _W4A16}},
+            "ignore": [
+                "lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            ],
+        },
+    },
+}  # fmt: skip
+"""The same of checkpoints that are quantized already."""

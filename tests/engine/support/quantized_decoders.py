@@ -1,0 +1,34 @@
+"""Decoders of quantized checkpoints, and what they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.loading.weights import load_decoder
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.linear import Fp8Linear, Int4Linear
+
+
+def load(directory: Path) -> Decoder:
+    return load_decoder(directory, ModelConfig.from_directory(directory), torch.float32, torch.device("cpu"))
+
+
+def layers(decoder: Decoder) -> dict[str, Fp8Linear | Int4Linear]:
+    return {name: module for name, module in decoder.named_modules() if isinstance(module, Fp8Linear | Int4Linear)}
+
+
+def memory(decoder: Decoder) -> int:
+    """Bytes of all tensors; norms that are repeated for each head are counted once."""
+    tensors = [*decoder.named_parameters(), *decoder.named_buffers()]
+    return sum(
+        tensor.unique(dim=0).nbytes if name.endswith("qk_norm") else tensor.nbytes for name, tensor in tensors
+    )
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Round each row to multiples of its largest number / 448 that float8_e4m3fn has."""
+    unit = x.abs().amax(-1, keepdim=True) / 448
+    return (x / unit).to(torch.float8_e4m3fn).float() * unit
