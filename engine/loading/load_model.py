@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from engine.attention.base import AttentionShape, choose_backend
+from engine.attention.chunked import ChunkedAttention
 from engine.attention.kv_pages import FP8, KVPages
 from engine.config import EngineConfig
 from engine.graphs.setup import capture_all, graph_bytes, why_not
@@ -74,6 +75,8 @@ class _Loading:
         is_cascade = config.cascade_attention == "auto"
         heads = AttentionShape.of(model.attention, model.windows, config.page_size, self._kv_dtype, is_cascade)
         self._backend = choose_backend(config.attention, heads, self._dtype, self._device)
+        if model.chunk is not None:
+            self._backend = ChunkedAttention(self._backend, model.chunk, config.page_size)
         self._not_graphed = why_not(config, self._backend, self._device, ranks.shard.size, model)
         self._reserved = 0
         if self._not_graphed is None:

@@ -83,7 +83,7 @@ def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, WeightTar
             yield from _attention_targets(config, shard, order, f"{at}.self_attn", f"{at}.attention")
         experts = config.experts_in(layer)
         if experts is None:
-            yield from _mlp_targets(config, config.mlp, shard, f"{at}.mlp", f"{at}.mlp")
+            yield from _mlp_targets(config, config.mlp, shard, f"{at}.{names.mlp}", f"{at}.mlp")
         else:
             yield from _experts_targets(config, experts, shard, at, f"{at}.mlp")
 
@@ -192,29 +192,25 @@ def _experts_targets(
 def _stacked_targets(
     config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str
 ) -> Iterator[tuple[str, WeightTarget]]:
-    """Yield the targets of experts that are one tensor in the file too, with biases."""
+    """Yield the targets of experts that are one tensor in the file too, with biases if they are clamped."""
     count, hidden, inner = experts.num_experts, config.hidden_size, experts.intermediate_size
     held, columns = shard.experts(experts).held, shard.expert_columns(experts)
     own, every = slice(held.start, held.stop), slice(None)
-    gates = torch.arange(0, 2 * inner, 2)[columns]
-    both, all_columns = torch.cat((gates, gates + 1)), torch.arange(inner)[columns]
+    step = 2 if config.names.experts.takes_turns else 1
+    gates = torch.arange(0, step * inner, step)[columns]
+    both, all_columns = torch.cat((gates, gates + (1 if step == 2 else inner))), torch.arange(inner)[columns]
     biased = every if shard.rank == 0 or shard.splits_experts else slice(0)
     rows = own if biased == every else slice(0)
-    yield (
-        f"{theirs}.gate_up_proj",
-        WeightTarget(
-            f"{ours}.gate_up_proj", every, (count, hidden, 2 * inner), (own, every, both), is_turned=True
-        ),
-    )
-    yield (
-        f"{theirs}.gate_up_proj_bias",
-        WeightTarget(f"{ours}.gate_up_bias", every, (count, 2 * inner), (own, both)),
-    )
-    yield (
-        f"{theirs}.down_proj",
-        WeightTarget(f"{ours}.down_proj", every, (count, inner, hidden), (own, all_columns), is_turned=True),
-    )
-    yield f"{theirs}.down_proj_bias", WeightTarget(f"{ours}.down_bias", biased, (count, hidden), (rows,))
+    shape = (count, hidden, 2 * inner)
+    target = WeightTarget(f"{ours}.gate_up_proj", every, shape, (own, every, both), is_turned=True)
+    yield f"{theirs}.gate_up_proj", target
+    shape = (count, inner, hidden)
+    target = WeightTarget(f"{ours}.down_proj", every, shape, (own, all_columns), is_turned=True)
+    yield f"{theirs}.down_proj", target
+    if experts.clamp is not None:
+        target = WeightTarget(f"{ours}.gate_up_bias", every, (count, 2 * inner), (own, both))
+        yield f"{theirs}.gate_up_proj_bias", target
+        yield f"{theirs}.down_proj_bias", WeightTarget(f"{ours}.down_bias", biased, (count, hidden), (rows,))
 
 
 def _expert(

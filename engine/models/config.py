@@ -129,6 +129,11 @@ class ModelConfig:
         return frozenset(layer.window for layer in self.layers)
 
     @property
+    def chunk(self) -> int | None:
+        """The size of the chunks within which some layers attend; None where none does."""
+        return next((layer.chunk for layer in self.layers if layer.chunk is not None), None)
+
+    @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The different rotations of the layers, in the order of their first layers; None is none."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers))

@@ -17,6 +17,7 @@ from torch import nn
 
 from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
+from engine.attention.chunked import ChunkedStep
 from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts
@@ -38,13 +39,17 @@ class Attention(nn.Module):
         shape, kind = config.attention, config.layers[layer]
         self._shape, self._eps, self._ranks = shape, config.norms.eps, ranks
         self._window, self._rope = kind.window, config.ropes.index(kind.rope)
+        self._is_cut, is_turned = kind.chunk is not None, kind.rope is not None
+        later = shape.later_scale
+        self._later = None if later is None or (later.is_of_unturned and is_turned) else later
+        self._is_unit = shape.qk_norm == "unit" and is_turned
         self.kv_scales = UNSCALED
         """Scales of float8 pages, set when the model is loaded for them."""
         self.qkv_proj = nn.Linear(config.hidden_size, shape.qkv_outputs, bias=shape.qkv_bias)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, config.hidden_size, bias=shape.output_bias)
         # One row per head, so that queries and keys are normed in one operation.
         normed = torch.empty(shape.num_heads + shape.num_kv_heads, shape.head_dim)
-        self.qk_norm = None if shape.qk_norm == "none" else nn.Parameter(normed)
+        self.qk_norm = None if shape.qk_norm in ("none", "unit") else nn.Parameter(normed)
         self.sinks = nn.Parameter(torch.empty(shape.num_heads)) if shape.has_sinks else None
 
     def forward(
@@ -54,9 +59,14 @@ class Attention(nn.Module):
         heads, norm = self.qkv_proj(x).view(x.shape[0], -1, self._shape.head_dim), self.qk_norm
         if norm is not None and self._shape.qk_norm == "full":
             heads, norm = norm_all_heads(heads, norm, self._shape.num_heads, self._eps, self._ranks), None
+        elif self._is_unit:
+            norm = heads.new_ones(self._shape.num_heads + self._shape.num_kv_heads, self._shape.head_dim)
         query = operations.rotate_into(pages, heads, self._rope, norm, self._eps, self.kv_scales)
-        if self._shape.later_scale is not None:
-            query = query * later_scales(self._shape.later_scale, step.batch.positions).to(query.dtype)
+        if self._later is not None:
+            query = query * later_scales(self._later, step.batch.positions).to(query.dtype)
+        if self._is_cut:
+            assert isinstance(step, ChunkedStep)
+            step = step.cut
         attended = step.attend(pages, query, self._window, self.kv_scales, self.sinks)
         output: torch.Tensor = self.o_proj(attended)
         return output

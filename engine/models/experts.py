@@ -56,7 +56,12 @@ class Experts(nn.Module):
         else:
             logits = F.linear(x, self.router, self.router_bias)
             chosen, weights = route(logits, config.per_token, config.renormalizes)
-        output = self._routed(x, chosen, weights, operations)
+        if config.scales_inputs:
+            inputs = (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1)
+            pairs = self._routed(inputs, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1), operations)
+            output = pairs.view(*chosen.shape, -1).sum(1)
+        else:
+            output = self._routed(x, chosen, weights, operations)
         return output if self.shared is None else output + self.shared(x, operations)
 
     def _routed(

@@ -40,6 +40,8 @@ class ExpertsConfig:
     num_groups: int = 1
     groups_per_token: int = 1
     """A token's experts are chosen from this many groups of experts, those whose two best have the best sum."""
+    scales_inputs: bool = False
+    """Whether an expert's weight multiplies its input (Llama 4), not its output."""
     scaling: float = 1.0
     """Factor of the experts' weights."""
     shared_size: int = 0

@@ -21,7 +21,9 @@ class ExpertNames:
     correction: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
     are_stacked: bool = False
-    """Whether the experts of a layer are one tensor, [experts, inputs, outputs], with gates and ups in turns."""
+    """Whether the experts of a layer are one tensor, [experts, inputs, outputs]."""
+    takes_turns: bool = True
+    """Whether gates and ups of such a tensor take turns; otherwise all gates come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class WeightNames:
     """Projections to queries, keys and values: three, or one that is all of them."""
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """Projections of the MLP: gate and up, or one that is both."""
+    mlp: str = "mlp"
+    """The MLP of layers without experts."""
     attention_norm: str = "input_layernorm"
     """The norm before attention."""
     mlp_norm: str = "post_attention_layernorm"

@@ -36,6 +36,12 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
     if config.attention.latent is not None:
         return "it does not compute latent KV (MLA)"
+    if config.chunk is not None:
+        return "it does not compute attention within chunks"
+    if config.attention.qk_norm == "unit":
+        return "it does not compute norms of heads without weights"
+    if config.experts is not None and config.experts.scales_inputs:
+        return "it does not scale the inputs of experts"
     if config.attention.later_scale is not None:
         return "it does not compute queries scaled by position"
     sizes = {

@@ -21,16 +21,21 @@ from engine.models.rope import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
 """Of the gate: SiLU, or GELU by its tanh approximation (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
-QKNorm = Literal["none", "heads", "full"]
-"""RMS norms of queries and keys before rotation: none; each head by itself; all heads of a token together."""
+QKNorm = Literal["none", "heads", "full", "unit"]
+"""RMS norms of queries and keys before rotation: none; each head by itself; all heads of a token together; each
+head by itself and without weights, in layers with a rotation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaterScale:
-    """Queries are multiplied by 1 + beta * ln(1 + floor(position / period)) (Llama 4 and Ministral 3)."""
+    """Queries are multiplied by 1 + beta * ln(1 + floor((position + first) / period)) (Llama 4, Ministral 3)."""
 
     beta: float
     period: int
+    first: int = 0
+    """The number of the first position."""
+    is_of_unturned: bool = False
+    """Whether only queries of layers without a rotation are multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +96,9 @@ class AttentionConfig:
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of weights of one layer."""
         query, qkv = self.num_heads * self.head_dim, self.qkv_outputs
-        normed = {"none": 0, "heads": 2 * self.head_dim, "full": query + self.num_kv_heads * self.head_dim}
+        normed = {"heads": 2 * self.head_dim, "full": query + self.num_kv_heads * self.head_dim}
         biases = qkv * self.qkv_bias + hidden_size * self.output_bias + self.num_heads * self.has_sinks
-        return (qkv + query) * hidden_size + biases + normed[self.qk_norm]
+        return (qkv + query) * hidden_size + biases + normed.get(self.qk_norm, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +167,15 @@ class LayerKind:
     """How positions turn queries and keys; None where they do not (NoPE)."""
     window: int | None = None
     """How many last positions a query attends to, its own included; None for all."""
+    chunk: int | None = None
+    """A query attends to positions from the last multiple of this on; None for all. Layers with chunks have equal
+    ones, and no window."""
 
     def for_context(self, num_tokens: int) -> LayerKind:
         """Return the layer for contexts of at most so many tokens."""
-        return self if self.rope is None else replace(self, rope=self.rope.for_context(num_tokens))
+        rope = None if self.rope is None else self.rope.for_context(num_tokens)
+        is_cut = self.chunk is not None and self.chunk < num_tokens
+        return replace(self, rope=rope, chunk=self.chunk if is_cut else None)
 
 
 @dataclass(frozen=True, slots=True)

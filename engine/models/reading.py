@@ -130,6 +130,17 @@ def windowed(rope: RopeConfig, windows: Sequence[int | None]) -> tuple[LayerKind
     return tuple(LayerKind(rope, window) for window in windows)
 
 
+def turned_layers(raw: Raw) -> list[bool]:
+    """Return whether positions turn queries and keys of each layer: as `no_rope_layers` lists, which is 0 where
+    they do not, or in all but every fourth (`no_rope_layer_interval`). Raises ModelLoadError.
+    """
+    count, step = int(raw["num_hidden_layers"]), raw.get("no_rope_layer_interval", 4)
+    turned = raw.get("no_rope_layers") or [(layer + 1) % step != 0 for layer in range(count)]
+    if len(turned) < count:
+        raise ModelLoadError(f"no_rope_layers lists {len(turned)} layers, num_hidden_layers says {count}")
+    return [bool(is_turned) for is_turned in turned[:count]]
+
+
 def every(step: int, raw: Raw) -> list[str]:
     """Return the kinds of layers of which every `step`-th attends to all positions, the others in a window."""
     kinds = ("sliding_attention", "full_attention")

@@ -31,6 +31,8 @@ class RopeConfig:
 
     rotary_dim: int | None = None
     """How many numbers of a head are turned (partial rotary); None for all."""
+    is_interleaved: bool = False
+    """Whether files hold the two numbers that are turned together side by side; then all of a head are turned."""
     short_factors: tuple[float, ...] = ()  # longrope: divisors of frequencies in contexts up to the original one
     long_factors: tuple[float, ...] = ()  # longrope: divisors in longer ones
     context: int = 0
@@ -104,6 +106,8 @@ class RopeConfig:
             file    [ a a' | b b' | rest ]      a turns with b, a' with b'
             here    [ a a' rest | b b' rest ]   the rest turns by angles of zero
         """
+        if self.is_interleaved:
+            return [*range(0, head_dim, 2), *range(1, head_dim, 2)]
         if self.rotary_dim is None:
             return None
         turned, rest = self.rotary_dim // 2, (head_dim - self.rotary_dim) // 2

@@ -26,7 +26,7 @@ def norm_all_heads(
 
 def later_scales(scale: LaterScale, positions: torch.Tensor) -> torch.Tensor:
     """Return the factors of queries at int64 [N] positions, float32 [N, 1, 1]."""
-    periods = torch.div(positions, scale.period, rounding_mode="floor")
+    periods = torch.div(positions + scale.first, scale.period, rounding_mode="floor")
     return (1 + scale.beta * torch.log1p(periods.float()))[:, None, None]
 
 

@@ -4,10 +4,17 @@ Kazemnejad et al. 2023, arXiv:2305.19466).
 
 from __future__ import annotations
 
-from engine.models.errors import ModelLoadError
 from engine.models.family import Family
 from engine.models.parts import LayerKind, ModelParts
-from engine.models.reading import Raw, listed_windows, read_attention, read_mlp, read_norms, read_rope
+from engine.models.reading import (
+    Raw,
+    listed_windows,
+    read_attention,
+    read_mlp,
+    read_norms,
+    read_rope,
+    turned_layers,
+)
 from engine.models.rope import RopeConfig
 
 
@@ -22,17 +29,14 @@ def _read(raw: Raw) -> ModelParts:
 
 
 def _layers(raw: Raw, rope: RopeConfig) -> tuple[LayerKind, ...]:
-    count, step = int(raw["num_hidden_layers"]), raw.get("no_rope_layer_interval", 4)
-    turned = raw.get("no_rope_layers") or [(layer + 1) % step != 0 for layer in range(count)]
-    if len(turned) < count:
-        raise ModelLoadError(f"no_rope_layers lists {len(turned)} layers, num_hidden_layers says {count}")
+    turned = turned_layers(raw)
     window = raw.get("sliding_window") if raw.get("use_sliding_window", False) else None
     kinds = raw.get("layer_types") or [
         "full_attention" if is_turned else "sliding_attention" for is_turned in turned
     ]
-    windows = listed_windows(raw, window, kinds[:count])
+    windows = listed_windows(raw, window, kinds[: len(turned)])
     return tuple(
-        LayerKind(rope if is_turned else None, width) for is_turned, width in zip(turned, windows, strict=False)
+        LayerKind(rope if is_turned else None, width) for is_turned, width in zip(turned, windows, strict=True)
     )
 
 

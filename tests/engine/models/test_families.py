@@ -56,10 +56,11 @@ def test_logits_and_parameters_are_those_of_transformers(model: Path) -> None:
 
 
 def test_what_runs_natively(model: Path) -> None:
-    """The native decoder computes all families but two, if heads fill vectors; what it lacks is named."""
+    """The native decoder computes all families but three, if heads fill vectors; what it lacks is named."""
     config = ModelConfig.from_directory(model)
     reasons = {
         "it does not compute latent KV (MLA)": config.attention.latent is not None,
+        "it does not compute attention within chunks": config.architecture == "Llama4ForCausalLM",
         "it does not compute queries scaled by position": config.architecture == "Ministral3ForCausalLM",
         f"head_dim {config.head_dim}: not a multiple of 32": config.head_dim % 32 != 0,
     }
@@ -86,17 +87,20 @@ def test_greedy_tokens_on_two_ranks_with_draft_tokens(model: Path) -> None:
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
-@pytest.mark.parametrize("kind", ["Gemma3", "Mistral3"])
+@pytest.mark.parametrize("kind", ["Gemma3", "Mistral3", "Llama4"])
 def test_the_text_model_of_one_that_also_sees_is_loaded_alone(kind: str, tmp_path: Path) -> None:
-    text = save_tiny({"Gemma3": "gemma3", "Mistral3": "mistral"}[kind], tmp_path / "text")
+    text = save_tiny({"Gemma3": "gemma3", "Mistral3": "mistral", "Llama4": "llama4"}[kind], tmp_path / "text")
     config_of, class_of = (
         getattr(transformers, f"{kind}{part}") for part in ("Config", "ForConditionalGeneration")
     )
     described = json.loads((text / "config.json").read_text())
     is_tied = described["tie_word_embeddings"]
     whole = class_of(config_of(text_config=described, vision_config=VISION, tie_word_embeddings=is_tied)).eval()
-    whole.model.language_model.load_state_dict(oracle_model(text).model.state_dict())
-    whole.lm_head.load_state_dict(oracle_model(text).lm_head.state_dict())
+    if kind == "Llama4":
+        whole.language_model.load_state_dict(oracle_model(text).state_dict())
+    else:
+        whole.model.language_model.load_state_dict(oracle_model(text).model.state_dict())
+        whole.lm_head.load_state_dict(oracle_model(text).lm_head.state_dict())
     whole.save_pretrained(tmp_path / "whole")
     row = RequestByHand(BASE, range(4))
     got = load_runner(tmp_path / "whole").logits(StepPlan((row.chunk(),)))

@@ -95,6 +95,16 @@ _GRANITE = {
     "attention_bias": True,
     "mlp_bias": True,
 }
+_LLAMA4 = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "moe_layers": [1, 3],
+    "attention_chunk_size": 16,
+    "floor_scale": 8,
+    "rope_parameters": _LLAMA3_ROPE,
+}
 
 FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 6}),
@@ -140,6 +150,8 @@ MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
     "seed_oss": ("SeedOss", {"attention_out_bias": True}),
     "ministral3": ("Ministral3", {"rope_parameters": _MINISTRAL3_ROPE}),
+    "llama4": ("Llama4Text", _LLAMA4),
+    "llama4_without_norms": ("Llama4Text", {**_LLAMA4, "use_qk_norm": False, "moe_layers": None}),
     "gemma2": ("Gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 2}),
     "gemma3": ("Gemma3Text", {"sliding_window": 9, "query_pre_attn_scalar": 20, "sliding_window_pattern": 3}),
 }

@@ -107,6 +107,33 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         },
         "tie_word_embeddings": False,
     },
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": {
+        "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", **_TEXT,
+        "text_config": {
+            "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40,
+            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 202048, "max_position_embeddings": 10485760,
+            "rope_theta": 500000.0, "num_local_experts": 16, "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1, "use_qk_norm": True, "attention_chunk_size": 8192,
+            "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [],
+            "rope_scaling": {
+                "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+            },
+        },
+    },
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": {
+        "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", **_TEXT,
+        "text_config": {
+            "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40,
+            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 202048, "max_position_embeddings": 1048576,
+            "rope_theta": 500000.0, "num_local_experts": 128, "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_chunk_size": 8192,
+            "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [],
+            "rope_scaling": None,
+        },
+    },
     "openai/gpt-oss-20b": {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880,
         "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,

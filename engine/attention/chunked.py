@@ -1,0 +1,123 @@
+"""Attention within chunks (Llama 4): a query sees the positions from the last multiple of the chunk's size on.
+
+    positions    0 1 2 3 4 5 6 7 8 9          chunks of 4, a row whose step computes 6 .. 9
+    rows                 4 5 6 7 | 8 9        two rows of the cut batch: 2 tokens of 4 positions, 2 tokens of 2
+
+A cut row is one of full attention whose page table begins at its chunk, so every backend computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from engine.attention.batch import AttentionBatch, on_device
+from engine.attention.kv_pages import UNSCALED, KVScales
+
+
+class ChunkedAttention:
+    """A backend for models in which some layers attend within chunks."""
+
+    is_capturable = False
+
+    def __init__(self, whole: AttentionBackend, chunk: int, page_size: int) -> None:
+        """Attend to whole contexts by `whole`, and in its way to chunks. Raises ValueError if a chunk would begin
+        within a page.
+        """
+        if chunk % page_size:
+            raise ValueError(
+                f"page_size is {page_size}, and this model attends within chunks of {chunk} tokens: expected a "
+                f"divisor of {chunk}, or max_model_len of at most {chunk}"
+            )
+        self._whole, self._chunk, self._page_size = whole, chunk, page_size
+        self.name = whole.name
+
+    @staticmethod
+    def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+        """Return that it is nothing without another backend, which says itself whether it can run."""
+        return "it consists of another backend"
+
+    def prepare(self, batch: AttentionBatch, null_page: int) -> ChunkedStep:
+        """Prepare the step for layers of both kinds."""
+        whole = self._whole.prepare(batch, null_page)
+        if max(batch.kv_lens_host) <= self._chunk:
+            return ChunkedStep(whole, whole)
+        cut = cut_batch(batch, self._chunk, self._page_size, null_page)
+        return ChunkedStep(whole, self._whole.prepare(cut, null_page))
+
+
+class ChunkedStep:
+    """One step's batch. It attends to whole contexts, as `AttentionStep` says."""
+
+    def __init__(self, whole: AttentionStep, cut: AttentionStep) -> None:
+        self._whole = whole
+        self.cut = cut
+        """The same step for layers that attend within chunks."""
+
+    @property
+    def batch(self) -> AttentionBatch:
+        """Implement `AttentionStep`."""
+        return self._whole.batch
+
+    def attend(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales = UNSCALED,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Implement `AttentionStep`."""
+        return self._whole.attend(pages, query, window, scales, sinks)
+
+
+class _Piece(NamedTuple):
+    """Tokens of one row in one chunk."""
+
+    row: int
+    base: int
+    """The chunk's first position."""
+    num_tokens: int
+    kv_len: int
+    """Number of the chunk's positions that have KV."""
+
+
+def cut_batch(batch: AttentionBatch, chunk: int, page_size: int, null_page: int) -> AttentionBatch:
+    """Return a batch of the same tokens, whose rows end with chunks. `page_size` divides `chunk`."""
+    pieces, device = list(_pieces(batch, chunk)), batch.block_table.device
+    counts = [piece.num_tokens for piece in pieces]
+    lens = [piece.kv_len for piece in pieces]
+    rows, firsts, used = (
+        on_device(np.array(numbers, dtype=np.int64), device)[:, None]
+        for numbers in (
+            [piece.row for piece in pieces],
+            [piece.base // page_size for piece in pieces],
+            [-(-piece.kv_len // page_size) for piece in pieces],
+        )
+    )
+    steps = torch.arange(-(-max(lens) // page_size), device=device)
+    places = (firsts + steps).clamp(max=batch.block_table.shape[1] - 1)
+    table = torch.where(steps < used, batch.block_table[rows, places], null_page)
+    return replace(
+        batch,
+        query_lens=counts,
+        kv_lens_host=lens,
+        qo_indptr=on_device(np.cumsum([0, *counts], dtype=np.int32), device),
+        kv_lens=on_device(np.array(lens, dtype=np.int32), device),
+        block_table=table.to(torch.int32),
+    )
+
+
+def _pieces(batch: AttentionBatch, chunk: int) -> Iterator[_Piece]:
+    for row, (count, end) in enumerate(zip(batch.query_lens, batch.kv_lens_host, strict=True)):
+        position = end - count
+        while position < end:
+            base = position // chunk * chunk
+            stop = min(end, base + chunk)
+            yield _Piece(row, base, stop - position, stop - base)
+            position = stop
