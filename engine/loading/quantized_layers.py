@@ -151,10 +151,10 @@ def _widened(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] 
     outputs, inputs = weight.shape
     scales = scales.float()
     if block is None:
-        return weight.float() * scales.reshape(-1, 1)
+        return weight.float().mul_(scales.reshape(-1, 1))
     for axis, size in enumerate(block):
         scales = scales.repeat_interleave(size, axis)
-    return weight.float() * scales[:outputs, :inputs]
+    return weight.float().mul_(scales[:outputs, :inputs])
 
 
 def is_unread(name: str) -> bool:

@@ -76,6 +76,8 @@ class ModelConfig:
         architecture, family = family_of(raw)
         raw = family.config_of(raw)
         parts = family.read(raw)
+        if parts.experts is not None and parts.mlp.activation != "silu":
+            raise ModelLoadError(f"unsupported activation of experts: {parts.mlp.activation}; supported is silu")
         stored = None if parts.experts is not None and parts.experts.is_mxfp4 else weight_format(raw)
         longest = max(
             (layer.rope.stretched_context for layer in parts.layers if layer.rope is not None), default=0

@@ -27,7 +27,7 @@ def round_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round rows [R, C] to float8_e4m3fn; return them and float32 scales [R], with x about rounded * scale."""
     x = x.float()
     scale = x.abs().amax(-1).clamp(min=1e-12) / _FP8_MAX
-    return (x / scale[:, None]).clamp(-_FP8_MAX, _FP8_MAX).to(FP8), scale
+    return (x / scale[:, None]).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8), scale
 
 
 class QuantizedLinear(nn.Module):

@@ -152,7 +152,14 @@ def listed_windows(raw: Raw, window: int | None, kinds: Sequence[str]) -> list[i
     count = int(raw["num_hidden_layers"])
     if len(kinds) != count:
         raise ModelLoadError(f"layer_types lists {len(kinds)} layers, num_hidden_layers says {count}")
+    check_kinds(kinds, "sliding_attention", "full_attention")
     return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def check_kinds(kinds: Sequence[str], *known: str) -> None:
+    """Raise ModelLoadError for a kind of layer that is none of the `known` ones."""
+    if unknown := next((kind for kind in kinds if kind not in known), None):
+        raise ModelLoadError(f"unsupported layer type {unknown!r}; supported here are {', '.join(known)}")
 
 
 def switched_windows(raw: Raw, default: int) -> list[int | None]:

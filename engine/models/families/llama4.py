@@ -10,7 +10,7 @@ from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import ExpertNames, Family, WeightNames
 from engine.models.parts import LaterScale, LayerKind, ModelParts
-from engine.models.reading import Raw, read_attention, read_mlp, read_norms, read_rope, turned_layers
+from engine.models.reading import Raw, check_kinds, read_attention, read_mlp, read_norms, read_rope, turned_layers
 
 
 def _read(raw: Raw) -> ModelParts:
@@ -21,6 +21,7 @@ def _read(raw: Raw) -> ModelParts:
     rope = replace(read_rope(raw, attention, 500000.0), is_interleaved=True)
     turned = turned_layers(raw)
     kinds = raw.get("layer_types") or [("full_attention", "chunked_attention")[is_turned] for is_turned in turned]
+    check_kinds(kinds, "chunked_attention", "full_attention")
     chunk = raw.get("attention_chunk_size", 8192)
     return ModelParts(
         attention,

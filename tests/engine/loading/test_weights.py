@@ -130,6 +130,14 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "quantized": (lambda m: edit(m / "config.json", quantization_config={"quant_method": "awq"}), "awq"),
     "activation": (lambda m: edit(m / "config.json", hidden_act="gelu"), "gelu"),
+    "activation of experts": (
+        lambda m: edit(save_tiny("mixtral", m) / "config.json", hidden_act="gelu_pytorch_tanh"),
+        "activation of experts: gelu_tanh; supported is silu",
+    ),
+    "kind of layer": (
+        lambda m: edit(save_tiny("olmo3", m) / "config.json", layer_types=["linear_attention"] * 4),
+        "layer type 'linear_attention'; supported here are sliding_attention, full_attention",
+    ),
     "rope": (
         lambda m: edit(m / "config.json", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4}),
         "dynamic.*default, linear, llama3, yarn, longrope",

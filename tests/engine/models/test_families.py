@@ -15,6 +15,7 @@ from engine.models.config import ModelConfig
 from engine.models.native_decoder import unsupported
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepPlan
+from engine.stream_delta import StreamDelta
 from tests.engine.support.engines_on_ranks import run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import (
     MORE_FAMILIES,
@@ -55,6 +56,16 @@ def test_logits_and_parameters_are_those_of_transformers(model: Path) -> None:
     assert runner.model_config.num_parameters == sum(p.numel() for p in oracle_model(model).parameters())
 
 
+def test_in_bfloat16_logits_are_as_near_as_those_of_transformers(model: Path) -> None:
+    """Both are compared with those in float64, by the length of the difference: ours is at most twice
+    theirs, and a tenth of the logits'.
+    """
+    exact, theirs = (oracle_logits(model, BASE, dtype)[-1] for dtype in (torch.float64, torch.bfloat16))
+    row = RequestByHand(BASE, range(4))
+    ours = load_runner(model, dtype="bfloat16").logits(StepPlan((row.chunk(),)))[0].float()
+    assert (ours - exact).norm() < min(2 * float((theirs - exact).norm()), 0.1 * float(exact.norm()))
+
+
 def test_what_runs_natively(model: Path) -> None:
     """The native decoder computes all families but three, if heads fill vectors; what it lacks is named."""
     config = ModelConfig.from_directory(model)
@@ -76,6 +87,24 @@ def test_greedy_tokens_cold_warm_and_preempted(model: Path, page_size: int) -> N
         assert [tokens_of(events) for events in run_prompts(engine, PROMPTS, GREEDY)] == expected
     load = engine.loop.load()
     assert load.num_preemptions > 0 and load.cache.hit_tokens > 0
+
+
+def test_greedy_tokens_of_requests_that_resume_elsewhere(model: Path) -> None:
+    """Each goes on, after as many tokens as its number, in an engine that has never seen it, in pages of 64.
+    Where a model attends within chunks, pages are no longer.
+    """
+    page_size = ModelConfig.from_directory(model).chunk or 64
+    expected = [oracle_greedy(model, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
+    engine = engine_for(model, page_size, 640, max_step_tokens=40, max_running=6)
+    events: dict[str, list[StreamDelta]] = {}
+    for number, prompt in enumerate(PROMPTS):
+        given = expected[number][:number]
+        engine.loop.submit(engine.new_request(str(number), prompt, GREEDY, output_ids=given))
+    while engine.loop.has_work:
+        for event in engine.loop.step():
+            events.setdefault(event.request_id, []).append(event)
+    for number, tokens in enumerate(expected):
+        assert tokens_of(events[str(number)]) == tokens[number:]
 
 
 def test_greedy_tokens_on_two_ranks_with_draft_tokens(model: Path) -> None:
