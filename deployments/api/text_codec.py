@@ -15,8 +15,8 @@ from deployments.api.conversation.encoder import Encoder, UnencodedTexts
 from deployments.api.conversation.marks import Marks
 from deployments.api.conversation.options import PLAIN_OPTIONS, TemplateOptions
 from deployments.api.conversation.template import ChatTemplate, all_template_texts, template_text
-from deployments.api.output import reasoning
 from deployments.api.output.dialect import dialect_of
+from deployments.api.output.reasoning import THINK
 from deployments.api.tokenizer_info import tokenizer_info
 from deployments.config.limits import Limits
 from deployments.config.settings import ChatSettings
@@ -43,7 +43,7 @@ class TextCodec:
         self._detokenizer = Detokenizer(tokenizer)
         self.dialect = dialect_of(tokenizer, chat or ChatSettings())
         calls = self.dialect.tools.marks if self.dialect.tools else ()
-        answers = (reasoning.OPEN, reasoning.CLOSE, *calls)
+        answers = (*(self.dialect.thoughts or THINK), *calls)
         self._control = control_tokens(tokenizer, all_template_texts(tokenizer), answers)
         self._template = ChatTemplate(tokenizer)
         self._encoder = Encoder(tokenizer, template_text(tokenizer), max_cache_bytes, self._control)

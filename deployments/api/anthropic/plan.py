@@ -9,7 +9,7 @@ from deployments.api.anthropic.translation import AskedMessage, in_own_words
 from deployments.api.chat import encode_conversation, plan_chat
 from deployments.api.errors import ApiError
 from deployments.api.exchange import GenerationPlan
-from deployments.api.output.reasoning import CLOSE
+from deployments.api.output.reasoning import THINK
 from deployments.api.request.protocol import ChatRequest
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
@@ -40,7 +40,8 @@ def _with_budget(asked: AskedMessage, served: ServedModel) -> ChatRequest:
     """
     chat, budget = asked.chat, asked.thinking_budget
     most = min(chat.max_tokens or 0, served.card.max_model_len)
-    if budget is None or budget >= most or served.codec.single_token(CLOSE) is None:
+    marks = served.codec.dialect.thoughts or THINK
+    if budget is None or budget >= most or served.codec.single_token(marks.closes) is None:
         return chat
     return chat.model_copy(update={"thinking_token_budget": budget})
 

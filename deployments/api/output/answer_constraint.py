@@ -10,7 +10,6 @@ import msgspec
 from deployments.api.errors import at_most, from_client, invalid
 from deployments.api.output.answer_grammar import answer_grammar, arguments_schema
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParseSpec
-from deployments.api.output.reasoning import OPEN
 from deployments.api.output.thinking_budget import ThinkingBudget
 from deployments.api.request.structured import check_grammar, unusable
 from deployments.api.service import ServedModel
@@ -48,18 +47,19 @@ async def answer_constraint(
         return PLAIN_TEXT, form
     if held is not None:
         return spec, await _calls_grammar(limits, served, _schema(form), held, spec, budget)
-    if (form is not None and spec.thinks) or budget is not None:
+    if (form is not None and spec.thoughts is not None) or budget is not None:
         return spec, answer_grammar(_schema(form), None, spec, served.codec.special_id, budget)
     return spec, form
 
 
 def _parse_spec(codec: TextCodec, tools: RequestedTools | None, prompt_ids: list[int]) -> OutputParseSpec:
     """Return what to parse an answer for. Some templates begin the reasoning in the prompt."""
-    thinks = codec.dialect.thinks
-    is_thinking = thinks and codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip().endswith(OPEN)
+    thoughts, is_thinking = codec.dialect.thoughts, False
+    if thoughts is not None:
+        is_thinking = codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip().endswith(thoughts.opens)
     if tools is None:
-        return OutputParseSpec(thinks, is_thinking)
-    return OutputParseSpec(thinks, is_thinking, tools.format, tools.schemas, tools.is_single)
+        return OutputParseSpec(thoughts, is_thinking)
+    return OutputParseSpec(thoughts, is_thinking, tools.format, tools.schemas, tools.is_single)
 
 
 async def _calls_grammar(

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from deployments.api.output.output_parser import OutputParseSpec
-from deployments.api.output.reasoning import CLOSE, OPEN
 from deployments.api.output.thinking_budget import ThinkingBudget
 from deployments.api.request.closed_objects import closed
 from deployments.api.tools.protocol import Function
@@ -60,16 +59,17 @@ def arguments_schema(function: Function, closes_objects: bool) -> dict[str, Any]
 
 
 def _start(body: str, spec: OutputParseSpec, special: SpecialId, budget: ThinkingBudget | None) -> str:
-    if not spec.thinks:
+    if spec.thoughts is None:
         return f"start: {body}"
     if budget is not None:
         begin = budget.thoughts if spec.is_thinking else f"({budget.opened} {budget.thoughts} GAP)?"
         return f"start: {begin}{' GAP' if spec.is_thinking else ''} ({body})\n{budget.rules}\nGAP: /\\n{{0,2}}/"
-    if special(CLOSE) is not None:
-        inside = f"inside: {_ANYTHING} {_reference(CLOSE, special)}"
+    opens, closes = spec.thoughts
+    if special(closes) is not None:
+        inside = f"inside: {_ANYTHING} {_reference(closes, special)}"
     else:
-        inside = f"inside[lazy]: /(?s:.*){CLOSE.replace('/', chr(92) + '/')}/"
-    opened = f"({_literal(OPEN, (OPEN,), special)} inside GAP)?"
+        inside = f"inside[lazy]: /(?s:.*){re.escape(closes).replace('/', chr(92) + '/')}/"
+    opened = f"({_literal(opens, (opens,), special)} inside GAP)?"
     return f"start: {'inside GAP' if spec.is_thinking else opened} ({body})\n{inside}\nGAP: /\\n{{0,2}}/"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.api.conversation.template import ChatTemplate, TemplateRefused, template_text
-from deployments.api.output import reasoning
+from deployments.api.output.reasoning import KNOWN, THINK, Thoughts
 from deployments.api.tools.formats import FORMATS
 from deployments.api.tools.tool_format import ToolFormat
 from deployments.config.settings import ChatSettings
@@ -21,8 +21,8 @@ class Dialect:
     """How the model writes calls; None if it makes none."""
     has_place_for_tools: bool = False
     """Whether the template renders tools, calls and results; otherwise they become text in messages."""
-    thinks: bool = False
-    """Whether the model's answers may begin with reasoning."""
+    thoughts: Thoughts | None = None
+    """The marks of reasoning, with which the model's answers may begin; None if it does not think."""
     merges_systems: bool = False
     """Whether what the system says later in a conversation is moved to its first message."""
 
@@ -40,13 +40,16 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     if settings.tools == "auto" and template:
         taught = (known for known in FORMATS.values() if known.is_taught(template))
         tools = next(taught, None) if has_place else FORMATS["hermes"]
-    thinks = settings.reasoning == "think"
-    if settings.reasoning == "auto":
-        thinks = reasoning.CLOSE in template or {reasoning.OPEN, reasoning.CLOSE} <= _vocabulary(tokenizer).keys()
+    thoughts = None
+    if settings.reasoning != "none":
+        words = _vocabulary(tokenizer).keys()
+        shown = [marks for marks in KNOWN if marks.closes in template]
+        shown += [marks for marks in KNOWN if set(marks) <= words]
+        thoughts = next(iter(shown), THINK if settings.reasoning == "think" else None)
     merges = settings.late_system == "merge" or (
         settings.late_system == "auto" and not _shows_late_system(tokenizer)
     )
-    return Dialect(tools, has_place, thinks, merges)
+    return Dialect(tools, has_place, thoughts, merges)
 
 
 def _shows_late_system(tokenizer: Any) -> bool:

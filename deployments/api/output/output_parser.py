@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from deployments.api.output.reasoning import CLOSE, OPEN, parse_reasoning
+from deployments.api.output.reasoning import Thoughts, parse_reasoning
 from deployments.api.tools.named import Functions
 from deployments.api.tools.segments import ParserDriver, Segment
 from deployments.api.tools.tool_format import ToolFormat
@@ -24,7 +24,8 @@ from engine.detokenizer import TextStream
 class OutputParseSpec:
     """What to look for in an answer's text."""
 
-    thinks: bool = False
+    thoughts: Thoughts | None = None
+    """The marks of reasoning; None looks for none."""
     is_thinking: bool = False
     """Whether the prompt ends inside reasoning."""
     format: ToolFormat | None = None
@@ -37,8 +38,7 @@ class OutputParseSpec:
     @property
     def marks(self) -> tuple[str, ...]:
         """Special tokens that must stay in the text, because they mark reasoning or calls."""
-        thoughts = (OPEN, CLOSE) if self.thinks else ()
-        return thoughts + (self.format.marks if self.format else ())
+        return (self.thoughts or ()) + (self.format.marks if self.format else ())
 
 
 PLAIN_TEXT = OutputParseSpec()
@@ -72,7 +72,9 @@ class OutputParser:
 
     def __init__(self, text: TextStream, spec: OutputParseSpec) -> None:
         self._text, self._spec = text, spec
-        self._reasoning_parser = ParserDriver(parse_reasoning(is_open=spec.is_thinking)) if spec.thinks else None
+        self._reasoning_parser: ParserDriver | None = None
+        if spec.thoughts is not None:
+            self._reasoning_parser = ParserDriver(parse_reasoning(spec.thoughts, is_open=spec.is_thinking))
         self._call_parser = ParserDriver(spec.format.parser(spec.functions)) if spec.format else None
         self._num_calls = self._num_complete = 0
         self._has_thought, self._is_answering = False, False

@@ -1,34 +1,46 @@
-"""Parses reasoning: <think>...</think> at the beginning of a model's text."""
+"""Parses reasoning at the beginning of a model's text: <think>...</think>, or between a family's own marks."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from deployments.api.tools.scanner import Scanner
 from deployments.api.tools.segments import Parser, Segment
 
-OPEN, CLOSE = "<think>", "</think>"
+
+class Thoughts(NamedTuple):
+    """What stands before reasoning, and after it."""
+
+    opens: str
+    closes: str
 
 
-def parse_reasoning(*, is_open: bool) -> Parser[None]:
+THINK = Thoughts("<think>", "</think>")
+KNOWN = (THINK, Thoughts("<seed:think>", "</seed:think>"), Thoughts("[THINK]", "[/THINK]"))
+"""Those of most families, of Seed-OSS, and of Magistral and Ministral 3."""
+
+
+def parse_reasoning(thoughts: Thoughts = THINK, *, is_open: bool) -> Parser[None]:
     """Parse reasoning, then text. With `is_open`, the prompt ended with the opening mark: the text begins inside.
 
     White space around the marks is dropped. Reasoning that nothing closes extends to the end of the text.
     """
-    at = Scanner()
+    at, (opens, closes) = Scanner(), thoughts
     yield from at.spaces()
-    found = yield from at.mark(OPEN, CLOSE)
-    if found != OPEN and not is_open:
+    found = yield from at.mark(opens, closes)
+    if found != opens and not is_open:
         yield from at.look()
         yield from at.release()
         return
     yield Segment("reasoning")
-    if found == OPEN:
+    if found == opens:
         at.drop()
         yield from at.spaces()
     if not at.held.strip():
         at.drop()
-    while found != CLOSE:
+    while found != closes:
         yield from at.spaces()
-        found = yield from at.mark(CLOSE)
+        found = yield from at.mark(closes)
         if not found and not (yield from at.look()):
             if at.held.strip():
                 yield from at.release("reasoning")

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from deployments.api.errors import invalid
-from deployments.api.output.reasoning import CLOSE, OPEN
+from deployments.api.output.reasoning import Thoughts
 from deployments.api.request.protocol import ChatRequest
 from deployments.api.request.sampling import in_range
 from deployments.api.service import ServedModel
@@ -22,6 +22,7 @@ class ThinkingBudget:
     """How many tokens of reasoning an answer may have, and the tokens that it is about."""
 
     num_tokens: int
+    marks: Thoughts
     open_id: int | None
     """The mark that begins reasoning; None if it is several tokens."""
     close_id: int
@@ -42,7 +43,7 @@ class ThinkingBudget:
     @property
     def opened(self) -> str:
         """The mark that begins reasoning."""
-        return f'"{OPEN}"' if self.open_id is None else f"<[{self.open_id}]>"
+        return f'"{self.marks.opens}"' if self.open_id is None else f"<[{self.open_id}]>"
 
     @property
     def anything(self) -> str:
@@ -66,12 +67,13 @@ def thinking_budget(served: ServedModel, request: ChatRequest) -> ThinkingBudget
     if asked is None or asked == -1:
         return None
     in_range("thinking_token_budget", asked, 0, card.max_model_len)
-    if not codec.dialect.thinks:
+    marks = codec.dialect.thoughts
+    if marks is None:
         return None
-    close_id = codec.single_token(CLOSE)
+    close_id = codec.single_token(marks.closes)
     if close_id is None:
         raise invalid(
-            f"thinking_token_budget is not supported for this model, whose {CLOSE} is several tokens; "
+            f"thinking_token_budget is not supported for this model, whose {marks.closes} is several tokens; "
             "leave it out.",
             "thinking_token_budget",
             "unsupported_field",
@@ -79,4 +81,6 @@ def thinking_budget(served: ServedModel, request: ChatRequest) -> ThinkingBudget
     for name, is_asked in (("ignore_eos", request.ignore_eos), ("use_beam_search", request.use_beam_search)):
         if is_asked:
             raise invalid(f"thinking_token_budget cannot be combined with {name}; leave one of them out.", name)
-    return ThinkingBudget(asked, codec.single_token(OPEN), close_id, card.eos_token_ids, card.vocab_size)
+    return ThinkingBudget(
+        asked, marks, codec.single_token(marks.opens), close_id, card.eos_token_ids, card.vocab_size
+    )

@@ -31,7 +31,8 @@ def _teaches_hermes(template: str) -> bool:
 
 def _teaches_llama3(template: str) -> bool:
     example = r"""\\?["']name\\?["']\s*:[^{}]{0,64}\\?["']parameters\\?["']\s*:"""
-    return "<|start_header_id|>" in template and re.search(example, template) is not None
+    has_headers = any(mark in template for mark in ("<|start_header_id|>", "<|header_start|>"))  # Llama 4's
+    return has_headers and re.search(example, template) is not None
 
 
 def _teaches_mistral(template: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.api.output.dialect import dialect_of
+from deployments.api.output.reasoning import THINK
 from deployments.api.tools.formats import FORMATS
 from deployments.config.settings import ChatSettings
 from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
@@ -33,6 +34,7 @@ IN_JINJA = (
 )
 XML = r"{% if tools %}{{ '<tool_call>\n<function=NAME>\n<parameter=' ~ '\"arguments\"' }}{% endif %}"
 KEYS = r"{% if tools %}<tool_call>NAME\n<arg_key>KEY</arg_key>{{ call['arguments'] }}{% endif %}"
+LLAMA4 = r"""{% if tools %}<|header_start|>{{ '{"name": function name, "parameters": dictionary}' }}{% endif %}"""
 OTHER = r"""{% if tools %}<|start_header_id|>{{ '<TOOLCALL>[{"name": N, "arguments": {"parameters": 1}}]' }}"""
 
 
@@ -47,6 +49,7 @@ OTHER = r"""{% if tools %}<|start_header_id|>{{ '<TOOLCALL>[{"name": N, "argumen
         (XML, "qwen3_coder", True),
         (KEYS, "glm", True),
         (OTHER, None, True),
+        (LLAMA4, "llama3", True),
     ],
 )
 def test_the_format_of_calls(template: str | None, tools: str | None, has_place: bool) -> None:
@@ -58,18 +61,27 @@ def test_the_format_of_calls(template: str | None, tools: str | None, has_place:
     assert dialect_of(Tokenizer(template), ChatSettings(tools="none")).tools is None
 
 
+SEED, MISTRAL = ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")
+
+
 @pytest.mark.parametrize(
-    ("template", "words", "thinks"),
+    ("template", "words", "thoughts"),
     [
-        (THINKING, (), True),
-        (PLAIN, (), False),
-        (PLAIN, ("<think>", "</think>"), True),
-        (PLAIN, ("<think>",), False),
-        (None, ("<think>", "</think>"), True),
+        (THINKING, (), THINK),
+        (PLAIN, (), None),
+        (PLAIN, ("<think>", "</think>"), THINK),
+        (PLAIN, ("<think>",), None),
+        (None, ("<think>", "</think>"), THINK),
+        (PLAIN, MISTRAL, MISTRAL),
+        (f"{PLAIN} {''.join(MISTRAL)}", (), MISTRAL),
+        (f"{PLAIN} {''.join(SEED)}", (), SEED),
+        (None, SEED, SEED),
     ],
 )
-def test_whether_it_thinks(template: str | None, words: tuple[str, ...], thinks: bool) -> None:
+def test_whether_it_thinks_and_between_which_marks(
+    template: str | None, words: tuple[str, ...], thoughts: tuple[str, str] | None
+) -> None:
     tokenizer = Tokenizer(template, *words)
-    assert dialect_of(tokenizer, ChatSettings()).thinks == thinks
-    assert dialect_of(tokenizer, ChatSettings(reasoning="think")).thinks
-    assert not dialect_of(tokenizer, ChatSettings(reasoning="none")).thinks
+    assert dialect_of(tokenizer, ChatSettings()).thoughts == thoughts
+    assert dialect_of(tokenizer, ChatSettings(reasoning="think")).thoughts == (thoughts or THINK)
+    assert dialect_of(tokenizer, ChatSettings(reasoning="none")).thoughts is None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.api.output.reasoning import parse_reasoning
+from deployments.api.output.reasoning import KNOWN, Thoughts, parse_reasoning
 from deployments.api.tools.hermes import parse_hermes
 from deployments.api.tools.llama3 import parse_llama3
 from deployments.api.tools.segments import Parser, ParserDriver, Segment, joined
@@ -194,7 +194,17 @@ THOUGHTS = [
 ]
 
 
+@pytest.mark.parametrize("marks", KNOWN)
 @pytest.mark.parametrize("is_open, whole, thought, content", THOUGHTS)
-def test_what_is_thought_and_what_is_said(is_open: bool, whole: str, thought: str, content: str) -> None:
-    segments = found(parse_reasoning(is_open=is_open), whole)
-    assert (text(segments, "reasoning"), text(segments)) == (thought, content)
+def test_what_is_thought_and_what_is_said(
+    marks: Thoughts, is_open: bool, whole: str, thought: str, content: str
+) -> None:
+    """Between each family's marks, character by character."""
+    opens, closes = marks
+
+    def spelled(part: str) -> str:
+        known = part.replace("<think>", opens).replace("</think>", closes)
+        return known.replace("</thi", closes[:-3]).replace("<thi", opens[:-3])
+
+    segments = found(parse_reasoning(marks, is_open=is_open), spelled(whole))
+    assert (text(segments, "reasoning"), text(segments)) == (spelled(thought), spelled(content))

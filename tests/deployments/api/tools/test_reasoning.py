@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from deployments.api.output.answer_grammar import answer_grammar
+from deployments.api.output.output_parser import OutputParseSpec
+from deployments.api.output.reasoning import KNOWN, Thoughts
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk
 from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
+from tests.engine.support.grammar_models import compiler, ids
 from tests.support.metric_values import snapshot_of
 
 Make = Callable[..., Talk]
@@ -33,6 +37,20 @@ def test_reasoning_is_no_content(talk: Make, template: str, says: str, chunk: in
     assert abs(answer.usage.completion_tokens_details.reasoning_tokens - thinking) <= 1  # tokens cross the border
     counted = snapshot_of(it.metrics).values["reasoning_tokens_total"]
     assert counted == [((), 2 * answer.usage.completion_tokens_details.reasoning_tokens)]
+
+
+@pytest.mark.parametrize("marks", KNOWN)
+def test_the_marks_are_those_of_the_template(talk: Make, marks: Thoughts) -> None:
+    """Character by character, also where the answer has to be JSON."""
+    it = talk(f"{LLAMA3}{{# {marks.opens} {marks.closes} #}}")
+    it.engine.says, it.engine.chunk = f"{marks.opens}Rain?{marks.closes}It is.", 1
+    message = it.whole().choices[0].message
+    assert (message.reasoning, message.content) == ("Rain?", "It is.") == streamed(it)
+    grammar = answer_grammar({"type": "object"}, None, OutputParseSpec(marks), lambda text: None)
+    for said, is_allowed in ((f'{marks.opens}[a] / b{marks.closes}{{"a": 1}}', True), (f"{marks.opens}a", False)):
+        matcher = compiler().compile(grammar).matcher.deep_copy()
+        assert matcher.consume_tokens(ids(said))
+        assert matcher.is_accepting() is is_allowed
 
 
 def test_how_many_tokens_are_reasoning_does_not_depend_on_how_they_come(talk: Make) -> None:
