@@ -109,7 +109,7 @@ class Request:
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_expected_cached: int = 0
-    """Tokens that were cached when it last began to wait, and that admission will probably find."""
+    """Tokens that were cached, or on their way, when it last began to wait; admission will probably find them."""
     num_preemptions: int = 0
     num_recomputed: int = 0
     """Tokens computed a second time: after a preemption, or here after another engine had computed them."""

@@ -43,6 +43,8 @@ class _Awaited(NamedTuple):
     """Key of the page that arrives last."""
     until: float
     """Clock at which it waits no longer."""
+    num_tokens: int
+    """Leading tokens of the prompt that have KV then."""
 
 
 def _has_none(key: bytes) -> bool:
@@ -109,7 +111,8 @@ class ArrivingPrefixes:
             self._lower.load([(keys[page], host) for page, host in zip(missing.in_files, hosts, strict=False)])
         if missing.at_peer:
             self._load_from_peer(request, missing.at_peer, hosts[num_files:])
-        self._awaited[request.request_id] = _Awaited(keys[missing.last], now + seconds)
+        num_tokens = (missing.last + 1) * self._page_size
+        self._awaited[request.request_id] = _Awaited(keys[missing.last], now + seconds, num_tokens)
 
     def _load_from_peer(self, request: Request, pages: Sequence[int], hosts: Sequence[int]) -> None:
         """Fetch each run of pages without a gap, which those that are here already may leave."""
@@ -175,6 +178,11 @@ class ArrivingPrefixes:
             return True
         del self._awaited[request_id]
         return False
+
+    def num_coming(self, request_id: str) -> int:
+        """Return how many leading tokens of a request have KV when what it waits for has come; 0 for nothing."""
+        awaited = self._awaited.get(request_id)
+        return 0 if awaited is None else awaited.num_tokens
 
     def forget(self, request_id: str) -> None:
         """Note that a request does not wait any more. Idempotent."""

@@ -131,6 +131,10 @@ class HostKV:
         """Whether a waiting request had better wait a little longer, as what it begins with is on its way."""
         return self._prefixes.is_awaited(request_id, now)
 
+    def num_coming(self, request_id: str) -> int:
+        """Return how many leading tokens of a waiting request have KV when that has come; 0 if nothing comes."""
+        return self._prefixes.num_coming(request_id)
+
     def reach(self, request: Request, num_found: int, tokens_per_second: float) -> int:
         """Return how many leading tokens of a waiting request have KV, given that the device's tree has
         `num_found`. `tokens_per_second` (0: not known) is the rate at which they would be computed.

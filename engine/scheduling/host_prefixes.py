@@ -147,6 +147,10 @@ class HostPrefixes:
         """Whether a request waits for what `fetch` began to load."""
         return self._arriving.is_awaited(request_id, now)
 
+    def num_coming(self, request_id: str) -> int:
+        """Return how many leading tokens of a request have KV when what `fetch` began to load has come."""
+        return self._arriving.num_coming(request_id)
+
     def reach(self, request: Request, num_found: int, tokens_per_second: float) -> int:
         """Return how many leading tokens of a waiting request have KV, given that the device has `num_found`.
 

@@ -88,7 +88,8 @@ class KVAllocator:
     def enqueue(self, request: Request) -> None:
         """Put a request at its position in the queue."""
         num_found = self.cache.peek(request.namespace, request.reusable)
-        request.num_expected_cached = self.host.reach(request, num_found, self._budget.prefill_rate)
+        num_reached = self.host.reach(request, num_found, self._budget.prefill_rate)
+        request.num_expected_cached = max(num_reached, self.host.num_coming(request.request_id))
         self.waiting.add(request)
 
     # --- pages are taken -----------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ class EngineLoad(Struct, frozen=True):
     num_deferred: int = 0
     """Waiting requests that were deferred: a running one computes the page that they begin with."""
     waiting_prefill_tokens: int = 0
-    """Tokens still to compute of waiting and running prompts, without those that were cached when a waiting one
-    arrived."""
+    """Tokens still to compute of waiting and running prompts, without those that were cached, or on their way from
+    files or another engine, when a waiting one arrived."""
     oldest_wait_seconds: float = 0.0
     pages: PageAccount = field(default_factory=lambda: PageAccount(0, 0, 0, 0))
     page_size: int = 16

@@ -24,7 +24,7 @@ class WaitingQueue:
         self.num_tokens = 0
         """Prompt and output tokens of all waiting requests."""
         self.num_uncached = 0
-        """Those of them that were not cached when their requests were added."""
+        """Those of them that were neither cached nor on their way when their requests were added."""
 
     def check_room(self, request: Request, num_coming: int = 0, tokens_coming: int = 0) -> None:
         """Raise QueueFull if there is no room beside the requests about to be added. Has no side effects."""

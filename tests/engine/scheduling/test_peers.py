@@ -149,6 +149,7 @@ def test_others_run_while_a_prompt_waits(engine: Make) -> None:
     other = receiver.arrive(range(700, 707), max_tokens=2)
     receiver.run(until=lambda: receiver.reason(other) is not None)
     assert not receiver.chunks(waiting) and receiver.host.account() == HostAccount(12, 0, 0, 10)
+    assert receiver.scheduler.load(receiver.now).waiting_prefill_tokens == 1, "what comes need not be computed"
     peers.is_held = False
     receiver.run()
     assert receiver.num_computed(waiting) == 2
