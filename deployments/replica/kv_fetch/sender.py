@@ -10,6 +10,7 @@ until then. A loan ends with its transfer: when all is sent or read, when the fe
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import zlib
@@ -107,8 +108,8 @@ class KVSender:
         self._regions = memory.regions()
         self.counts: Counter[str] = Counter()
         """Transfers "sent", "declined", "given_up", and messages that were "malformed"; "pages"."""
-        self.used_at = 0.0
-        """Clock (`time.monotonic`) when the last transfer began or ended."""
+        self.used_at = -math.inf
+        """Clock (`time.monotonic`) when the last transfer began or ended; before any, never."""
         self._transfers: dict[tuple[bytes, int], _Transfer] = {}
         self._lent: deque[tuple[_Transfer, Future[LentPages]]] = deque()
         self._closing = threading.Event()
