@@ -144,7 +144,8 @@ def _start(model: str, port: int, options: argparse.Namespace) -> None:
     )
     hub = serve.deployment(MetricsHub, name="MetricsHub", ray_actor_options={"num_cpus": 0}).bind(1, args.metrics)
     factory = Engine.from_config if model == "llama" else NullEngines(STEP_S[model], token=VOCABULARY // 2)
-    engines = {one.name: bind_engines(args, one, hub, name, factory) for name, one in args.served.items()}
+    ((name, model_args),) = args.served.items()
+    engines = bind_engines(args, model_args, hub, name, factory)
     serve.run(bind_ingress(args, engines, hub), name="raydix")
 
 

@@ -41,7 +41,8 @@ MODEL = ModelArgs(engine=CONFIG, engines=EngineDeploymentSettings(num_cpus=0.1, 
 def wire_app(*, encrypts: bool) -> Application:
     """Streams tokens over the wire."""
     args = AppArgs(wire=WireSettings(encrypt=encrypts))
-    return _ingress(WireIngress).bind(bind_engines(args, MODEL, None, engine_factory=NullEngines()))
+    (engines,) = bind_engines(args, MODEL, None, engine_factory=NullEngines()).values()
+    return _ingress(WireIngress).bind(engines)
 
 
 def handle_app() -> Application:
@@ -97,7 +98,7 @@ class WireIngress(_Streaming):
     async def __serve_build_asgi_app__(self) -> FastAPI:
         settings = AppArgs().placer(MODEL)
         router = router_state(self._engines.app_name, self._engines.deployment_name, settings)
-        self._client = RemoteEngines(router, 1, ServeWatcher(self._engines))
+        self._client = RemoteEngines(router, 1, ServeWatcher(lambda replica: self._engines))
         await self._client.start()
         await self._engines.describe.remote()
         return self.routes()

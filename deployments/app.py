@@ -1,12 +1,12 @@
 """Builds the application: `serve run deployments.yaml` calls `build`, which wires the deployments together.
 
-Ingress ──handle with PrefixRouter, one per model──▶ EngineReplica
+Ingress ──handle with PrefixRouter, one per model and role──▶ EngineReplica
    └──────────────────▶ MetricsHub ◀────────────────────┘
 """
 
 # No `from __future__ import annotations` here: Serve reads the type of `build`'s argument from its annotation.
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ray import serve
@@ -15,6 +15,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from deployments.api.responses.kept import check_store
 from deployments.config.args import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
+from deployments.config.roles import Pool
 from deployments.config.settings import DeploymentSettings
 from deployments.hub.deployment import MetricsHub
 from deployments.ingress.deployment import Ingress
@@ -47,9 +48,9 @@ def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
         ray_actor_options={"num_cpus": 0},
         logging_config={"enable_access_log": False} | (serve_logging(args.logging) or {}),
     ).bind(args.ingresses.count, args.metrics)
-    engines = {
-        model.name: bind_engines(args, model, hub, name, engine_factory) for name, model in args.served.items()
-    }
+    engines: dict[str, Application] = {}
+    for name, model in args.served.items():
+        engines |= bind_engines(args, model, hub, name, engine_factory)
     return bind_ingress(args, engines, hub)
 
 
@@ -59,11 +60,14 @@ def bind_engines(
     hub: Any,
     name: str = ENGINE_DEPLOYMENT,
     engine_factory: EngineFactory = load_engine,
-) -> Application:
-    """Bind one model's engine replicas, behind their router, as the deployment `name`."""
+) -> dict[str, Application]:
+    """Bind one model's engine replicas, behind their router: by deployment, of which roles make several.
+
+    `name` is the deployment's name without roles.
+    """
     router = RequestRouterConfig(
         request_router_class="router.ray_router:PrefixRouter",
-        request_router_kwargs=asdict(args.placer(model)),
+        request_router_kwargs={"fleet": name, **asdict(args.placer(model))},
     )
     num_sharing = sum(
         model.engines.num_expected * model.engine.tensor_parallel_size for model in args.served.values()
@@ -78,44 +82,51 @@ def bind_engines(
         shared_prefixes=args.shared_prefixes,
         kv_events=model.engines.kv_events,
         kv_fetch=model.engines.kv_fetch,
-        roles=model.engines.roles,
     )
     options = _options(args, model.engines, model.gpus_per_rank)
     if model.engine.tensor_parallel_size > 1:
         options["placement_group_bundles"] = bundles(model.engine, options["ray_actor_options"])
         options["placement_group_strategy"] = "STRICT_PACK"
-    if model.engines.autoscaling is not None or not model.load_at_start:
-        del options["num_replicas"]
-        options["autoscaling_config"] = _autoscaling(model)
-    return serve.deployment(
-        EngineReplica,
-        name=name,
-        request_router_config=router,
-        **options,
-    ).bind(model.engine, settings, hub, engine_factory)
+    return {
+        deployment: serve.deployment(
+            EngineReplica,
+            name=deployment,
+            request_router_config=router,
+            **options,
+            **_size(pool, model.load_at_start),
+        ).bind(model.engine, replace(settings, role=pool.role), hub, engine_factory)
+        for deployment, pool in model.deployments(name).items()
+    }
 
 
 def bind_ingress(args: AppArgs, engines: dict[str, Application], hub: Any) -> Application:
-    """Bind the ingress replicas in front of the models' engines; `engines` has them by model name."""
+    """Bind the ingress replicas in front of the models' engines; `engines` has them by deployment."""
     options = _options(args, args.ingresses, args.ingresses.num_gpus or 0.0)
-    return serve.deployment(Ingress, name="Ingress", **options).bind(args, engines, hub)
+    count = args.ingresses.count
+    return serve.deployment(Ingress, name="Ingress", num_replicas=count, **options).bind(args, engines, hub)
 
 
-def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
+def _size(pool: Pool, load_at_start: bool) -> dict[str, Any]:
+    """Serve's options for the number of a deployment's replicas."""
+    if pool.scaling is None and load_at_start:
+        return {"num_replicas": pool.least}
+    return {"autoscaling_config": _autoscaling(pool, load_at_start)}
+
+
+def _autoscaling(pool: Pool, load_at_start: bool = True) -> AutoscalingConfig:
     """Serve's autoscaling settings, with the policy that counts work.
 
     Serve's minimum is always 0, so that an unloaded model stays unloaded (`control/model_switch.py`); the policy
     keeps to the configured minimum while the model is loaded.
     """
-    settings = model.engines.autoscaling
+    settings = pool.scaling
     if settings is None:  # not loaded at the start: only an autoscaled deployment can start with no replicas
         policy = AutoscalingPolicy(policy_function="deployments.replica.autoscaling:keep")
-        count = model.engines.count
-        return AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=count, policy=policy)
+        return AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=pool.least, policy=policy)
     initial = settings.min if settings.initial is None else settings.initial
     policy = AutoscalingPolicy(
         policy_function="deployments.replica.autoscaling:WorkPolicy",
-        policy_kwargs={"least": settings.min, **settings.model_dump(include=set(TARGETS))},
+        policy_kwargs={"least": settings.min, "role": pool.role, **settings.model_dump(include=set(TARGETS))},
     )
     with warnings.catch_warnings():
         # Ray 2.60 reads `metrics_interval_s`, and not yet the environment variables that are to replace it.
@@ -123,7 +134,7 @@ def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
         return AutoscalingConfig(
             min_replicas=0,
             max_replicas=settings.max,
-            initial_replicas=initial if model.load_at_start else 0,
+            initial_replicas=initial if load_at_start else 0,
             upscale_delay_s=settings.upscale_delay_s,
             downscale_delay_s=settings.downscale_delay_s,
             downscale_to_zero_delay_s=settings.downscale_to_zero_delay_s,
@@ -134,9 +145,8 @@ def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
 
 
 def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float) -> dict[str, Any]:
-    """Serve's options for a deployment."""
+    """Serve's options for a deployment, whatever the number of its replicas."""
     return {
-        "num_replicas": replicas.count,
         "max_ongoing_requests": replicas.max_ongoing,
         "max_queued_requests": replicas.max_queued,
         "graceful_shutdown_timeout_s": replicas.drain_timeout_s,

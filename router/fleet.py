@@ -72,6 +72,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(slots=True)
 class _Member:
     address: ReplicaAddress | None = None
+    deployment: str = ""
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
     is_lost: bool = False
     own: set[str] = field(default_factory=set)
@@ -91,7 +92,7 @@ class _Member:
 
 
 class Fleet:
-    """The replicas of one deployment. Thread-safe; every method is a few dictionary operations and never waits.
+    """The replicas of one model. Thread-safe; every method is a few dictionary operations and never waits.
 
     What placement reads of a replica is made when the replica's state changes, not when a prompt asks for it: each
     prompt considers all replicas, which may be hundreds.
@@ -118,11 +119,14 @@ class Fleet:
 
     # --- members -------------------------------------------------------------------------------------------
 
-    def update(self, addresses: Mapping[str, ReplicaAddress | None]) -> None:
-        """Replace the known replicas; None stands for an unknown address. Listeners are called after a change."""
+    def update(self, addresses: Mapping[str, ReplicaAddress | None], deployment: str = "") -> None:
+        """Replace the known replicas of one deployment; None stands for an unknown address. Listeners are called
+        after a change.
+        """
         with self._lock:
-            before = {replica: member.address for replica, member in self._members.items()}
-            for replica in self._members.keys() - addresses.keys():
+            known = self._members.items()
+            before = {replica: member.address for replica, member in known if member.deployment == deployment}
+            for replica in before.keys() - addresses.keys():
                 self._kv_tokens -= _kv_tokens(self._members.pop(replica).load)
                 self._open_circuits.discard(replica)
                 self._ready.remove(replica)
@@ -131,7 +135,7 @@ class Fleet:
                 if replica in self._members:
                     self._members[replica].address = address
                 else:
-                    member = self._members[replica] = _Member(address)
+                    member = self._members[replica] = _Member(address, deployment)
                     self._refresh(replica, member)
             has_changed = before != dict(addresses)
             self.version += has_changed

@@ -336,6 +336,10 @@ class Placer:
         with self._lock:
             return request_id in self._handed_over
 
+    def is_apart(self, num_uncached: int) -> bool:
+        """Whether a prompt with so many tokens to compute goes to replicas that only compute prompts."""
+        return self._pools is not None and self._pools.is_apart(num_uncached)
+
     def planned_fetch(self, request_id: str) -> PlannedFetch | None:
         """Return what the replica at which an open request was placed is to fetch for it; None: nothing."""
         with self._lock:

@@ -27,15 +27,16 @@ logger = logging.getLogger("ray.serve")
 class PrefixRouter(RequestRouter):
     """Routes each request as the placer's policy decides, a watch to its replica, and other calls by load."""
 
-    def initialize_state(self, **settings: Any) -> None:
-        """Find this process's state of the deployment; `settings` are `PlacerSettings`.
+    def initialize_state(self, fleet: str, **settings: Any) -> None:
+        """Find this process's state of the fleet, which the deployments of all roles share; `settings` are
+        `PlacerSettings`.
 
         Different settings reach only an ingress that an update is about to replace. It keeps its own: an exception
         here would leave its requests without a router.
         """
-        app, deployment = deployment_of(self)
+        app, self._deployment = deployment_of(self)
         try:
-            state = router_state(app, deployment, PlacerSettings(**settings))
+            state = router_state(app, fleet, PlacerSettings(**settings))
         except SettingsDiffer as error:
             logger.error("%s", error)
             state = error.state
@@ -84,9 +85,10 @@ class PrefixRouter(RequestRouter):
             self._placer.release(request_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Tell the fleet the addresses of the replicas that exist now."""
+        """Tell the fleet the addresses of this deployment's replicas that exist now."""
         super().update_replicas(replicas)
-        self._fleet.update({replica.replica_id.unique_id: address_of(replica) for replica in replicas})
+        addresses = {replica.replica_id.unique_id: address_of(replica) for replica in replicas}
+        self._fleet.update(addresses, self._deployment)
 
 
 _ADVERTISED = ("wire_endpoint", "wire_secret", "wire_public_key", "wire_epoch")

@@ -10,12 +10,13 @@ Where one side has no replica that can serve, the other one does both: service c
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, get_args
 
 from router.fleet import Fleet
 from router.overlap import Overlap
 
 Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = get_args(Role)
 WORTH_S = 0.25
 """Seconds of prefill, at the fleet's measured rate, above which a prompt goes apart if no number of tokens is set:
 so long a prefill is worth a transfer, and would hold back the streams beside it."""
@@ -44,9 +45,13 @@ class Pools:
             return candidates, False
         if is_resumed or not prefill:
             return decode, False
-        above = self._fleet.prefill_rate() * WORTH_S if self._above_tokens is None else self._above_tokens
-        is_apart = num_tokens - overlap.most_among(decode) > above
+        is_apart = self.is_apart(num_tokens - overlap.most_among(decode))
         return (prefill, True) if is_apart else (decode, False)
+
+    def is_apart(self, num_uncached: int) -> bool:
+        """Whether a prompt with so many tokens to compute goes apart, where both sides serve."""
+        above = self._fleet.prefill_rate() * WORTH_S if self._above_tokens is None else self._above_tokens
+        return num_uncached > above
 
     def _serving(self, role: Role, candidates: Collection[str], avoid: Collection[str]) -> Collection[str]:
         """Return the candidates of a role, if any of them can serve now."""

@@ -1,4 +1,4 @@
-"""What one process keeps for each deployment that it routes to: the fleet's state and the placer that reads it.
+"""What one process keeps for each fleet that it routes to: the replicas' state and the placer that reads it.
 
 Serve's router runs in another thread than the ingress's code, and its class is pickled by value, so the globals of
 its module are a private copy. Both import this module by name, and `router_state` is where they meet.
@@ -15,14 +15,14 @@ from router.placer import Placer, PlacerSettings
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """One deployment's replicas and what places requests on them. Both are thread-safe."""
+    """One model's replicas and what places requests on them. Both are thread-safe."""
 
     fleet: Fleet
     placer: Placer
 
 
 class SettingsDiffer(ValueError):
-    """The state of a deployment was made with other settings than are asked for now."""
+    """The state of a fleet was made with other settings than are asked for now."""
 
     def __init__(self, message: str, state: RouterState) -> None:
         super().__init__(message)
@@ -31,23 +31,23 @@ class SettingsDiffer(ValueError):
 
 
 _states: dict[tuple[str, str], RouterState] = {}
-"""(application, deployment) -> this process's state."""
+"""(application, fleet) -> this process's state."""
 _states_lock = threading.Lock()
 
 
-def router_state(app: str, deployment: str, settings: PlacerSettings) -> RouterState:
-    """Return this process's state of a deployment, which the first call makes.
+def router_state(app: str, name: str, settings: PlacerSettings) -> RouterState:
+    """Return this process's state of the fleet that is called `name`, which the first call makes.
 
     Raises SettingsDiffer when it was made with other settings: a process places all requests by the same.
     """
     with _states_lock:
-        state = _states.get((app, deployment))
+        state = _states.get((app, name))
         if state is None:
             fleet = Fleet()
-            state = _states[app, deployment] = RouterState(fleet, Placer(fleet, settings))
+            state = _states[app, name] = RouterState(fleet, Placer(fleet, settings))
     if state.placer.settings != settings:
         raise SettingsDiffer(
-            f"this process places requests for {app}#{deployment} with {state.placer.settings}, so it cannot "
+            f"this process places requests for {app}#{name} with {state.placer.settings}, so it cannot "
             f"place them with {settings}; restart it to change them",
             state,
         )

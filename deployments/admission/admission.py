@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from msgspec import structs
 
 from deployments.admission.busy_rate import BusyRate
 from deployments.admission.fair_queue import AdmissionQueueFull, FairQueue, Waiting
+from deployments.admission.waiting_work import WaitingWork
 from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
@@ -56,6 +57,8 @@ class _Place:
 
     request_id: str
     turn: asyncio.Future[None]
+    is_apart: bool
+    """Whether its prompt goes to replicas that only compute prompts."""
 
 
 class Admission:
@@ -67,29 +70,32 @@ class Admission:
         settings: AdmissionSettings,
         tenants: Mapping[str, Tenant],
         metrics: Metrics | None = None,
+        is_apart: Callable[[int], bool] = lambda num_uncached: False,
     ) -> None:
-        """`tenants` maps names to tenants; all other tenants weigh 1."""
+        """`tenants` maps names to tenants; all other tenants weigh 1. `is_apart` says whether a prompt with so
+        many uncached tokens goes to replicas that only compute prompts.
+        """
         self._load, self._settings, self._tenants, self._metrics = load, settings, tenants, metrics
         weights = {name: tenant.weight for name, tenant in tenants.items()}
         self._queue: FairQueue[_Place] = FairQueue(weights, settings)
         self._sending: dict[str, int] = {}  # uncached tokens of requests that are not placed yet
         self._drain = BusyRate()
-        self._turned_away = self._turned_away_tokens = 0
+        self._is_apart, self._work = is_apart, WaitingWork()
         self._timer: asyncio.TimerHandle | None = None
 
     async def admit(self, request: GenerateRequest) -> AdmittedTurn:
         """Wait until the request may be sent. Raises Overloaded after, or instead of, a wait that is too long."""
         arrival, asked_at = _now(), time.monotonic()
         cost = max(1, self._load.uncached_tokens(request))
-        place = _Place(request.request_id, asyncio.get_running_loop().create_future())
+        turn_comes = asyncio.get_running_loop().create_future()
+        place = _Place(request.request_id, turn_comes, self._is_apart(cost))
         entry = Waiting(place, request.tenant, cost, request.priority)
         has_waited = bool(self._queue.num_waiting) or not self._has_room()
         if has_waited:
             try:
                 await self._wait(entry, request)
             except BaseException:  # it is refused, or its client has left
-                self._turned_away += 1
-                self._turned_away_tokens += cost
+                self._work.turn_away(cost, is_apart=place.is_apart)
                 raise
         else:
             self._sending[request.request_id] = cost
@@ -117,9 +123,9 @@ class Admission:
         """Number of uncached prompt tokens of the requests that wait here."""
         return self._queue.num_tokens
 
-    def backlog(self) -> Backlog:
-        """Return what waits here, and what was turned away, for the autoscaler."""
-        return Backlog(self.num_waiting, self.num_waiting_tokens, self._turned_away, self._turned_away_tokens)
+    def backlog(self, role: str = "") -> Backlog:
+        """Return what waits here, and what was turned away, for the autoscaler of a role's replicas, or of all."""
+        return self._work.backlog(role)
 
     # --- waiting -------------------------------------------------------------------------------------------
 
@@ -138,6 +144,7 @@ class Admission:
         except AdmissionQueueFull as full:
             kind: OverloadKind = "tenant_queue_full" if full.whose == "tenant" else "queue_full"
             raise Overloaded(full.reason, self._retry_after(expected, longest), kind) from None
+        self._work.add(entry.cost, is_apart=entry.item.is_apart)
         try:
             self._on_queue_change()
             self._give_turns()
@@ -159,6 +166,7 @@ class Admission:
             self._queue.charge(entry.tenant, -entry.cost)
         else:
             self._queue.remove(entry)
+            self._work.remove(entry.cost, is_apart=entry.item.is_apart)
         self._on_queue_change()
         self._give_turns()
 
@@ -168,6 +176,7 @@ class Admission:
             while self._queue.num_waiting and self._has_room():
                 entry = self._queue.pop()
                 assert entry is not None
+                self._work.remove(entry.cost, is_apart=entry.item.is_apart)
                 self._drain.add(entry.cost, _now())
                 self._sending[entry.item.request_id] = entry.cost
                 entry.item.turn.set_result(None)

@@ -18,7 +18,7 @@ from deployments.cli.scaling.report import LEGEND, scaling_table
 from deployments.cli.scaling.result import ScalingResult
 from deployments.cli.scaling.run import ScalingScenario, simulate_scaling
 from deployments.cli.scaling.settings import default_settings, named
-from deployments.config.settings import AutoscalingSettings
+from deployments.config.autoscaling import AutoscalingSettings
 from router.policies import Policy
 from router.policy_names import policy_named
 from router.simulator.arrivals import Arrivals, Burst, arrivals

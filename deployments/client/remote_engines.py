@@ -88,7 +88,7 @@ class RemoteEngines:
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
-        self._backlog: Callable[[], Backlog] | None = None
+        self._backlog: Callable[[str], Backlog] | None = None
         self._backlog_due = 0.0
         self._unsubscribe: Callable[[], None] = lambda: None
         self._keeper = PrefixKeeper(self._dispatch)
@@ -114,8 +114,11 @@ class RemoteEngines:
             await asyncio.sleep(0.01)
         return True
 
-    def report_backlog(self, backlog: Callable[[], Backlog]) -> None:
-        """Report from now on what waits in this ingress, to one replica, which passes it on to the autoscaler."""
+    def report_backlog(self, backlog: Callable[[str], Backlog]) -> None:
+        """Report from now on what waits in this ingress, to one replica, which passes it on to the autoscaler.
+
+        Where replicas have roles, one of each gets what `backlog` returns for that role; "" stands for no role.
+        """
         self._backlog = backlog
 
     async def aclose(self) -> None:
@@ -381,15 +384,20 @@ class RemoteEngines:
                     self._keeper.keep(replica, self.placer.only_held_by(replica))
 
     def _tell_backlog(self, now: float) -> None:
-        """Report the backlog when it is due, to the replica that was connected first: it knows its own speed."""
+        """Report the backlog when it is due, to the replica of each role that was connected first: it knows its
+        own speed.
+        """
         if self._backlog is None or now < self._backlog_due:
             return
         self._backlog_due = now + BACKLOG_PERIOD_S
-        members = self.fleet.addresses()
+        members, told = self.fleet.addresses(), set[str]()
         for replica, connection in self._connections.items():  # in the order of their beginnings
+            role = connection.address.role
             # Serve takes no reports of a replica that it is stopping.
-            if connection.is_answering and replica in members and not connection.load.is_draining:
-                return connection.tell_backlog(self._backlog())
+            is_heard = connection.is_answering and replica in members and not connection.load.is_draining
+            if is_heard and role not in told:
+                told.add(role)
+                connection.tell_backlog(self._backlog(role))
 
 
 def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+from collections.abc import Callable
 from typing import Any
 
 from ray.exceptions import ActorDiedError
@@ -12,10 +13,11 @@ from deployments.client.replica_watch import ReplicaDied
 
 
 class ServeWatcher:
-    """Calls replicas of one deployment through a handle, whose router is `router.ray_router.PrefixRouter`."""
+    """Calls a model's replicas through Serve's handles, whose router is `router.ray_router.PrefixRouter`."""
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    def __init__(self, handle_of: Callable[[str], Any]) -> None:
+        """`handle_of` returns the handle of a replica's deployment."""
+        self._handle_of = handle_of
 
     async def watch(self, replica: str, ingress_id: str) -> None:
         """Return when the replica ends the call. Raises ReplicaDied when its process is gone.
@@ -26,7 +28,7 @@ class ServeWatcher:
         # Serve 2.60 gives all handle calls of one context the same internal id, and of several at once routes only
         # one. In its own context each call gets its own id.
         context = contextvars.Context()
-        response = context.run(self._handle.watch.remote, WatchedReplica(replica), ingress_id)
+        response = context.run(self._handle_of(replica).watch.remote, WatchedReplica(replica), ingress_id)
         try:
             await response
         except ActorDiedError:

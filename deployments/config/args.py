@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from deployments.config.files import FileSettings
 from deployments.config.limits import Limits
+from deployments.config.roles import Pool
 from deployments.config.settings import (
     AdmissionSettings,
     BatchSettings,
@@ -126,11 +127,11 @@ class ModelArgs(Settings):
             )
         return self
 
-    @property
-    def num_when_loaded(self) -> int:
-        """Number of replicas that loading the model starts."""
-        scaling = self.engines.autoscaling
-        return self.engines.count if scaling is None else max(1, scaling.initial or scaling.min)
+    def deployments(self, name: str) -> dict[str, Pool]:
+        """Return the replicas of each of the model's deployments by its name; `name` is the model's own in
+        `AppArgs.served`.
+        """
+        return {pool.deployment(name): pool for pool in self.engines.pools}
 
 
 class AccessSettings(Settings):
@@ -263,10 +264,19 @@ class AppArgs(AccessSettings):
 
     @property
     def served(self) -> dict[str, ModelArgs]:
-        """All models by the names of their engine deployments, which do not depend on the other models."""
+        """All models by the names of their engine deployments, which do not depend on the other models.
+
+        Where replicas have roles, the deployments' names are those of `ModelArgs.deployments`.
+        """
         if not self.models:
             return {ENGINE_DEPLOYMENT: ModelArgs(engine=self.engine, engines=self.engines, chat=self.chat)}
         return {f"{ENGINE_DEPLOYMENT}-{_slug(model.name)}": model for model in self.models}
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """The replicas of all engine deployments by name."""
+        served = self.served.items()
+        return {deployment: pool for name, model in served for deployment, pool in model.deployments(name).items()}
 
 
 def _slug(name: str) -> str:

@@ -2,9 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from deployments.config.autoscaling import AutoscalingSettings
+from router.roles import ROLES, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The replicas of one engine deployment: all of a model, or those that have one role."""
+
+    role: Role | None
+    """None: they do both."""
+    size: int | AutoscalingSettings
+    """How many there are, or how many there may be."""
+
+    @property
+    def scaling(self) -> AutoscalingSettings | None:
+        """How the number follows the work; None where it is fixed."""
+        return None if isinstance(self.size, int) else self.size
+
+    @property
+    def least(self) -> int:
+        """Fewest replicas that are up when all is well."""
+        return self.size if isinstance(self.size, int) else self.size.min
+
+    @property
+    def num_when_loaded(self) -> int:
+        """Number of replicas that loading the model starts."""
+        return self.size if isinstance(self.size, int) else max(1, self.size.initial or self.size.min)
+
+    def deployment(self, model: str) -> str:
+        """Return its name, where that of the model's deployment without roles is `model`."""
+        return model if self.role is None else f"{model}:{self.role}"
+
+
+def _form(given: Any) -> str:
+    return "autoscaling" if isinstance(given, (dict, AutoscalingSettings)) else "number"
+
+
+PoolSize = Annotated[
+    Annotated[int, Field(ge=1), Tag("number")] | Annotated[AutoscalingSettings, Tag("autoscaling")],
+    Discriminator(_form),
+]
+"""A fixed number of replicas, or the fields of `AutoscalingSettings`."""
 
 
 class RoleSettings(BaseModel):
@@ -12,15 +56,32 @@ class RoleSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    prefill: int = Field(ge=1)
-    """Replicas that compute long prompts, and generate only their first tokens."""
-    decode: int = Field(ge=1)
-    """Replicas that go on with these, and do all of short prompts."""
+    prefill: PoolSize
+    """Replicas that compute long prompts, and generate only their first tokens: a number, or `min`, `max` and the
+    other fields of `engines.autoscaling`, by which the number follows the prompts that come and wait."""
+    decode: PoolSize
+    """Replicas that go on with these, and do all of short prompts: a number, or such fields, by which it follows
+    the streams and their KV memory."""
     disaggregate_above_tokens: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Tokens of a prompt, cached on no replica that generates, above which it is computed apart. "auto": what
     takes a quarter of a second at the measured rate."""
 
     @property
+    def pools(self) -> tuple[Pool, ...]:
+        """The replicas of each role."""
+        return tuple(Pool(role, getattr(self, role)) for role in ROLES)
+
+    @property
     def count(self) -> int:
-        """All replicas."""
-        return self.prefill + self.decode
+        """Fewest replicas of all roles."""
+        return sum(pool.least for pool in self.pools)
+
+    @model_validator(mode="after")
+    def _each_role_has_a_replica(self) -> Self:
+        for pool in self.pools:
+            if pool.least < 1:
+                raise ValueError(
+                    f"{pool.role}.min is 0, but work is told by the replicas that do it: a role that has none "
+                    f"never gets one. Set it to at least 1; to stop a model's last replicas, unload the model"
+                )
+        return self

@@ -6,12 +6,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from deployments.config.autoscaling import AutoscalingSettings
 from deployments.config.hosts import LOCAL_HOSTS, check_host, check_origin, is_local
 from deployments.config.kv_events import KvEventSettings
 from deployments.config.kv_fetch import KvFetchSettings
-from deployments.config.roles import RoleSettings
+from deployments.config.roles import Pool, RoleSettings
 from router.policy_names import check_policy_name
 
 PolicyName = Annotated[str, AfterValidator(check_policy_name)]
@@ -206,46 +215,6 @@ class AdmissionSettings(Settings):
     """Most uncached prompt tokens of one tenant that wait; a single request may have more."""
 
 
-class AutoscalingSettings(Settings):
-    """Runs as many engine replicas as the work needs; see `deployments/replica/autoscaling.py`."""
-
-    min: int = Field(default=1, ge=0)
-    """Fewest replicas. With 0, a model that has none is loaded again by POST /v1/models/NAME/load."""
-    max: int = Field(ge=1)
-    """Most replicas."""
-    initial: int | None = Field(default=None, ge=0)
-    """Replicas at the start; None: `min`."""
-    ttft_target_s: float = Field(default=1.0, gt=0)
-    """Seconds that a prompt may wait for the prefill of others, on average over the replicas."""
-    catch_up_s: float = Field(default=30.0, ge=0)
-    """Seconds in which more replicas, once they are up, work off what waits beyond that."""
-    max_busy_share: float = Field(default=0.85, gt=0, le=1)
-    """Largest share of a replica's measured prefill rate that may be in use."""
-    max_kv_share: float = Field(default=0.85, gt=0, le=1)
-    """Largest share of a replica's KV pages, and of its places in the batch, that may be in use or waited for."""
-    headroom: float = Field(default=0.3, ge=0, lt=1)
-    """Share of these limits that stays free after scaling down, so that the number does not go up and down."""
-    upscale_delay_s: float = Field(default=10.0, ge=0)
-    """Seconds for which more replicas must be needed before they are started."""
-    downscale_delay_s: float = Field(default=300.0, ge=0)
-    """Seconds for which fewer replicas must be needed before some are stopped."""
-    downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
-    """The same delay for the last replica, where `min` is 0; None: `downscale_delay_s`."""
-    look_back_s: float = Field(default=6.0, gt=0)
-    """Seconds of past reports that a decision averages over. Shorter than `upscale_delay_s`: a decision then sees
-    nothing of the time before a burst, and one is enough."""
-    report_s: float = Field(default=2.0, gt=0)
-    """Seconds between two reports of a replica."""
-
-    @model_validator(mode="after")
-    def _bounds_fit(self) -> Self:
-        if self.max < self.min:
-            raise ValueError(f"max ({self.max}) must be at least min ({self.min})")
-        if self.initial is not None and not self.min <= self.initial <= self.max:
-            raise ValueError(f"initial ({self.initial}) must be from min ({self.min}) to max ({self.max})")
-        return self
-
-
 class EngineDeploymentSettings(DeploymentSettings):
     """Engine replicas: a fixed `count`, or as many as the work needs (`autoscaling`)."""
 
@@ -265,22 +234,29 @@ class EngineDeploymentSettings(DeploymentSettings):
         roles = given.get("roles") if isinstance(given, dict) else None
         if not roles:
             return given
-        settings = RoleSettings.model_validate(roles)
+        try:
+            settings = RoleSettings.model_validate(roles)
+        except ValidationError:  # which is told again, with the whole path
+            return given
         if given.get("autoscaling") is not None:
             raise ValueError(
-                "roles and autoscaling exclude each other: replicas with roles have fixed numbers; remove one"
+                "roles and autoscaling exclude each other, as each role scales by its own work: give its bounds "
+                "there, as in roles: {prefill: {min: 1, max: 4}, decode: 2}, and remove autoscaling"
             )
         if given.get("count", settings.count) != settings.count:
-            raise ValueError(
-                f"count is {given['count']}, but roles has {settings.prefill} replicas for prefill and "
-                f"{settings.decode} for decode: leave out count"
-            )
+            sizes = " and ".join(f"{pool.least} for {pool.role}" for pool in settings.pools)
+            raise ValueError(f"count is {given['count']}, but roles has {sizes}: leave out count")
         return {**given, "roles": settings, "count": settings.count}
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """The replicas of each deployment that these settings describe."""
+        return (Pool(None, self.autoscaling or self.count),) if self.roles is None else self.roles.pools
 
     @property
     def num_expected(self) -> int:
         """Least number of replicas that are up when all is well."""
-        return self.count if self.autoscaling is None else self.autoscaling.min
+        return sum(pool.least for pool in self.pools)
 
     @model_validator(mode="after")
     def _count_or_autoscaling(self) -> Self:

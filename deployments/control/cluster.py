@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from deployments.client.protocol import EngineClient, FleetHealth
-from deployments.control.controller_client import AppView, ControllerUnavailable, ReplicaView
-from deployments.control.model_switch import state_of
+from deployments.control.controller_client import AppView, ControllerUnavailable, DeploymentView, ReplicaView
+from deployments.control.model_switch import state_of, together
 from router.ray_internals import is_head
 
 logger = logging.getLogger("ray.serve")
@@ -37,7 +37,9 @@ class ClusterModel:
     """One model, as the cluster's state needs it."""
 
     name: str
-    deployment: str
+    fleet: str
+    """The name of its deployment, or what those of its roles begin with."""
+    deployments: tuple[str, ...]
     client: EngineClient
     describe: Callable[[], Awaitable[Described]]
     """Asks all replicas of the model to describe themselves."""
@@ -161,8 +163,7 @@ def _place_replicas(
     here = [
         (model, replica)
         for model in models
-        if model.deployment in view.deployments
-        for replica in view.deployments[model.deployment].replicas
+        for replica in (_deployed(model, view) or DeploymentView(0)).replicas
         if replica.node_id == node["node_id"]
     ]
     node["replicas"] = [{"model": model.name, **_location_of(replica)} for model, replica in here]
@@ -172,17 +173,23 @@ def _place_replicas(
 
 
 def _model(model: ClusterModel, fleet: FleetHealth, view: AppView | None) -> dict[str, Any]:
-    deployment = view.deployments.get(model.deployment) if view is not None else None
+    deployment = None if view is None else _deployed(model, view)
     heard = {health.replica: asdict(health) for health in fleet.replicas}
     known = {replica.replica: _location_of(replica) for replica in deployment.replicas} if deployment else {}
     return {
         "id": model.name,
-        "deployment": model.deployment,
+        "deployment": model.fleet,
         "state": None if deployment is None else state_of(deployment),
         "replicas_wanted": None if deployment is None else deployment.target,
         "replicas": [{**heard.get(name, {}), **known.get(name, {})} for name in sorted({*heard, *known})],
         "totals": _totals([fleet]),
     }
+
+
+def _deployed(model: ClusterModel, view: AppView) -> DeploymentView | None:
+    """A model's deployments as if they were one; None while Serve knows none of them."""
+    known = {name: view.deployments[name] for name in model.deployments if name in view.deployments}
+    return together(known) if known else None
 
 
 def _location_of(replica: ReplicaView) -> dict[str, Any]:

@@ -1,15 +1,17 @@
-"""Loads and unloads a model by setting its deployment's target number of replicas in Serve's controller.
+"""Loads and unloads a model by setting its deployments' target numbers of replicas in Serve's controller.
 
     target 0      no replica: unloaded           replicas still finish their streams: draining
     target > 0    no replica runs yet: loading   at least one runs: loaded
 
 The controller alone owns the target, so all ingresses agree and a restarted one finds it again. Where a model is
 autoscaled, Serve starts a replica whenever a call waits for one, so no call may wait for an unloaded model:
-`RemoteEngines` refuses such calls at once.
+`RemoteEngines` refuses such calls at once. A model has a deployment, or one for each role; what one lacks the
+other does, so they count together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
@@ -29,49 +31,58 @@ class Controller(Protocol):
 
 
 class DeploymentSwitch:
-    """The `ModelSwitch` of one engine deployment."""
+    """The `ModelSwitch` of one model's engine deployments."""
 
-    def __init__(self, controller: Controller, deployment: str, count: int) -> None:
-        """Loading the model starts `count` replicas."""
-        self._controller, self._deployment, self._count = controller, deployment, count
+    def __init__(self, controller: Controller, counts: Mapping[str, int]) -> None:
+        """`counts` has how many replicas of each deployment loading the model starts."""
+        self._controller, self._counts = controller, counts
 
     async def state(self) -> ModelState | None:
         """The model's state; None while the controller does not answer."""
         try:
-            return state_of(await self._view())
+            return state_of(together(await self._views()))
         except ControllerUnavailable:
             return None
 
     async def load(self) -> ModelState:
         """Start replicas. A model that has some keeps as many as it has."""
-        return await self._scale(self._count)
+        return await self._scale(self._counts)
 
     async def unload(self) -> ModelState:
         """Stop all replicas as soon as their streams have ended."""
-        return await self._scale(0)
+        return await self._scale(dict.fromkeys(self._counts, 0))
 
-    async def _scale(self, count: int) -> ModelState:
+    async def _scale(self, counts: Mapping[str, int]) -> ModelState:
         try:
-            if bool((await self._view()).target) != bool(count):
+            views = await self._views()
+            changes = {name: n for name, n in counts.items() if bool(views[name].target) != bool(n)}
+            for name, count in changes.items():
                 if not (await self._controller.view()).is_scalable:
                     raise NotSwitchable(
                         "models of this application cannot be loaded or unloaded while it runs: set "
                         "external_scaler_enabled: true beside import_path in its config"
                     )
-                await self._controller.scale(self._deployment, count)
-            return state_of(await self._view())
+                await self._controller.scale(name, count)
+            return state_of(together(await self._views()))
         except ControllerUnavailable as error:
             raise Unavailable(str(error)) from None
 
-    async def _view(self) -> DeploymentView:
-        view = (await self._controller.view()).deployments.get(self._deployment)
-        if view is None:
-            raise ControllerUnavailable(f"Serve knows no deployment {self._deployment!r}")
-        return view
+    async def _views(self) -> dict[str, DeploymentView]:
+        known = (await self._controller.view()).deployments
+        for name in self._counts:
+            if name not in known:
+                raise ControllerUnavailable(f"Serve knows no deployment {name!r}")
+        return {name: known[name] for name in self._counts}
+
+
+def together(views: Mapping[str, DeploymentView]) -> DeploymentView:
+    """Return a model's deployments as if they were one."""
+    replicas = tuple(replica for view in views.values() for replica in view.replicas)
+    return DeploymentView(sum(view.target for view in views.values()), replicas)
 
 
 def state_of(view: DeploymentView) -> ModelState:
-    """The model's state, as its deployment's target and replicas imply it."""
+    """The model's state, as its deployments' target and replicas imply it."""
     if view.target == 0:
         return "draining" if view.replicas else "unloaded"
     return "loaded" if view.count("RUNNING") else "loading"

@@ -63,7 +63,7 @@ class Ingress:
     """Builds the API over this process's connections to the engines."""
 
     def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
-        """`engines` has the models' deployment handles by model name."""
+        """`engines` has Serve's handles of the engines by deployment."""
         args = with_access_file(args)
         self._args = args
         context = serve.get_replica_context()
@@ -74,9 +74,7 @@ class Ingress:
         self._log = RequestLog(name)
         self._lines = None if args.logging.access_log is None else LineFile(args.logging.access_log)
         self._controller = controller = ControllerClient(context.app_name, args.health.status_timeout_s)
-        self._links = [
-            ModelLink(args, model, engines[model.name], name, controller) for model in args.served.values()
-        ]
+        self._links = [ModelLink(args, fleet, engines, name, controller) for fleet in args.served]
         snapshots = {f"{name}/{link.name}": link.snapshot for link in self._links}
         # A request that names no served model is counted for the only model, or for none where there are several.
         self._metrics, own = self._links[0].metrics, next(iter(snapshots))

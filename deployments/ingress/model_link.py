@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,15 @@ from deployments.client.model_client import ModelClient
 from deployments.client.protocol import UNLOADED_STATES
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.serve_watcher import ServeWatcher
-from deployments.config.args import AppArgs, ModelArgs
+from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing
 from deployments.config.version import raydix_version
-from deployments.control.ask_all import ask_all
 from deployments.control.cluster import ClusterModel
 from deployments.control.controller_client import ControllerClient
 from deployments.control.model_switch import DeploymentSwitch
 from deployments.hub.warm_up_board import PrefixReport
 from deployments.ingress.cache_reset import empty_caches
+from deployments.ingress.engine_handles import EngineHandles
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics import IngressMetrics
 from engine.config import EngineConfig
@@ -50,15 +51,19 @@ class ModelLink:
     """Connects this process to one model's engines, and counts the model's requests."""
 
     def __init__(
-        self, args: AppArgs, model: ModelArgs, engines: Any, process: str, control: ControllerClient
+        self, args: AppArgs, fleet: str, engines: Mapping[str, Any], process: str, control: ControllerClient
     ) -> None:
+        """`fleet` is the model's key in `args.served`; `engines` has Serve's handles by deployment."""
+        self._model = model = args.served[fleet]
         self.name = model.name
         self.metrics = Metrics(model.name, process, "ingress")
-        self._model, self._engines = model, engines
-        self._router = router_state(engines.app_name, engines.deployment_name, args.placer(model))
+        pools = model.deployments(fleet)
+        self._fleet_name = fleet
+        self._router = router_state(engines[next(iter(pools))].app_name, fleet, args.placer(model))
+        self._engines = EngineHandles(engines, pools, self._router.fleet)
         self._warm_up, self._admission = args.warm_up, args.admission
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
-        self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
+        self._switch = DeploymentSwitch(control, self._engines.counts)
         self._grammars: GrammarCheck | None = None
         self._limits = args.limits
         self._connections: RemoteEngines | None = None
@@ -91,7 +96,7 @@ class ModelLink:
         self._connections = RemoteEngines(
             self._router,
             self._model.engines.num_expected,
-            ServeWatcher(self._engines),
+            ServeWatcher(self._engines.of),
             self._health,
             metrics=self.metrics,
             model=self._fingerprint,
@@ -118,7 +123,8 @@ class ModelLink:
         card = _card(self._model.engine, config, self._fingerprint, defaults, tasks)
         load = FleetLoad(self._router.fleet, self._router.placer.uncached_tokens)
         tenants = {tenant.name: tenant for tenant in keys.tenants}
-        admission = Admission(load, self._admission, tenants, self.metrics)
+        is_apart = self._router.placer.is_apart
+        admission = Admission(load, self._admission, tenants, self.metrics, is_apart)
         self._connections.report_backlog(admission.backlog)
         client = ModelClient(self._connections, admission, self._switch)
         self._grammars = GrammarCheck(
@@ -141,7 +147,8 @@ class ModelLink:
     def in_cluster(self) -> ClusterModel:
         """Return the model as the cluster's state reports it."""
         assert self._connections is not None, "start() comes first"
-        return ClusterModel(self.name, self._engines.deployment_name, self._connections, self._describe)
+        deployments = tuple(self._engines.counts)
+        return ClusterModel(self.name, self._fleet_name, deployments, self._connections, self._describe)
 
     async def aclose(self) -> None:
         """Disconnect. Idempotent."""
@@ -165,12 +172,12 @@ class ModelLink:
 
     async def _describe(self) -> list[dict[str, Any]]:
         """Return the descriptions of all replicas that answer."""
-        answers = await self._engines.broadcast("describe").results_async(return_exceptions=True)
+        answers = await self._engines.ask_all("describe")
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def _empty_caches(self) -> dict[str, int]:
         """Empty the caches of all replicas; return the pages that each one freed. Raises Unavailable."""
-        ask = partial(ask_all, self._engines, "empty_cache")
+        ask = partial(self._engines.ask_all, "empty_cache")
         timeout_s = self._health.status_timeout_s
         return await empty_caches(self.name, self._router.fleet.names, ask, self._switch.state, timeout_s)
 
@@ -188,7 +195,7 @@ class ModelLink:
 
     async def _learn_prefixes(self) -> None:
         with contextlib.suppress(Exception):
-            await self._engines.describe.remote()
+            await self._engines.start_routers()
             assert self._connections is not None
             await self._connections.wait_for_prefixes(self._sync_timeout_s)
 

@@ -14,6 +14,12 @@ replica looks just busy. So the need follows from what comes, whether it is serv
     more     ceil(needed), when that is above the target
     fewer    ceil(needed / (1 - headroom)), when that is below it: the replicas that stay have room to spare
 
+Where prefill and decode are apart (`router/roles.py`), each is a deployment with a policy and bounds of its own:
+
+    prefill  memory does not count: a prompt leaves it when it is computed, however many wait
+    decode   the prompts of its streams are computed elsewhere, so the growth of its memory follows from requests:
+             KV memory in use * requests that come / requests that end
+
 The need is a sum over the fleet, so it does not depend on how many replicas share it: under constant work the
 target moves once and then rests, as ceil(needed) <= ceil(needed / (1 - headroom)). Uneven queues are for the
 router to solve, not for more replicas. Serve applies its delays, factors and bounds to the result.
@@ -60,6 +66,11 @@ class ReplicaWork:
     """Requests that wait in ingresses."""
     turned_away_per_s: float = 0.0
     """Requests that left an ingress per second without an engine."""
+    finished_per_s: float = 0.0
+    """Requests that ended per second."""
+    unserved_per_s: float = 0.0
+    """Requests per second that came and did not begin, because they wait or were turned away. Negative while
+    queues become shorter."""
 
 
 STATS = tuple(ReplicaWork.__dataclass_fields__)
@@ -68,7 +79,7 @@ STATS = tuple(ReplicaWork.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The fields of `deployments.config.settings.AutoscalingSettings` that set what a replica is kept at."""
+    """The fields of `deployments.config.autoscaling.AutoscalingSettings` that set what a replica is kept at."""
 
     ttft_target_s: float = 1.0
     catch_up_s: float = 30.0
@@ -80,19 +91,31 @@ class Targets:
 TARGETS = tuple(Targets.__dataclass_fields__)
 
 
-def needed_replicas(targets: Targets, work: Sequence[ReplicaWork]) -> float:
-    """Number of replicas, not rounded, that would do this work at the targets."""
+def needed_replicas(targets: Targets, work: Sequence[ReplicaWork], role: str | None = None) -> float:
+    """Number of replicas, not rounded, that would do this work at the targets. `role` is theirs, if any."""
     busy = sum(replica.busy_share for replica in work)
     waiting = sum(replica.queued_prefill_s for replica in work)
     coming = max(0.0, busy + sum(replica.unserved_share for replica in work))
+    pace = _pace(targets, coming, waiting)
+    prefill = max(pace, coming / targets.max_busy_share)
+    if role == "prefill":
+        return prefill
+    if role == "decode":
+        busy = sum(replica.finished_per_s for replica in work)
+        coming = max(0.0, busy + sum(replica.unserved_per_s for replica in work))
+        pace = _pace(targets, coming, sum(replica.held_back for replica in work))
+    memory = sum(replica.kv_share for replica in work) * _growth_of_batches(pace, busy, targets.catch_up_s, work)
+    return max(prefill, memory / targets.max_kv_share)
+
+
+def _pace(targets: Targets, coming: float, waiting: float) -> float:
+    """The work per second that keeps up with what comes, and leaves what waits as short as it is to be in time."""
     horizon = targets.catch_up_s
-    pace = max(coming, (waiting + coming * horizon) / (horizon + targets.ttft_target_s))
-    memory = sum(replica.kv_share for replica in work) * _growth_of_batches(pace, busy, horizon, work)
-    return max(pace, coming / targets.max_busy_share, memory / targets.max_kv_share)
+    return max(coming, (waiting + coming * horizon) / (horizon + targets.ttft_target_s))
 
 
 def _growth_of_batches(pace: float, busy: float, horizon: float, work: Sequence[ReplicaWork]) -> float:
-    """How many times as many requests would run at once if prefill went on at `pace` instead of at `busy`.
+    """How many times as many requests would run at once if work went on at `pace` instead of at `busy`.
 
     Requests stay as long as they do now (Little's law). No more can run than run, wait or were turned away.
     """
@@ -103,7 +126,9 @@ def _growth_of_batches(pace: float, busy: float, horizon: float, work: Sequence[
     return min(max(1.0, pace / busy) if busy else math.inf, 1.0 + outside / running)
 
 
-def desired_replicas(targets: Targets, work: Sequence[ReplicaWork], num_running: int, target: int) -> int:
+def desired_replicas(
+    targets: Targets, work: Sequence[ReplicaWork], num_running: int, target: int, role: str | None = None
+) -> int:
     """The new target, where the present one is `target`.
 
     `work` is the work of those of `num_running` replicas that have reported. The others are new and idle: they do
@@ -112,7 +137,7 @@ def desired_replicas(targets: Targets, work: Sequence[ReplicaWork], num_running:
     """
     if not work:
         return target
-    needed = needed_replicas(targets, work)
+    needed = needed_replicas(targets, work, role)
     if needed > target + _ROUNDING:
         return math.ceil(needed - _ROUNDING)
     fewer = math.ceil(needed / (1.0 - targets.headroom) - _ROUNDING)
@@ -127,16 +152,18 @@ class WorkPolicy:
     Serve 2.60 calls it with an `AutoscalingContext`; it returns the desired number of replicas and no state.
     """
 
-    def __init__(self, least: int = 0, **targets: float) -> None:
-        """`least` replicas are kept, except that an unloaded model has none until it is loaded again."""
-        self._least, self._targets = least, Targets(**targets)
+    def __init__(self, least: int = 0, role: str | None = None, **targets: float) -> None:
+        """`least` replicas are kept, except that an unloaded model has none until it is loaded again. `role` is
+        what the replicas do: "prefill", "decode", or None for both.
+        """
+        self._least, self._role, self._targets = least, role, Targets(**targets)
         self._target: int | None = None
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Stays within the deployment's bounds, and at 1 or more while there is any request."""
         work = reported_work(context.aggregated_metrics or {})
         target = context.target_num_replicas
-        desired = desired_replicas(self._targets, work, context.current_num_replicas, target)
+        desired = desired_replicas(self._targets, work, context.current_num_replicas, target, self._role)
         if context.total_num_requests > 0:
             desired = max(desired, 1)
         low = max(context.capacity_adjusted_min_replicas, self._least)
@@ -149,8 +176,9 @@ class WorkPolicy:
         """Log when Serve has carried out a decision; what is wanted for a moment is no news."""
         before, self._target = self._target, target
         if before is not None and target != before:
-            needed = needed_replicas(self._targets, work) if work else math.nan
-            logger.info("%d engine replicas instead of %d: the work needs %.2f", target, before, needed)
+            needed = needed_replicas(self._targets, work, self._role) if work else math.nan
+            what = "engine" if self._role is None else self._role
+            logger.info("%d %s replicas instead of %d: the work needs %.2f", target, what, before, needed)
 
 
 def keep(context: Any) -> tuple[int, dict[str, Any]]:
@@ -171,4 +199,4 @@ def reported_work(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaWor
 def _sane(name: str, value: float) -> float:
     if not math.isfinite(value):
         return 0.0
-    return value if name == "unserved_share" else max(0.0, value)
+    return value if name.startswith("unserved") else max(0.0, value)

@@ -23,7 +23,6 @@ from deployments.client.outgoing import message_of
 from deployments.client.protocol import CallOutcome, GenerateRequest
 from deployments.config.kv_events import KvEventSettings
 from deployments.config.kv_fetch import KvFetchSettings
-from deployments.config.roles import RoleSettings
 from deployments.config.settings import (
     ChatSettings,
     HealthSettings,
@@ -83,8 +82,8 @@ class ReplicaSettings:
     """Where blocks of KV are told to routers of others, if anywhere."""
     kv_fetch: KvFetchSettings | None = None
     """How KV is exchanged with other replicas, if at all."""
-    roles: RoleSettings | None = None
-    """How many replicas have which role, if they have any."""
+    role: Role | None = None
+    """What its replicas do; None: both."""
     timings: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire; its heartbeat is `health.heartbeat_s`."""
 
@@ -95,13 +94,6 @@ def serve_whereabouts() -> tuple[str, str]:
     from ray import serve
 
     return serve.get_replica_context().replica_id.unique_id, ray.util.get_node_ip_address()
-
-
-def serve_rank() -> int:
-    """This Serve replica's number among those of its deployment, from 0; a replica's successor gets its own."""
-    from ray import serve
-
-    return int(serve.get_replica_context().rank.rank)
 
 
 def _with_threads(config: EngineConfig, num_sharing: int | None) -> EngineConfig:
@@ -123,14 +115,10 @@ class EngineReplica:
         engine_factory: EngineFactory = load_engine,
         whereabouts: Callable[[], tuple[str, str]] = serve_whereabouts,
         is_stopping: Callable[[], bool] = serve_is_stopping,
-        rank: Callable[[], int] = serve_rank,
     ) -> None:
         log_through_serve()
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
-        self._role: Role | None = None
-        if settings.roles is not None:
-            self._role = "prefill" if rank() < settings.roles.prefill else "decode"
         self._events: KvEventPublisher | None = None
         if settings.kv_events is not None:  # before the model is loaded: unusable endpoints are told at once
             self._events = KvEventPublisher(settings.kv_events, self.replica, host, config.name)
@@ -209,7 +197,7 @@ class EngineReplica:
             "wire_public_key": self._wire.public_key,
             "wire_epoch": str(self._wire.epoch),
             **({} if self._exchange is None else self._exchange.sender.address.metadata()),
-            **({} if self._role is None else {"role": self._role}),
+            **self._role,
             **({"store": store_name(store)} if (store := self._engine.runner.lower_tier.store) else {}),
         }
 
@@ -230,8 +218,13 @@ class EngineReplica:
         """Describe this replica: its longest context in tokens, and its GPUs."""
         device = str(getattr(self._engine.runner, "device", "none"))
         gpus = await asyncio.to_thread(gpus_of, device)
-        described = {"replica": self.replica, "max_model_len": self._engine.max_model_len, "gpus": gpus}
-        return described if self._role is None else {**described, "role": self._role}
+        longest = self._engine.max_model_len
+        return {"replica": self.replica, "max_model_len": longest, "gpus": gpus, **self._role}
+
+    @property
+    def _role(self) -> dict[str, str]:
+        """What this replica tells of its role, if it has one."""
+        return {} if self._settings.role is None else {"role": self._settings.role}
 
     def close(self) -> None:
         """Stop the engine and the wire. Idempotent."""

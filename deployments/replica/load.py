@@ -107,6 +107,9 @@ class _Mark:
     unserved: int
     """Tokens that wait in the engine now, and those that waited in ingresses or were turned away there."""
     turned_away: int
+    unserved_requests: int
+    """As `unserved`, in requests."""
+    finished: int
 
 
 class WorkMeter:
@@ -118,7 +121,7 @@ class WorkMeter:
     def __init__(self, page_size: int, max_running: int, now: float) -> None:
         self._page_size, self._max_running = page_size, max_running
         self._prefilled = 0
-        self._last = _Mark(now, 0, 0, 0, 0)
+        self._last = _Mark(now, 0, 0, 0, 0, 0, 0)
 
     def on_step(self, stats: StepStats) -> None:
         """Count a step."""
@@ -131,7 +134,15 @@ class WorkMeter:
         """
         to_prefill, rate = load.waiting_prefill_tokens, load.prefill_rate
         unserved = to_prefill + backlog.unserved_tokens
-        mark = _Mark(now, self._prefilled, load.num_preemptions, unserved, backlog.turned_away)
+        mark = _Mark(
+            now,
+            self._prefilled,
+            load.num_preemptions,
+            unserved,
+            backlog.turned_away,
+            load.num_waiting + backlog.unserved_requests,
+            load.num_finished,
+        )
         last, self._last = self._last, mark
         seconds = max(now - last.now, 1e-3)
         return {
@@ -143,6 +154,8 @@ class WorkMeter:
             "running": load.num_running,
             "held_back": backlog.num_requests,
             "turned_away_per_s": (mark.turned_away - last.turned_away) / seconds,
+            "finished_per_s": (mark.finished - last.finished) / seconds,
+            "unserved_per_s": (mark.unserved_requests - last.unserved_requests) / seconds,
             "waiting": load.num_waiting,
         }
 

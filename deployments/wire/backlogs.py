@@ -1,8 +1,8 @@
 """What waits in admission, as those ingresses report it to this replica that chose it.
 
-An ingress reports to one replica alone (`deployments/client/remote_engines.py`), and each replica passes on to
-Serve's autoscaler what it was told, so a sum over all replicas counts every ingress once. What an ingress reported
-counts until its session ends, or it is silent for `STALE_S`.
+An ingress reports to one replica alone, or to one of each role (`deployments/client/remote_engines.py`), and each
+replica passes on to Serve's autoscaler what it was told, so a sum over the replicas of a deployment counts every
+ingress once. What an ingress reported counts until its session ends, or it is silent for `STALE_S`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class BacklogTotals(NamedTuple):
     unserved_tokens: int = 0
     """Tokens by which the queues have become longer, and those of requests that were turned away, since the start.
     An ingress that begins or ends to report here changes nothing."""
+    unserved_requests: int = 0
+    """The same in requests."""
 
 
 class Backlogs:
@@ -34,14 +36,16 @@ class Backlogs:
 
     def __init__(self) -> None:
         self._reports: dict[str, tuple[float, Backlog]] = {}
-        self._turned_away = self._unserved_tokens = 0
+        self._turned_away = self._unserved_tokens = self._unserved_requests = 0
 
     def take(self, ingress_id: str, report: Backlog, now: float) -> None:
         """Take an ingress's report, and count what has changed since its last one."""
         self._drop_stale(now)
         if ingress_id in self._reports:
             _, last = self._reports[ingress_id]
-            self._turned_away += max(0, report.turned_away - last.turned_away)
+            turned_away = max(0, report.turned_away - last.turned_away)
+            self._turned_away += turned_away
+            self._unserved_requests += report.num_requests - last.num_requests + turned_away
             self._unserved_tokens += report.num_tokens - last.num_tokens
             self._unserved_tokens += max(0, report.turned_away_tokens - last.turned_away_tokens)
         self._reports[ingress_id] = (now, report)
@@ -59,6 +63,7 @@ class Backlogs:
             sum(report.num_tokens for report in waiting),
             self._turned_away,
             self._unserved_tokens,
+            self._unserved_requests,
         )
 
     def _drop_stale(self, now: float) -> None:

@@ -85,7 +85,7 @@ def test_a_missing_name_is_reported_with_what_it_breaks(monkeypatch: pytest.Monk
 def router() -> Any:
     """A router as Serve makes it."""
     made = PrefixRouter(deployment_id=ENGINES, handle_source=DeploymentHandleSource.REPLICA)
-    made.initialize_state(**asdict(PlacerSettings()))
+    made.initialize_state(ENGINES.name, **asdict(PlacerSettings()))
     return made
 
 

@@ -9,21 +9,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve.request_router import RequestRouter
 
 from router.addresses import KVAddress, ReplicaAddress
 from router.fleet import ReplicaLoad
 from router.placer import PlacerSettings
 from router.ray_router import PrefixRouter, address_of
+from router.roles import ROLES
 from router.state import router_state
 
 SETTINGS = PlacerSettings(block_tokens=4, key_blocks=2)
+WIRE = {"wire_endpoint": "tcp://a:1", "wire_secret": "s", "wire_public_key": "p", "wire_epoch": "7"}
 
 
-def made(app: str, settings: PlacerSettings = SETTINGS) -> Any:
+def made(app: str, settings: PlacerSettings = SETTINGS, deployment: str = "engines") -> Any:
     """Make a router without Serve's part of it, which needs a running Serve."""
     router = PrefixRouter.__new__(PrefixRouter)
-    router._deployment_id = SimpleNamespace(app_name=app, name="engines")
-    router.initialize_state(**asdict(settings))
+    router._deployment_id = SimpleNamespace(app_name=app, name=deployment)
+    router.initialize_state("engines", **asdict(settings))
     return router
 
 
@@ -36,6 +39,14 @@ def router() -> Any:
 
 def replicas(names: str = "abc") -> list[Any]:
     return [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in names]
+
+
+def advertising(names: str, role: str) -> list[Any]:
+    """Replicas of a role as Serve hands them to a router."""
+    made = replicas(names)
+    for replica in made:
+        replica.replica_metadata = {**WIRE, "role": role}
+    return made
 
 
 def call(*args: Any, call_id: str = "c") -> Any:
@@ -99,6 +110,23 @@ def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the
     router = made(app, replace(SETTINGS, policy="random"))
     assert router._placer is state.placer
     assert "policy='cost'" in caplog.text and "policy='random'" in caplog.text
+
+
+def test_the_deployments_of_a_model_share_one_fleet_and_each_tells_of_its_own_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RequestRouter, "update_replicas", lambda self, replicas: None)
+    app = uuid.uuid4().hex
+    prefill, decode = (made(app, deployment=f"engines:{role}") for role in ROLES)
+    assert prefill._placer is decode._placer
+    for router, names, role in ((prefill, "ab", "prefill"), (decode, "cd", "decode")):
+        router.update_replicas(advertising(names, role))
+    fleet = prefill._fleet
+    assert [sorted(fleet.with_role(role)) for role in ROLES] == [["a", "b"], ["c", "d"]]
+    prefill.update_replicas(advertising("be", "prefill"))  # one was replaced
+    assert [sorted(fleet.with_role(role)) for role in ROLES] == [["b", "e"], ["c", "d"]]
+    decode.update_replicas([])
+    assert fleet.names() == {"b", "e"}
 
 
 def test_lost_replicas_come_last(router: Any) -> None:
@@ -165,9 +193,6 @@ def test_a_session_is_followed_when_no_prefix_is_known(router: Any) -> None:
     homes = {chosen(router, pending(prompt=[n], session="s"))[0][0] for n in range(20)}
     others = {chosen(router, pending(prompt=[n]))[0][0] for n in range(20)}
     assert len(homes) == 1 and len(others) > 1
-
-
-WIRE = {"wire_endpoint": "tcp://a:1", "wire_secret": "s", "wire_public_key": "p", "wire_epoch": "7"}
 
 
 def test_a_replica_is_reached_where_and_with_what_keys_it_advertises() -> None:

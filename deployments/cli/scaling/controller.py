@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.config.settings import AutoscalingSettings
+from deployments.config.autoscaling import AutoscalingSettings
 from deployments.replica.autoscaling import TARGETS, WorkPolicy
 from router.ray_internals import apply_scaling_delays
 

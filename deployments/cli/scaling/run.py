@@ -21,7 +21,8 @@ from deployments.cli.scaling.controller import SimulatedController
 from deployments.cli.scaling.replicas import ReplicaSet
 from deployments.cli.scaling.result import ScalingResult, summarise_scaling
 from deployments.client.remote_engines import BACKLOG_PERIOD_S
-from deployments.config.settings import AdmissionSettings, AutoscalingSettings
+from deployments.config.autoscaling import AutoscalingSettings
+from deployments.config.settings import AdmissionSettings
 from deployments.replica.load import WorkMeter
 from deployments.wire.backlogs import Backlogs, BacklogTotals
 from engine.scheduling.stats import StageSeconds, StepStats

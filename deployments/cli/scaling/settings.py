@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from deployments.config.settings import AutoscalingSettings
+from deployments.config.autoscaling import AutoscalingSettings
 
 MOST = 10
 """Most replicas in the settings that are compared by default, as a multiple of the fewest."""

@@ -247,6 +247,29 @@ def test_the_backlog_counts_what_waits_and_all_that_leaves_without_an_engine() -
     run(scenario())
 
 
+def test_each_role_hears_of_the_work_that_it_will_do() -> None:
+    """Prompts of more than 500 tokens go apart: they are computed there, and all requests end elsewhere."""
+
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        settings = AdmissionSettings(ttft_target_s=0.5, max_wait_s=3, max_waiting_per_tenant=4)
+        admission = Admission(fleet, settings, TENANTS, is_apart=lambda num_uncached: num_uncached > 500)
+        client = ModelClient(fleet, admission)
+        sizes = (1000, 1000, 400, 900, 100, 800, 200)  # the first one runs, and the last two find no place
+        tasks = [asyncio.create_task(ask(client, f"r{n}", "a", size)) for n, size in enumerate(sizes)]
+        await asyncio.sleep(0.1)
+        assert admission.backlog("prefill") == Backlog(2, 1900, 1, 800)
+        assert admission.backlog("decode") == Backlog(4, 500, 2, 200)
+        assert admission.backlog() == Backlog(4, 2400, 2, 1000)
+        tasks[1].cancel()
+        await asyncio.sleep(0.1)
+        assert admission.backlog("prefill") == Backlog(1, 900, 2, 1800)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert [admission.backlog(role).num_tokens for role in ("prefill", "decode")] == [0, 0]
+
+    run(scenario())
+
+
 def test_a_request_that_an_engine_refuses_is_not_charged_and_delays_no_other() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)

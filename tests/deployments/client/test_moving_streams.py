@@ -12,7 +12,6 @@ import pytest
 
 from deployments.client.protocol import GenerateRequest
 from deployments.config.kv_fetch import KvFetchSettings
-from deployments.config.roles import RoleSettings
 from engine.beam_search import BeamParams
 from engine.config import EngineConfig
 from engine.engine import LoadedRunner
@@ -86,7 +85,7 @@ def test_the_replica_that_computed_a_long_prompt_hands_its_stream_over() -> None
         metrics = Metrics("m", "i0", "ingress")
         async with ClientAndEngines(
             3, placer=RolePlacer, load=load_model, model="demo", kv_pages=64, page_size=16, host_kv_gib=0.02,
-            kv_fetch=KvFetchSettings(), roles=RoleSettings(prefill=1, decode=2), metrics=metrics,
+            kv_fetch=KvFetchSettings(), roles=("prefill", "decode", "decode"), metrics=metrics,
         ) as (client, engines):  # fmt: skip
             sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
             short = GenerateRequest("short", "m", list(range(50)), sampling)

@@ -731,9 +731,9 @@ def test_what_waits_in_an_ingress_is_told_to_one_replica_and_to_another_when_tha
     async def scenario() -> None:
         async with ClientAndEngines(3) as (client, engines):
             assert await _held_back(engines) == {"r0": 0, "r1": 0, "r2": 0}
-            client.report_backlog(lambda: messages.Backlog(7, 7000))
+            client.report_backlog(lambda role: messages.Backlog(7, 7000))
             await _reports(engines, {"r0": 7, "r1": 0, "r2": 0})
-            client.report_backlog(lambda: messages.Backlog(5, 5000))
+            client.report_backlog(lambda role: messages.Backlog(5, 5000))
             await _reports(engines, {"r0": 5, "r1": 0, "r2": 0})
             _fall_silent(engines.replicas[0])
             await _reports(engines, {"r0": 0, "r1": 5, "r2": 0})  # the first has not heard of it for too long
@@ -747,13 +747,29 @@ def test_what_waits_in_an_ingress_is_told_to_one_replica_and_to_another_when_tha
     run_scenario(scenario())
 
 
+def test_where_replicas_have_roles_one_of_each_is_told_what_concerns_it() -> None:
+    def backlog(role: str) -> messages.Backlog:
+        return messages.Backlog({"prefill": 3, "decode": 8}[role], 1000)
+
+    async def scenario() -> None:
+        async with ClientAndEngines(4, roles=("prefill", "prefill", "decode", "decode")) as (client, engines):
+            client.report_backlog(backlog)
+            await _reports(engines, {"r0": 3, "r1": 0, "r2": 8, "r3": 0})
+            engines.stopping |= {"r0", "r2"}
+            await _reports(engines, {"r0": 0, "r1": 3, "r2": 0, "r3": 8})
+            engines.stopping.add("r1")  # nobody of the role is left, and others do not count its work twice
+            await _reports(engines, {"r0": 0, "r1": 0, "r2": 0, "r3": 8})
+
+    run_scenario(scenario())
+
+
 def test_the_backlogs_of_several_ingresses_count_until_they_die() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(2) as (client, engines):
             other = RemoteEngines(RouterState(engines.fleet, ChosenPlacer(engines)), 2, timings=TIMINGS)
             await other.start()
-            client.report_backlog(lambda: messages.Backlog(3, 3000))
-            other.report_backlog(lambda: messages.Backlog(4, 4000))
+            client.report_backlog(lambda role: messages.Backlog(3, 3000))
+            other.report_backlog(lambda role: messages.Backlog(4, 4000))
             await _reports(engines, {"r0": 7, "r1": 0})
             await other.aclose()
             await _reports(engines, {"r0": 3, "r1": 0})

@@ -50,14 +50,14 @@ UNAVAILABLE = ActorUnavailableError("the network is slow", b"\0" * 16)
 def test_a_call_that_fails_otherwise_than_by_a_death_is_cancelled_at_its_replica() -> None:
     handle = Handle(UNAVAILABLE)
     with pytest.raises(ActorUnavailableError):
-        asyncio.run(ServeWatcher(handle).watch("r0", "i"))
+        asyncio.run(ServeWatcher({"r0": handle}.__getitem__).watch("r0", "i"))
     assert handle.calls == ["watch r0 for i", "cancel 0"]
 
 
 def test_a_death_is_told_and_nothing_is_cancelled() -> None:
     handle = Handle(ActorDiedError())
     with pytest.raises(ReplicaDied):
-        asyncio.run(ServeWatcher(handle).watch("r0", "i"))
+        asyncio.run(ServeWatcher({"r0": handle}.__getitem__).watch("r0", "i"))
     assert handle.calls == ["watch r0 for i"]
 
 
@@ -69,7 +69,7 @@ def test_the_old_call_has_ended_before_the_next_begins_and_no_death_is_told(
 
     async def scenario() -> list[str]:
         handle = Handle(UNAVAILABLE, RuntimeError("Serve's controller is away"))
-        watch = Watch(ServeWatcher(handle), "r0", "i", lambda *death: deaths.append(death))
+        watch = Watch(ServeWatcher({"r0": handle}.__getitem__), "r0", "i", lambda *death: deaths.append(death))
         await until(lambda: handle.calls.count("watch r0 for i") == 3)
         watch.close()
         await until(lambda: "cancel 2" in handle.calls)

@@ -80,7 +80,7 @@ def options(**model: Any) -> Any:
     """Serve's configuration of a model's engine deployment."""
     args = AppArgs.model_validate({"models": [model]})
     ((name, settings),) = args.served.items()
-    deployment = bind_engines(args, settings, None, name)._bound_deployment
+    deployment = bind_engines(args, settings, None, name)[name]._bound_deployment
     assert deployment.name == name
     return deployment._deployment_config
 
@@ -102,7 +102,8 @@ def test_loading_begins_with_the_count_or_the_autoscalings_first() -> None:
         ({"autoscaling": {"min": 2, "initial": 4, "max": 5}}, 4),
         ({"autoscaling": {"min": 0, "max": 5}}, 1),
     ):
-        assert ModelArgs.model_validate({"engines": engines}).num_when_loaded == count
+        (pool,) = ModelArgs.model_validate({"engines": engines}).engines.pools
+        assert pool.num_when_loaded == count
 
 
 def test_each_model_writes_calls_in_its_own_way() -> None:

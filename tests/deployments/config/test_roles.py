@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from deployments.app import bind_engines
 from deployments.config.args import AppArgs
 
 ROLES: dict[str, Any] = {"roles": {"prefill": 2, "decode": 4}}
@@ -17,9 +18,41 @@ def test_roles_say_how_many_replicas_there_are() -> None:
     args = AppArgs.model_validate({"engine": ENGINE, "engines": ROLES})
     (model,) = args.served.values()
     assert (model.engines.count, model.engines.num_expected) == (6, 6)
+    assert {name: pool.least for name, pool in args.pools.items()} == {
+        "EngineReplica:prefill": 2, "EngineReplica:decode": 4
+    }  # fmt: skip
     assert args.placer(model).apart_above_tokens == "auto"
     assert AppArgs.model_validate({"engine": ENGINE, "engines": {**ROLES, "count": 6}}).engines.count == 6
     assert AppArgs().placer(next(iter(AppArgs().served.values()))).apart_above_tokens is None
+
+
+def test_each_role_has_bounds_of_its_own_and_is_a_deployment_of_its_own() -> None:
+    scaling = {"prefill": {"min": 1, "max": 4, "ttft_target_s": 0.5}, "decode": 3}
+    args = AppArgs.model_validate({"engine": ENGINE, "engines": {"roles": scaling}})
+    (model,) = args.served.values()
+    assert (model.engines.count, model.engines.num_expected) == (4, 4)
+    bound = bind_engines(args, model, None)
+    prefill, decode = (one._bound_deployment for one in bound.values())
+    assert [one.name for one in (prefill, decode)] == list(args.pools) == list(bound)
+    config = prefill._deployment_config.autoscaling_config
+    assert (config.initial_replicas, config.max_replicas) == (1, 4)
+    assert (config.policy.policy_kwargs["role"], config.policy.policy_kwargs["ttft_target_s"]) == ("prefill", 0.5)
+    assert decode._deployment_config.autoscaling_config is None and decode.num_replicas == 3
+    assert [one.init_args[1].role for one in (prefill, decode)] == ["prefill", "decode"]
+    fleets = [
+        one._deployment_config.request_router_config.request_router_kwargs["fleet"] for one in (prefill, decode)
+    ]
+    assert fleets == ["EngineReplica"] * 2  # one router and one index for both
+
+
+def test_roles_of_several_models_are_deployments_that_no_model_s_name_can_clash_with() -> None:
+    apart = {"engine": {**ENGINE, "served_name": "a"}, "engines": ROLES, "load_at_start": False}
+    args = AppArgs.model_validate({"models": [apart, {"engine": {"served_name": "a:prefill"}}]})
+    assert len(args.pools) == 3
+    name, model = next(iter(args.served.items()))
+    for role, one in zip(("prefill", "decode"), bind_engines(args, model, None, name).values(), strict=True):
+        config = one._bound_deployment._deployment_config.autoscaling_config
+        assert (config.initial_replicas, config.max_replicas) == (0, ROLES["roles"][role])
 
 
 @pytest.mark.parametrize(
@@ -37,9 +70,33 @@ def test_roles_say_how_many_replicas_there_are() -> None:
         (
             ENGINE,
             {**ROLES, "count": 4},
-            "count is 4, but roles has 2 replicas for prefill and 4 for decode: leave out",
+            "count is 4, but roles has 2 for prefill and 4 for decode: leave out",
         ),
-        (ENGINE, {**ROLES, "autoscaling": {"max": 8}}, "roles and autoscaling exclude each other"),
+        (
+            ENGINE,
+            {**ROLES, "autoscaling": {"max": 8}},
+            "roles and autoscaling exclude each other.*prefill: {min: 1",
+        ),
+        (
+            ENGINE,
+            {"roles": {"prefill": {"min": 0, "max": 2}, "decode": 1}},
+            r"prefill\.min is 0.*Set it to at least 1",
+        ),
+        (
+            ENGINE,
+            {"roles": {"prefill": 1, "decode": {"min": 3, "max": 2}}},
+            r"engines\.roles\.decode.*\n.*max \(2\) must be at least min \(3\)",
+        ),
+        (
+            ENGINE,
+            {"roles": {"prefill": 1, "decode": {"min": 3}}},
+            r"engines\.roles\.decode\.autoscaling\.max\n.*Field required",
+        ),
+        (
+            ENGINE,
+            {"roles": {"prefill": {"min": 1, "max": 2}, "decode": 2}, "count": 5},
+            "count is 5, but roles has 1 for prefill and 2",
+        ),
         ({}, ROLES, r"engine\.host_kv_gib is 0: set it"),
         (ENGINE, {**ROLES, "kv_fetch": None}, r"engines\.kv_fetch is null: leave it out"),
         ({**ENGINE, "prefix_cache": False}, ROLES, r"engine\.prefix_cache is false"),

@@ -57,8 +57,8 @@ def cluster(**changes: Any) -> Cluster:
 
     health = ReplicaHealth("a1", True, 0.1, num_running=3, num_waiting=2, kv_pages_free=10, kv_pages_total=40)
     models = [
-        ClusterModel("a", "E-a", HealthOnlyClient(health), describe),
-        ClusterModel("b", "E-b", HealthOnlyClient(), describe),
+        ClusterModel("a", "E-a", ("E-a",), HealthOnlyClient(health), describe),
+        ClusterModel("b", "E-b", ("E-b",), HealthOnlyClient(), describe),
     ]
     sources: dict[str, Any] = {
         "models": models,

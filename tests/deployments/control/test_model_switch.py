@@ -31,15 +31,19 @@ class Controller:
         self.target, self.states, self.is_scalable = target, states, is_scalable
         self.orders: list[tuple[str, int]] = []
         self.is_silent = False
+        self.others: dict[str, DeploymentView] = {}
 
     async def view(self) -> AppView:
         if self.is_silent:
             raise ControllerUnavailable("it has not answered")
-        return AppView({"E": deployment(self.target, self.states)}, self.is_scalable)
+        return AppView({"E": deployment(self.target, self.states), **self.others}, self.is_scalable)
 
     async def scale(self, name: str, count: int) -> None:
         self.orders.append((name, count))
-        self.target = count
+        if name in self.others:
+            self.others[name] = deployment(count, ())
+        else:
+            self.target = count
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ def test_the_state_follows_target_and_replicas(target: int, states: list[str], s
 
 def test_repeated_calls_change_the_target_once() -> None:
     controller = Controller(3, "RUNNING", "RUNNING", "RUNNING")
-    switch = DeploymentSwitch(controller, "E", 2)
+    switch = DeploymentSwitch(controller, {"E": 2})
 
     async def scenario() -> None:
         assert await switch.load() == "loaded"  # keeps as many as it was scaled to
@@ -72,9 +76,27 @@ def test_repeated_calls_change_the_target_once() -> None:
     asyncio.run(scenario())
 
 
+def test_all_deployments_of_a_model_are_loaded_and_unloaded_together() -> None:
+    """Roles make several. While one of them has no replica yet, the model is served by the other."""
+    controller = Controller(2, "RUNNING")
+    controller.others["D"] = deployment(3, ())
+    switch = DeploymentSwitch(controller, {"E": 2, "D": 3})
+
+    async def scenario() -> None:
+        assert await switch.state() == "loaded"
+        assert await switch.unload() == "draining"
+        controller.states = ()
+        assert await switch.state() == "unloaded"
+        controller.target = 1  # as if loading had been cut off in its midst
+        assert await switch.load() == "loading"
+        assert controller.orders == [("E", 0), ("D", 0), ("D", 3)]
+
+    asyncio.run(scenario())
+
+
 def test_an_application_that_serve_may_not_scale_gives_an_error_that_says_what_to_set() -> None:
     controller = Controller(1, "RUNNING", is_scalable=False)
-    switch = DeploymentSwitch(controller, "E", 1)
+    switch = DeploymentSwitch(controller, {"E": 1})
     assert asyncio.run(switch.load()) == "loaded"  # it is already
     with pytest.raises(NotSwitchable, match="external_scaler_enabled: true"):
         asyncio.run(switch.unload())
@@ -84,7 +106,7 @@ def test_an_application_that_serve_may_not_scale_gives_an_error_that_says_what_t
 def test_a_silent_controller_leaves_the_state_unknown_and_refuses_changes() -> None:
     controller = Controller(1, "RUNNING")
     controller.is_silent = True
-    switch = DeploymentSwitch(controller, "E", 1)
+    switch = DeploymentSwitch(controller, {"E": 1})
     assert asyncio.run(switch.state()) is None
     with pytest.raises(Unavailable, match="it has not answered"):
         asyncio.run(switch.load())

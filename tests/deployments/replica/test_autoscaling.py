@@ -17,8 +17,8 @@ from ray.serve._private.autoscaling_state import _resolve_policy_callable
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 
 from deployments.app import _autoscaling
-from deployments.config.args import ModelArgs
-from deployments.config.settings import AutoscalingSettings, EngineDeploymentSettings
+from deployments.config.autoscaling import AutoscalingSettings
+from deployments.config.roles import Pool
 from deployments.replica.autoscaling import (
     STATS,
     ReplicaWork,
@@ -27,6 +27,7 @@ from deployments.replica.autoscaling import (
     needed_replicas,
     reported_work,
 )
+from router.roles import ROLES, Role
 
 TARGETS = Targets(ttft_target_s=1.0, catch_up_s=30.0, max_busy_share=0.8, max_kv_share=0.8, headroom=0.25)
 
@@ -42,13 +43,17 @@ works = st.builds(
     running=st.floats(0, 64),
     held_back=st.floats(0, 5000),
     turned_away_per_s=st.floats(0, 500),
+    finished_per_s=st.floats(0, 20),
+    unserved_per_s=st.floats(-20, 500),
 )
+roles = st.sampled_from([None, "prefill", "decode"])
 outside = st.builds(
     ReplicaWork,
     amounts,
     unserved_share=st.floats(0, 30),
     held_back=st.floats(0, 5000),
     turned_away_per_s=st.floats(0, 500),
+    unserved_per_s=st.floats(0, 500),
 )
 
 
@@ -148,31 +153,33 @@ def test_constant_work_moves_the_target_once_and_never_again(total: ReplicaWork,
 fleets = st.lists(works, min_size=1, max_size=8)
 
 
-@given(fleets, outside, st.integers(0, 7), st.integers(1, 20), st.integers(0, 12))
+@given(fleets, outside, st.integers(0, 7), st.integers(1, 20), st.integers(0, 12), roles)
 def test_more_that_waits_comes_or_is_turned_away_never_means_fewer_replicas(
-    fleet: list[ReplicaWork], more: ReplicaWork, where: int, target: int, num_running: int
+    fleet: list[ReplicaWork], more: ReplicaWork, where: int, target: int, num_running: int, role: Role | None
 ) -> None:
     where %= len(fleet)
     grown = [*fleet[:where], plus(fleet[where], more), *fleet[where + 1 :]]
-    before, after = (desired_replicas(TARGETS, work, num_running, target) for work in (fleet, grown))
+    before, after = (desired_replicas(TARGETS, work, num_running, target, role) for work in (fleet, grown))
     assert after >= before
 
 
-@given(st.lists(in_engines, min_size=1, max_size=8), in_engines, st.integers(0, 7), st.integers(1, 20))
+@given(st.lists(in_engines, min_size=1, max_size=8), in_engines, st.integers(0, 7), st.integers(1, 20), roles)
 def test_more_work_in_engines_never_means_fewer_replicas(
-    fleet: list[ReplicaWork], more: ReplicaWork, where: int, target: int
+    fleet: list[ReplicaWork], more: ReplicaWork, where: int, target: int, role: Role | None
 ) -> None:
     where %= len(fleet)
     grown = [*fleet[:where], plus(fleet[where], more), *fleet[where + 1 :]]
-    before, after = (desired_replicas(TARGETS, work, len(fleet), target) for work in (fleet, grown))
+    before, after = (desired_replicas(TARGETS, work, len(fleet), target, role) for work in (fleet, grown))
     assert after >= before
 
 
-@given(st.lists(works, max_size=8), st.integers(0, 20))
-def test_what_is_wanted_is_enough_for_what_is_needed(fleet: list[ReplicaWork], target: int) -> None:
-    desired = desired_replicas(TARGETS, fleet, len(fleet), target)
+@given(st.lists(works, max_size=8), st.integers(0, 20), roles)
+def test_what_is_wanted_is_enough_for_what_is_needed(
+    fleet: list[ReplicaWork], target: int, role: Role | None
+) -> None:
+    desired = desired_replicas(TARGETS, fleet, len(fleet), target, role)
     if fleet:
-        assert desired >= needed_replicas(TARGETS, fleet) - 1e-6
+        assert desired >= needed_replicas(TARGETS, fleet, role) - 1e-6
     assert desired >= 0
 
 
@@ -236,14 +243,56 @@ def test_a_burst_asks_for_no_more_than_the_most_and_is_no_reason_to_stop_any() -
     assert policy(context(config, burst(), 8, {}, current_num_replicas=4))[0] == 8
 
 
+# --- prefill and decode apart ------------------------------------------------------------------------------------
+
+
+def test_prompts_that_wait_for_prefill_need_time_and_no_memory() -> None:
+    """Their tokens would fill the memory five times if all of them ran at once, but they come one by one."""
+    waiting = ReplicaWork(queued_prefill_s=40.0, busy_share=0.9, kv_share=5.0)
+    assert needed_replicas(TARGETS, [waiting], "prefill") == pytest.approx((40 + 0.9 * 30) / 31)
+    assert needed_replicas(TARGETS, [waiting]) == pytest.approx(5.0 / 0.8)
+
+
+def test_streams_need_memory_and_the_prompts_that_are_computed_elsewhere_nothing() -> None:
+    full = ReplicaWork(busy_share=0.02, kv_share=0.9, running=60.0, finished_per_s=2.0)
+    assert needed_replicas(TARGETS, [full] * 2, "decode") == pytest.approx(1.8 / 0.8)
+    assert needed_replicas(TARGETS, [full] * 2, "prefill") == pytest.approx(0.04 / 0.8)
+
+
+def test_a_burst_of_streams_is_answered_with_one_decision() -> None:
+    """Four times as many requests come as end. Their prompts go apart, so of their tokens nothing waits here."""
+    full = ReplicaWork(busy_share=0.02, kv_share=1.0, running=60.0, finished_per_s=2.0)
+    turned_away = [plus(full, ReplicaWork(turned_away_per_s=12.0, unserved_per_s=12.0)), full]
+    assert needed_replicas(TARGETS, turned_away, "decode") == pytest.approx(2.0 * 16 / 4 / 0.8)
+    assert needed_replicas(TARGETS, turned_away) == pytest.approx(2.0 / 0.8), "by tokens nothing is coming"
+    # No more can run at once than there are, however few have ended.
+    waiting = [plus(full, ReplicaWork(held_back=300.0, unserved_per_s=12.0)), full]
+    for work in (waiting, [replace(one, finished_per_s=0.0) for one in waiting]):
+        assert needed_replicas(TARGETS, work, "decode") == pytest.approx(2.0 * (1 + 300 / 120) / 0.8)
+    catching_up = [plus(full, ReplicaWork(held_back=30.0, unserved_per_s=-3.0)), full]
+    assert needed_replicas(TARGETS, catching_up, "decode") == pytest.approx(2.0 / 0.8)
+
+
+def test_each_side_scales_by_its_own_work() -> None:
+    """As Serve calls it: the same reports, of prompts alone or of streams alone, move one side only."""
+    prompts = [ReplicaWork(queued_prefill_s=90.0, busy_share=1.0, kv_share=0.1, running=1.0)]
+    streams = [ReplicaWork(kv_share=2.5, busy_share=0.05, running=64.0, finished_per_s=3.0)]
+    wanted: dict[Role, list[int]] = {}
+    for role in ROLES:
+        policy, config = serve_policy(role, upscale_delay_s=0, downscale_delay_s=0)
+        wanted[role] = [policy(context(config, work, 1, {}))[0] for work in (prompts, streams)]
+    assert wanted["prefill"] == [math.ceil((90 + 30) / 31), 1]
+    assert wanted["decode"][1] == math.ceil(2.5 / 0.85)
+
+
 # --- as Serve calls it -------------------------------------------------------------------------------------------
 
 
-def serve_policy(**settings: Any) -> tuple[Callable[[Any], tuple[int, dict[str, Any]]], Any]:
+def serve_policy(
+    role: Role | None = None, **settings: Any
+) -> tuple[Callable[[Any], tuple[int, dict[str, Any]]], Any]:
     """The policy as the controller runs it, with Serve's own pickling and delays, and Serve's config."""
-    config = _autoscaling(
-        ModelArgs(engines=EngineDeploymentSettings(autoscaling=AutoscalingSettings(max=8, **settings)))
-    )
+    config = _autoscaling(Pool(role, AutoscalingSettings(max=8, **settings)))
     return _apply_autoscaling_config(_resolve_policy_callable(config.policy)), config
 
 

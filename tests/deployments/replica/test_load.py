@@ -80,6 +80,7 @@ def test_the_meter_reads_queue_rate_and_memory() -> None:
         pages=PageAccount(600, 100, 200, 100),
         prefill_rate=1000.0,
         num_preemptions=5,
+        num_finished=20,
     )
     stats = meter.read(load, BacklogTotals(), now=10.0)
     assert stats == {
@@ -91,6 +92,8 @@ def test_the_meter_reads_queue_rate_and_memory() -> None:
         "running": 2,
         "held_back": 0,
         "turned_away_per_s": 0,
+        "finished_per_s": pytest.approx(2.0),
+        "unserved_per_s": pytest.approx(0.4),
         "waiting": 4,
     }
     later = meter.read(structs.replace(load, num_running=0, num_waiting=0), BacklogTotals(), now=20.0)

@@ -15,7 +15,6 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.replica_watch import Watcher
 from deployments.config.kv_fetch import KvFetchSettings
-from deployments.config.roles import RoleSettings
 from deployments.config.settings import HealthSettings
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.wire.server import WireTimings
@@ -31,6 +30,7 @@ from monitoring.metrics import Metrics
 from router.addresses import KVAddress, ReplicaAddress
 from router.fleet import Fleet
 from router.placer import Placeable, Placer
+from router.roles import Role
 from router.state import RouterState
 
 TIMINGS = ClientTimings(accept_s=5, tick_s=0.03)
@@ -115,14 +115,15 @@ class InProcessEngines:
         load: Callable[[EngineConfig], LoadedRunner] | None = None,
         shared: Sequence[Sequence[int]] = (),
         kv_fetch: KvFetchSettings | None = None,
-        roles: RoleSettings | None = None,
+        roles: Sequence[Role] = (),
         **config: Any,
     ) -> None:
         """`load` makes real runners for them; `shared` are prefixes that they compute for all salts; `kv_fetch`
-        says how they fetch KV from each other, if they have the memory for it; `roles`, what each one does.
+        says how they fetch KV from each other, if they have the memory for it; `roles`, what each one does, if not
+        all.
         """
         health = HealthSettings(stall_timeout_s=0.5, heartbeat_s=wire.heartbeat_s)
-        settings = ReplicaSettings(health=health, timings=wire, kv_fetch=kv_fetch, roles=roles)
+        settings = ReplicaSettings(health=health, timings=wire, kv_fetch=kv_fetch)
         engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
         self.stopping: set[str] = set()
         """Replicas that Serve has asked to shut down."""
@@ -131,12 +132,11 @@ class InProcessEngines:
         self.replicas = [
             EngineReplica(
                 engine_config,
-                settings,
+                replace(settings, role=roles[number] if roles else None),
                 None,
                 _engine_with(runner, shared),
                 _located(f"r{number}"),
                 partial(self.stopping.__contains__, f"r{number}"),
-                partial(int, number),
             )
             for number, runner in enumerate(loaded)
         ]

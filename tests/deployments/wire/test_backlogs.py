@@ -39,9 +39,9 @@ def test_what_came_and_was_not_served_is_what_queues_grow_by_and_what_is_turned_
     backlogs.take("a", Backlog(3, 3000, turned_away=7, turned_away_tokens=7000), 0.0)
     assert backlogs.totals(0.0) == BacklogTotals(3, 3000, 0, 0)  # it did not come now
     backlogs.take("a", Backlog(5, 6000, turned_away=9, turned_away_tokens=9000), 1.0)
-    assert backlogs.totals(1.0) == BacklogTotals(5, 6000, 2, 3000 + 2000)
+    assert backlogs.totals(1.0) == BacklogTotals(5, 6000, 2, 3000 + 2000, 2 + 2)
     backlogs.take("a", Backlog(0, 0, turned_away=9, turned_away_tokens=9000), 2.0)
-    assert backlogs.totals(2.0) == BacklogTotals(0, 0, 2, 2000 + 3000 - 6000)
+    assert backlogs.totals(2.0) == BacklogTotals(0, 0, 2, 2000 + 3000 - 6000, 2 + 2 - 5)
 
 
 def test_an_ingress_that_goes_or_comes_to_another_replica_is_no_change_of_what_came() -> None:

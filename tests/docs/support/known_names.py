@@ -20,9 +20,9 @@ from deployments.api import ApiService
 from deployments.api.app import create_framework_app
 from deployments.cli.app import app as raydix
 from deployments.config.args import AppArgs
+from deployments.config.autoscaling import AutoscalingSettings
 from deployments.config.kv_events import KvEventSettings
 from deployments.config.roles import RoleSettings
-from deployments.config.settings import AutoscalingSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import TenantSettings
 from engine.config import EngineConfig

@@ -125,9 +125,8 @@ def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
     overrides = {d.name: d.ray_actor_options.model_dump(exclude_unset=True) for d in application.deployments}
     ingress = build(args)._bound_deployment
     hub = ingress.init_args[2]._bound_deployment
-    engines = {
-        name: app._bound_deployment for name, app in zip(args.served, ingress.init_args[1].values(), strict=True)
-    }
+    engines = {name: app._bound_deployment for name, app in ingress.init_args[1].items()}
+    pools = args.pools
     found = {}
     for deployment in (ingress, hub, *engines.values()):
         options = overrides.get(deployment.name, deployment.ray_actor_options)
@@ -138,7 +137,7 @@ def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
             **options.get("resources", {}),
         }
         needs = {key: value * num_ranks for key, value in each.items()}
-        scaling = args.served[deployment.name].engines.autoscaling if deployment.name in engines else None
+        scaling = pools[deployment.name].scaling if deployment.name in engines else None
         count = deployment.num_replicas or 1
         bounds = (count, count) if scaling is None else (scaling.min, scaling.max)
         found[deployment.name] = ({key: value for key, value in needs.items() if value}, *bounds)

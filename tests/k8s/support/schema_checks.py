@@ -114,7 +114,7 @@ def serve_config(manifests: Manifests) -> Iterator[str]:
         except ValidationError as error:
             yield from _first(error)
             continue
-        known = {"MetricsHub", "Ingress", *args.served}
+        known = {"MetricsHub", "Ingress", *args.pools}
         for deployment in application.deployments:
             if deployment.name not in known:
                 yield f"no deployment {deployment.name}; there are {sorted(known)}"

@@ -9,7 +9,7 @@ from ray.serve._private.common import TimeStampedValue
 from ray.serve._private.metrics_utils import time_weighted_average
 
 from deployments.cli.scaling.controller import SimulatedController, time_weighted_mean
-from deployments.config.settings import AutoscalingSettings
+from deployments.config.autoscaling import AutoscalingSettings
 from deployments.replica.autoscaling import STATS
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from deployments.cli.scaling.result import ScalingResult
 from deployments.cli.scaling.run import ScalingScenario, simulate_scaling
-from deployments.config.settings import AdmissionSettings, AutoscalingSettings
+from deployments.config.autoscaling import AutoscalingSettings
+from deployments.config.settings import AdmissionSettings
 from router.policy_names import policy_named
 from router.simulator.arrivals import Arrivals, Burst, arrivals
 from router.simulator.scenario import Scenario
