@@ -2,12 +2,15 @@
 
     python -m benchmarks.chaos [--seconds 60] [--seed 0] [--streams 32] [--replicas 3] [--ingresses 2]
                                [--faults kill,kill2,pause,wedge,ingress,cut] [--json benchmarks/results/chaos.json]
+    python -m benchmarks.chaos --apart --streams 16     # source, receiver, stall, tier: while KV is on its way
     python -m benchmarks.chaos --nodes 3 --replicas 2 --faults node     # several Ray nodes on this machine
 
 Starts the embedded model in a private Ray, records every request's undisturbed answer, and sends it again under
-faults, one after another, each followed by recovery. The exit code is 1 when a request failed whose ingress lived,
-when a text or a count of tokens differs from the undisturbed one, or when KV pages are still held at the end.
-The program touches only processes that it started. Linux only: `cut` shuts other processes' sockets.
+faults, one after another, each followed by recovery. With `--apart`, the undisturbed answers come from an engine
+that keeps no KV, and the faults strike where each prompt's KV goes from one replica to another, and to files. The
+exit code is 1 when a request failed whose ingress lived, when a text or a count of tokens differs from the
+undisturbed one, or when KV pages are still held, or in no state, at the end.
+The program touches only processes that it started. Linux only: it reads, and shuts, other processes' sockets.
 """
 
 from __future__ import annotations
@@ -31,8 +34,17 @@ from rich.table import Table
 
 from benchmarks import this_machine
 from benchmarks.chaos_app import App, Size, started
-from benchmarks.chaos_faults import FAULTS, REPLACES_ENGINES, NotPossible
+from benchmarks.chaos_faults import FAULTS as PROCESS_FAULTS
+from benchmarks.chaos_faults import REPLACES_ENGINES as REPLACING
+from benchmarks.chaos_faults import NotPossible
 from benchmarks.chaos_load import Answer, Ask, Outcome, drive, make_asks, prepare
+from benchmarks.chaos_transfers import TRANSFER_FAULTS
+
+FAULTS = {**PROCESS_FAULTS, **TRANSFER_FAULTS}
+REPLACES_ENGINES = (*REPLACING, "source", "receiver")
+NUM_PREAMBLES = 10
+"""Length of the prompts with `--apart`, in system prompts of about 50 tokens."""
+Known = Sequence[tuple[Ask, Answer]]
 
 SETTLE_S = 300.0
 """Longest wait for the application to recover after a fault."""
@@ -68,6 +80,10 @@ class Report:
     migrations: dict[str, int] = field(default_factory=dict)
     retries: int = 0
     pages_leaked: int = 0
+    pages_lost: int = 0
+    """Pages of device and host memory that are in no state at the end."""
+    moved_pages: dict[str, int] = field(default_factory=dict)
+    """KV pages copied to other replicas and to files and back, and those that did not come."""
     gaps: dict[str, float | None] = field(default_factory=dict)
     """Gaps of migrated streams that the ingresses measured, as bounds of histogram buckets."""
     longest_pauses: dict[str, float] = field(default_factory=dict)
@@ -82,15 +98,17 @@ class Report:
             *(f"failed: {what}" for what in self.failures),
             *(f"differs: {what}" for what in self.differing),
             *([f"{self.pages_leaked} KV pages leaked"] if self.pages_leaked else []),
+            *([f"{self.pages_lost} KV pages lost"] if self.pages_lost else []),
             *(f"not recovered after {fault.what}" for fault in self.faults if fault.recovered_s is None),
         ]
 
 
 def main() -> None:
     options = _options()
-    size = Size(options.replicas, options.ingresses, options.nodes)
+    size = Size(options.replicas, options.ingresses, options.nodes, options.apart)
+    known = _cold_answers(options) if options.apart else None
     with started(size) as app:
-        report = asyncio.run(_run(app, options))
+        report = asyncio.run(_run(app, options, known))
         app.close()
     _print(report)
     if options.json:
@@ -99,13 +117,34 @@ def main() -> None:
     sys.exit(1 if report.violations else 0)
 
 
-async def _run(app: App, options: argparse.Namespace) -> Report:
-    report = Report()
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=app.url, timeout=180, limits=limits) as client:
+def _cold_answers(options: argparse.Namespace) -> Known:
+    """Return every ask with the answer of an engine that keeps no KV, and fetches none."""
+    cold = {"engine": {"prefix_cache": False, "host_kv_gib": 0}}
+    with started(Size(replicas=1), cold) as app:
+        try:
+            return asyncio.run(_answers(app, options))
+        finally:
+            app.close()
+
+
+async def _answers(app: App, options: argparse.Namespace) -> Known:
+    asks = make_asks(options.asks, options.seed, num_preambles=NUM_PREAMBLES if options.apart else 0)
+    async with _connected(app) as client:
         if not await app.until(app.is_whole, SETTLE_S):
             raise RuntimeError(f"the application did not come up: {await app.health()}")
-        known = await prepare(client, make_asks(options.asks, options.seed), options.streams)
+        return await prepare(client, asks, options.streams)
+
+
+def _connected(app: App) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=app.url, timeout=180, limits=httpx.Limits(max_connections=None))
+
+
+async def _run(app: App, options: argparse.Namespace, known: Known | None) -> Report:
+    report = Report()
+    known = known or await _answers(app, options)
+    async with _connected(app) as client:
+        if not await app.until(app.is_whole, SETTLE_S):
+            raise RuntimeError(f"the application did not come up: {await app.health()}")
         stop, report.began = asyncio.Event(), time.monotonic()
         asks = [ask for ask, _ in known]
         load = asyncio.create_task(
@@ -192,10 +231,14 @@ async def _count(app: App, report: Report) -> None:
 
     await asyncio.sleep(2.0)  # processes report once a second
     await app.until(nothing_held, DRAIN_S)
+    in_a_state, there_are = [await app.metric(name) for name in ("raydix_kv_pages", "raydix_kv_pages_capacity")]
+    report.pages_lost = int(there_are - in_a_state)
+    for labels, value in await app.samples("raydix_kv_transfer_pages_total"):
+        _add(report.moved_pages, f"{labels['tier']} {labels['direction']}", value)
+    for labels, value in await app.samples("raydix_kv_transfer_failed_pages_total"):
+        _add(report.moved_pages, f"{labels['tier']} failed", value)
     for labels, value in await app.samples("raydix_migrations_total"):
-        if value:
-            key = f"{labels['reason']}, {labels['outcome']}"
-            report.migrations[key] = report.migrations.get(key, 0) + int(value)
+        _add(report.migrations, f"{labels['reason']}, {labels['outcome']}", value)
     report.retries = int(await app.metric("raydix_retries_total"))
     counts: Counter[float] = Counter()
     for labels, value in await app.samples("raydix_migration_gap_seconds_bucket"):
@@ -204,6 +247,11 @@ async def _count(app: App, report: Report) -> None:
     for name, quantile in _QUANTILES.items():
         bounds = [bound for bound in sorted(counts) if total and counts[bound] >= quantile * total]
         report.gaps[name] = bounds[0] if bounds else None
+
+
+def _add(counts: dict[str, int], key: str, value: float) -> None:
+    if value:
+        counts[key] = counts.get(key, 0) + int(value)
 
 
 _QUANTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
@@ -233,7 +281,10 @@ def _print(report: Report) -> None:
     result.add_row("answers that differ (expected 0)", str(len(report.differing)))
     result.add_row("migrations", ", ".join(f"{n} {key}" for key, n in sorted(report.migrations.items())) or "0")
     result.add_row("retries before the first token", str(report.retries))
-    result.add_row("KV pages leaked (expected 0)", str(report.pages_leaked))
+    result.add_row("KV pages leaked or lost (expected 0)", str(report.pages_leaked + abs(report.pages_lost)))
+    result.add_row(
+        "KV pages moved", ", ".join(f"{n} {key}" for key, n in sorted(report.moved_pages.items())) or "0"
+    )
     result.add_row("gap of migrated streams, at most", _times(report.gaps))
     result.add_row("longest pause of any stream", _times(report.longest_pauses))
     console.print(result)
@@ -262,6 +313,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=32, help="requests kept open")
     parser.add_argument("--rate", type=float, default=None, help="requests a second instead, at Poisson times")
     parser.add_argument("--asks", type=int, default=48, help="different requests")
+    parser.add_argument("--apart", action="store_true", help="prefill and decode apart, and KV in files")
     parser.add_argument("--replicas", type=int, default=3, help="engine replicas")
     parser.add_argument("--ingresses", type=int, default=1)
     parser.add_argument("--nodes", type=int, default=1, help="Ray nodes for engines; more than 1 starts a cluster")
@@ -270,7 +322,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.faults is None:
         possible = {"ingress": options.ingresses > 1, "node": options.nodes > 1}
-        options.faults = [name for name in FAULTS if possible.get(name, True)]
+        faults = TRANSFER_FAULTS if options.apart else PROCESS_FAULTS
+        options.faults = [name for name in faults if possible.get(name, True)]
     return options
 
 

@@ -31,6 +31,9 @@ class Size:
     ingresses: int = 1
     nodes: int = 1
     """Ray nodes for engines besides the head, if more than one; all but one suffice for all `replicas`."""
+    apart: bool = False
+    """Whether prompts are computed by replicas of their own, so that their KV goes from one to another, and KV is
+    kept in files too."""
 
     @property
     def seats(self) -> int:
@@ -48,8 +51,12 @@ class App:
         size: Size,
         cluster: Any = None,
         headers: Mapping[str, str] | None = None,
+        tier: Path | None = None,
     ) -> None:
-        """`headers` are those of this program's own requests, such as an admin's key."""
+        """`headers` are those of this program's own requests, such as an admin's key; `tier` is the directory with
+        KV in files.
+        """
+        self.tier = tier
         self.url, self.name, self.size, self.cluster = url, name, size, cluster
         self._client = httpx.Client(base_url=url, timeout=10, headers=headers)
 
@@ -159,6 +166,19 @@ def arguments(size: Size, port: int) -> dict[str, Any]:
     }
 
 
+def apart(size: Size, tier: Path) -> dict[str, Any]:
+    """Return what `Size.apart` changes: memory for fewer prompts than there are, and small windows, so that KV is
+    on its way most of the time.
+    """
+    num_prefill = max(1, size.replicas // 3)
+    roles = {"prefill": num_prefill, "decode": size.replicas - num_prefill, "disaggregate_above_tokens": 200}
+    files = {"directory": str(tier), "disk_gib": 0.03, "rescan_s": 1.0, "retry_s": 1.0}
+    return {
+        "engine": {"kv_pages": 384, "host_kv_gib": 0.01, "kv_tier": files},
+        "engines": {"roles": roles, "kv_fetch": {"window_mib": 0.2}},
+    }
+
+
 @contextlib.contextmanager
 def started(
     size: Size, changes: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
@@ -178,13 +198,17 @@ def started(
         try:
             port = free_port()
             serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
-            args = arguments(size, port)
+            args, tier = arguments(size, port), Path(directory) / "tier"
+            if size.apart:
+                tier.mkdir()
+                changes = {**apart(size, tier), **(changes or {})}
+                del args["engines"]["count"]
             for section, settings in (changes or {}).items():
                 args[section] = (
                     {**args.get(section, {}), **settings} if isinstance(settings, Mapping) else settings
                 )
             serve.run(build(AppArgs.model_validate(args)), name="chaos")
-            yield App(f"http://127.0.0.1:{port}", "chaos", size, cluster, headers)
+            yield App(f"http://127.0.0.1:{port}", "chaos", size, cluster, headers, tier if size.apart else None)
         finally:
             for process in psutil.Process(os.getpid()).children(recursive=True):
                 with contextlib.suppress(psutil.Error):

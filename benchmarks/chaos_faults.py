@@ -139,22 +139,31 @@ def _shut_connections(ingress: int, engine: int) -> int:
 
 
 def _shut(pid: int, descriptor: int) -> bool:
-    """Shut down another process's socket through our own descriptor for it (pidfd_getfd(2))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
+    """Shut down another process's socket."""
+    connection = foreign_socket(pid, descriptor)
+    if connection is None:
         return False
-    own = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
-    error = ctypes.get_errno()
-    os.close(process)
-    if own < 0 and error in (errno.EPERM, errno.ENOSYS):
-        raise NotPossible(f"the kernel does not let one process shut another's connection: {os.strerror(error)}")
-    if own < 0:
-        return False  # closed meanwhile
-    with socket.socket(fileno=own) as connection:
+    with connection:
         try:
             connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False  # closed meanwhile
     return True
+
+
+def foreign_socket(pid: int, descriptor: int) -> socket.socket | None:
+    """Return another process's socket, through a descriptor of our own (pidfd_getfd(2)); None if it is gone.
+
+    Raises NotPossible where the kernel does not allow it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    own = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
+    error = ctypes.get_errno()
+    os.close(process)
+    if own < 0 and error in (errno.EPERM, errno.ENOSYS):
+        raise NotPossible(f"the kernel does not let one process use another's connection: {os.strerror(error)}")
+    return None if own < 0 else socket.socket(fileno=own)

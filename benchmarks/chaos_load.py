@@ -83,32 +83,37 @@ class Outcome:
         return max((b - a for a, b in zip(self.chunks, self.chunks[1:], strict=False)), default=0.0)
 
 
-def make_asks(count: int, seed: int, tokens: tuple[int, int] = (40, 160)) -> list[Ask]:
-    """Make chats and completions in turn: greedy, seeded, beam search, free, JSON, one and several choices."""
+def make_asks(count: int, seed: int, tokens: tuple[int, int] = (40, 160), num_preambles: int = 0) -> list[Ask]:
+    """Make chats and completions in turn: greedy, seeded, beam search, free, JSON, one and several choices.
+
+    Each prompt begins with a text of its own, and `num_preambles` times as long as a system prompt.
+    """
     draw = random.Random(seed)
-    return [_make(number, draw, draw.randint(*tokens)) for number in range(count)]
+    return [_make(number, draw, draw.randint(*tokens), num_preambles) for number in range(count)]
 
 
-def _make(number: int, draw: random.Random, max_tokens: int) -> Ask:
+def _make(number: int, draw: random.Random, max_tokens: int, num_preambles: int) -> Ask:
+    preamble = f"{number}: {_SYSTEM * num_preambles}" if num_preambles else ""
     question = f"What does {draw.choice(_SUBJECTS)} do? ({number})"
+    prompt = f"{preamble}{question}"
     seed = draw.randrange(2**40)
     body: dict[str, Any] = {"model": "demo", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-    messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
+    messages = [{"role": "system", "content": preamble or _SYSTEM}, {"role": "user", "content": question}]
     drawn = {"temperature": 0.9, "top_p": 0.95, "seed": seed}
     penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
     kinds: list[tuple[str, str, dict[str, Any]]] = [
         ("greedy chat", CHAT, {"messages": messages, "temperature": 0}),
         ("seeded chat, 2 choices", CHAT, {"messages": messages, "n": 2, **drawn}),
-        ("seeded completion with stop strings", COMPLETIONS, {"prompt": question, "stop": [], **drawn}),
-        ("greedy completion of 2 prompts", COMPLETIONS, {"prompt": [question, question[:9]], "temperature": 0}),
+        ("seeded completion with stop strings", COMPLETIONS, {"prompt": prompt, "stop": [], **drawn}),
+        ("greedy completion of 2 prompts", COMPLETIONS, {"prompt": [prompt, question[:9]], "temperature": 0}),
         ("greedy chat with stop strings", CHAT, {"messages": messages, "temperature": 0, "stop": []}),
-        ("seeded completion with penalties", COMPLETIONS, {"prompt": question, **drawn, **penalties}),
+        ("seeded completion with penalties", COMPLETIONS, {"prompt": prompt, **drawn, **penalties}),
         ("seeded chat, not streamed", CHAT, {"messages": messages, "stream": False, **drawn}),
-        ("seeded completion, 3 choices", COMPLETIONS, {"prompt": question, "n": 3, "top_k": 40, **drawn}),
+        ("seeded completion, 3 choices", COMPLETIONS, {"prompt": prompt, "n": 3, "top_k": 40, **drawn}),
         ("seeded chat in JSON, 3 choices", CHAT, {"messages": messages, "n": 3, **drawn, **_NUMBERS}),
         ("greedy chat in JSON", CHAT, {"messages": messages, "temperature": 0, **_NUMBERS}),
         ("seeded chat with logprobs", CHAT, {"messages": messages, "logprobs": True, "top_logprobs": 2, **drawn}),
-        ("beam search", COMPLETIONS, {"prompt": question, "stream": False, "n": 2, "use_beam_search": True}),
+        ("beam search", COMPLETIONS, {"prompt": prompt, "stream": False, "n": 2, "use_beam_search": True}),
     ]
     name, path, differences = kinds[number % len(kinds)]
     body |= differences
