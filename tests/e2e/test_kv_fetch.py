@@ -18,7 +18,7 @@ def test_a_long_prompt_is_computed_by_one_replica_and_answered_by_the_other(serv
         "engine": {"model": "demo", "kv_pages": 512, "threads": 1, "host_kv_gib": 0.05},
         "engines": {
             "num_cpus": 0.1,
-            "roles": {"prefill": 1, "decode": 1, "disaggregate_above_tokens": 100},
+            "roles": {"prefill": {"min": 1, "max": 2}, "decode": 1, "disaggregate_above_tokens": 100},
         },
         "ingresses": {"num_cpus": 0.1},
     }
