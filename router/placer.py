@@ -107,6 +107,8 @@ class PlacerSettings:
     """Seconds after which the use of a prefix counts half."""
     keep_tokens: int = 0
     """Most tokens of these prefixes that are named when the only replica that holds them leaves; 0: none."""
+    keep_at_once: int = 8
+    """Prefixes that others then fetch from it at once."""
     apart_above_tokens: int | Literal["auto"] | None = None
     """Tokens to compute above which a prompt is computed apart, by replicas that have that role
     (`router.roles`); None: replicas have no roles."""

@@ -23,8 +23,6 @@ from router.hot_prefixes import HotPrefix
 
 logger = logging.getLogger("ray.serve")
 
-AT_ONCE = 8
-"""Prefixes under way from one replica, as many as it sends at once by default (`kv_fetch.max_transfers`)."""
 LAST = 2**31 - 1
 """The priority behind all of clients."""
 _SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
@@ -34,8 +32,9 @@ _MAX_KNOWN = 4096
 class PrefixKeeper:
     """Has the replicas that stay fetch what one that leaves holds. Lives on one event loop."""
 
-    def __init__(self, dispatch: DispatchContext) -> None:
-        self._dispatch = dispatch
+    def __init__(self, dispatch: DispatchContext, at_once: int) -> None:
+        """`at_once` prefixes are under way from one replica: as many as it sends."""
+        self._dispatch, self._at_once = dispatch, at_once
         self._known: dict[str, None] = {}  # replicas that were dealt with; their names do not come again
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -68,7 +67,7 @@ class PrefixKeeper:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep_all(self, replica: str, kv: KVAddress, prefixes: Sequence[HotPrefix]) -> None:
-        room = asyncio.Semaphore(AT_ONCE)
+        room = asyncio.Semaphore(self._at_once)
 
         async def keep(prefix: HotPrefix) -> bool:
             async with room:

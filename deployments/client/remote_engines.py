@@ -91,7 +91,7 @@ class RemoteEngines:
         self._backlog: Callable[[str], Backlog] | None = None
         self._backlog_due = 0.0
         self._unsubscribe: Callable[[], None] = lambda: None
-        self._keeper = PrefixKeeper(self._dispatch)
+        self._keeper = PrefixKeeper(self._dispatch, self.placer.settings.keep_at_once)
 
     async def start(self) -> None:
         """Connect to the present replicas, and to new ones as they appear."""

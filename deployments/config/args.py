@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from deployments.config.files import FileSettings
+from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.limits import Limits
 from deployments.config.roles import Pool
 from deployments.config.settings import (
@@ -231,7 +232,7 @@ class AppArgs(AccessSettings):
             decisions_kept=self.router.decisions_kept,
             hot_tokens=self.warm_up.track_tokens if self.warm_up.max_seconds else 0,
             hot_half_life_s=self.warm_up.half_life_s,
-            keep_tokens=0 if (kv_fetch := model.engines.kv_fetch) is None else kv_fetch.keep_tokens,
+            **_kept(model.engines.kv_fetch),
             apart_above_tokens=None if (roles := model.engines.roles) is None else roles.disaggregate_above_tokens,
         )
 
@@ -277,6 +278,13 @@ class AppArgs(AccessSettings):
         """The replicas of all engine deployments by name."""
         served = self.served.items()
         return {deployment: pool for name, model in served for deployment, pool in model.deployments(name).items()}
+
+
+def _kept(kv_fetch: KvFetchSettings | None) -> dict[str, int]:
+    """What of a placer's settings says which prefixes outlive a replica."""
+    if kv_fetch is None:
+        return {"keep_tokens": 0}
+    return {"keep_tokens": kv_fetch.keep_tokens, "keep_at_once": kv_fetch.max_transfers}
 
 
 def _slug(name: str) -> str:

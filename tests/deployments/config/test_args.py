@@ -67,6 +67,14 @@ def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:
         AppArgs.model_validate(arguments)
 
 
+def test_as_many_prefixes_are_fetched_from_a_leaving_replica_at_once_as_it_sends() -> None:
+    args = AppArgs.model_validate({"engines": {"kv_fetch": {"max_transfers": 3, "keep_tokens": 500}}})
+    placer = args.placer(args.served["EngineReplica"])
+    assert (placer.keep_at_once, placer.keep_tokens) == (3, 500)
+    off = AppArgs.model_validate({"engines": {"kv_fetch": None}})
+    assert off.placer(off.served["EngineReplica"]).keep_tokens == 0
+
+
 def test_an_engine_on_a_gpu_takes_one_unless_set_otherwise() -> None:
     assert ModelArgs.model_validate({"engine": {"device": "cuda"}}).gpus_per_engine == 1
     half = {"engine": {"device": "cuda"}, "engines": {"num_gpus": 0.5}}
