@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
@@ -33,6 +33,7 @@ from router.policies import Decision, Policy
 from router.policy_names import policy_named
 from router.prefix_index import PrefixIndex
 from router.roles import Pools
+from router.worth_holding import WorthHolding
 
 logger = logging.getLogger("ray.serve")
 
@@ -154,22 +155,23 @@ class Placer:
         num_blocks = self.settings.max_blocks or FEWEST_BLOCKS
         self._index = PrefixIndex(self.settings.block_tokens, num_blocks, self.settings.expect_s)
         self._log = DecisionLog(self.settings.decisions_kept)
-        self._hot: HotPrefixes | None = None
+        hot: HotPrefixes | None = None
         if self.settings.hot_tokens:
             tokens, half_life_s = self.settings.hot_tokens, self.settings.hot_half_life_s
-            self._hot = HotPrefixes(self.settings.block_tokens, tokens, half_life_s=half_life_s)
+            hot = HotPrefixes(self.settings.block_tokens, tokens, half_life_s=half_life_s)
         self._open: dict[str, _Open] = {}
         self._sources = FetchSources(fleet)
+        self._lock = threading.Lock()
+        self._worth = WorthHolding(fleet, self._index, self._sources, hot, self._lock, clock)
         above = self.settings.apart_above_tokens
         self._pools = None if above is None else Pools(fleet, None if above == "auto" else above)
         self._handed_over: set[str] = set()  # open requests that go on elsewhere after their first token
-        self._shared = SharedPrefixes()
-        self._lock = threading.Lock()
+        self._shared = self._worth.shared
         fleet.subscribe(self._forget_departed)
 
     def share(self, prefixes: SharedPrefixes) -> None:
         """Expect the engines to share these prefixes among all salts. Call it before the first request."""
-        self._shared = prefixes
+        self._shared = self._worth.shared = prefixes
 
     # --- placing -------------------------------------------------------------------------------------------
 
@@ -222,8 +224,8 @@ class Placer:
             held, most_held = overlap.get(chosen, 0), overlap.most
             self._index.use(chain[: most_held // block_tokens])
             self._index.expect(chosen, chain, now)  # from here on, the overlap is outdated
-            if self._hot is not None and not request.output_ids:
-                self._hot.record(namespace, tokens, chain, now)
+            if not request.output_ids:
+                self._worth.record(namespace, tokens, chain, now)
             self._open[request.request_id] = _Open(tokens, seed, chain, usable)
             if is_handed_over:
                 self._handed_over.add(request.request_id)
@@ -387,38 +389,14 @@ class Placer:
             }
 
     def hot_prefixes(self, max_tokens: int) -> list[HotPrefix]:
-        """Return the shared prefixes most worth holding, at most `max_tokens` tokens together, and who lends them.
-
-        O(tokens) where replicas lend KV.
-        """
-        with self._lock:
-            prefixes = [] if self._hot is None else self._hot.top(max_tokens, self._clock())
-        return [self._with_source(prefix) for prefix in prefixes] if self._fleet.lenders() else prefixes
+        """Return the shared prefixes most worth holding, and who lends them (`WorthHolding.top`)."""
+        return self._worth.top(max_tokens)
 
     def only_held_by(self, replica: str) -> list[HotPrefix]:
-        """Return the shared prefixes of which a replica holds more than any other of the fleet, as far as it does,
-        the most valuable first: at most `keep_tokens` tokens of those most worth holding. O(tokens).
+        """Return the shared prefixes that are lost with a replica, at most `keep_tokens` tokens of them
+        (`WorthHolding.only_held_by`).
         """
-        block_tokens, others = self.settings.block_tokens, self._fleet.names() - {replica}
-        with self._lock:
-            most = self.settings.keep_tokens
-            prefixes = self._hot.top(most, self._clock()) if self._hot is not None and most else []
-        alone = []
-        for prefix in prefixes:
-            chain = self._shared.chain(prefix.namespace, prefix.token_ids, block_tokens)
-            with self._lock:
-                overlap = self._index.match(chain, self._clock()).times(block_tokens)
-                held = overlap.get(replica, 0)
-                if held > overlap.most_among(others):
-                    alone.append(replace(prefix, token_ids=prefix.token_ids[:held]))
-        return alone
-
-    def _with_source(self, prefix: HotPrefix) -> HotPrefix:
-        block_tokens = self.settings.block_tokens
-        chain = self._shared.chain(prefix.namespace, prefix.token_ids, block_tokens)
-        with self._lock:
-            overlap = self._index.match(chain, self._clock()).times(block_tokens)
-            return replace(prefix, source=self._sources.best_holder(overlap))
+        return self._worth.only_held_by(replica, self.settings.keep_tokens)
 
     def uncached_tokens(self, request: Placeable) -> int:
         """Count the prompt tokens that the best holder would have to compute. O(tokens of the prompt)."""

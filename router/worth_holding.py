@@ -1,0 +1,76 @@
+"""Shared prefixes as the fleet holds them: who lends them to a new replica, and which are lost with a replica."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from cache.node import Namespace
+from cache.shared_prefixes import SharedPrefixes
+from router.fetch_sources import FetchSources
+from router.fleet import Fleet
+from router.hot_prefixes import HotPrefix, HotPrefixes
+from router.overlap import Overlap
+from router.prefix_index import PrefixIndex
+
+
+class WorthHolding:
+    """The prefixes most worth holding of one fleet. Thread-safe, but for `record`."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: PrefixIndex,
+        sources: FetchSources,
+        hot: HotPrefixes | None,
+        lock: threading.Lock,
+        clock: Callable[[], float],
+    ) -> None:
+        """`lock` is held while any of the others is read or changed; `hot` is None where no use is tracked."""
+        self._fleet, self._index, self._sources, self._hot = fleet, index, sources, hot
+        self._lock, self._clock = lock, clock
+        self.shared = SharedPrefixes()
+        """What the operator puts in front of prompts, by which their blocks are hashed."""
+
+    def record(self, namespace: Namespace, tokens: Sequence[int], chain: Sequence[int], now: float) -> None:
+        """Note that a prompt has come. Its owner holds the lock."""
+        if self._hot is not None:
+            self._hot.record(namespace, tokens, chain, now)
+
+    def top(self, max_tokens: int) -> list[HotPrefix]:
+        """Return the most valuable, at most `max_tokens` tokens together, and who lends them.
+
+        O(tokens) where replicas lend KV.
+        """
+        prefixes = self._top(max_tokens)
+        return [self._with_source(prefix) for prefix in prefixes] if self._fleet.lenders() else prefixes
+
+    def only_held_by(self, replica: str, max_tokens: int) -> list[HotPrefix]:
+        """Return those of which a replica holds more than any other of the fleet, as far as it does, the most
+        valuable first: of the top `max_tokens` tokens. O(tokens).
+        """
+        others, alone = self._fleet.names() - {replica}, []
+        for prefix in self._top(max_tokens):
+            chain = self._chain(prefix)
+            with self._lock:
+                overlap = self._overlap(chain)
+                held = overlap.get(replica, 0)
+                if held > overlap.most_among(others):
+                    alone.append(replace(prefix, token_ids=prefix.token_ids[:held]))
+        return alone
+
+    def _top(self, max_tokens: int) -> list[HotPrefix]:
+        with self._lock:
+            return [] if self._hot is None or not max_tokens else self._hot.top(max_tokens, self._clock())
+
+    def _with_source(self, prefix: HotPrefix) -> HotPrefix:
+        chain = self._chain(prefix)
+        with self._lock:
+            return replace(prefix, source=self._sources.best_holder(self._overlap(chain)))
+
+    def _chain(self, prefix: HotPrefix) -> Sequence[int]:
+        return self.shared.chain(prefix.namespace, prefix.token_ids, self._index.block_tokens)
+
+    def _overlap(self, chain: Sequence[int]) -> Overlap:
+        return self._index.match(chain, self._clock()).times(self._index.block_tokens)
