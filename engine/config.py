@@ -48,6 +48,9 @@ class EngineConfig(SchedulerSettings):
     """GPUs (or processes, on a CPU) that share each layer of the model: they must divide its heads."""
     expert_parallel: bool = False
     """With `tensor_parallel_size`: whether each GPU holds some experts whole instead of a part of every expert."""
+    one_shot_kib: int = 512
+    """With `tensor_parallel_size` on GPUs: sums over ranks of up to so many KiB are computed by one kernel, which
+    reads the other GPUs' memory, and adds and norms too; larger ones by NCCL. 0: all of them by NCCL."""
     page_size: int = 16
     """Tokens per KV page, 1 to 256."""
     kv_pages: int | None = None
@@ -105,6 +108,7 @@ class EngineConfig(SchedulerSettings):
     """How tokens are drafted, so that one step verifies several of them; None: one token per request and step."""
 
     def __post_init__(self) -> None:
+        _check_range("one_shot_kib", self.one_shot_kib, 0, 2**16)
         _check_range("page_size", self.page_size, 1, 256)
         _check_range("block_tokens", self.block_tokens, 1, 2**20)
         _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, 2**10)

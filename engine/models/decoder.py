@@ -74,7 +74,7 @@ class Attention(nn.Module):
 
 class Layer(nn.Module):
     """Attention and MLP, summed over all ranks and added to the residual stream; their inputs, their outputs or
-    both are normed.
+    both are normed. One operation sums, adds and norms.
     """
 
     def __init__(self, config: ModelConfig, layer: int, ranks: Collective) -> None:
@@ -99,25 +99,31 @@ class Layer(nn.Module):
         step: AttentionStep,
         pages: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map the residual stream and the branch to add, [N, hidden_size] each, to those after this layer."""
+        """Map the residual stream and the branch to add, [N, hidden_size] each, to those after this layer.
+
+        Branches are this rank's parts, not summed yet, unless their sums are normed before they are added.
+        """
         x, normed = self._add(x, branch, self.input_norm, operations)
-        branch = self._sum(self.attention(normed, operations, step, pages), self.attended_norm, operations)
+        branch = self._norm(self.attention(normed, operations, step, pages), self.attended_norm, operations)
         x, normed = self._add(x, branch, self.post_norm, operations)
-        return x, self._sum(self.mlp(normed, operations), self.output_norm, operations)
+        return x, self._norm(self.mlp(normed, operations), self.output_norm, operations)
 
     def _add(
         self, x: torch.Tensor, branch: torch.Tensor | None, norm: nn.RMSNorm | None, operations: Operations
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the stream with the branch added, and what the next branch reads of it."""
-        if norm is not None:
-            return operations.add_norm(x, branch, norm.weight, self._stream_eps)
-        x = x if branch is None else x + branch
-        return x, x
+        if norm is None:
+            x = x if branch is None else x + branch
+            return x, x
+        if self.attended_norm is None:
+            return self._ranks.add_norm(operations, x, branch, norm.weight, self._stream_eps)
+        return operations.add_norm(x, branch, norm.weight, self._stream_eps)
 
-    def _sum(self, part: torch.Tensor, norm: nn.RMSNorm | None, operations: Operations) -> torch.Tensor:
-        """Return a branch's output, summed over all ranks, normed if the model does that."""
-        total = self._ranks.sum(part)
-        return total if norm is None else operations.add_norm(total, None, norm.weight, self._eps)[1]
+    def _norm(self, part: torch.Tensor, norm: nn.RMSNorm | None, operations: Operations) -> torch.Tensor:
+        """Return a branch's output, summed over all ranks and normed if the model does that."""
+        if norm is None:
+            return part
+        return operations.add_norm(self._ranks.sum(part), None, norm.weight, self._eps)[1]
 
 
 class Decoder(nn.Module):
@@ -151,7 +157,9 @@ class Decoder(nn.Module):
         branch = None
         for index, layer in enumerate(self.layers):
             x, branch = layer(x, branch, operations, step, pages.layer(index))
-        return x if branch is None else x + branch
+        if branch is None:
+            return x
+        return x + (branch if self.config.norms.after else self._ranks.sum(branch))
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""

@@ -1,7 +1,8 @@
 """Operations that the ranks of a model do together: NCCL's on GPUs, gloo's on CPUs, none with one rank.
 
-All ranks call all of these in the same order. Process groups are made without torch's global one, so that a
-process may have several engines. All ranks are on one machine and connect through its loopback address.
+All ranks call all of these in the same order. NCCL works on the stream that a step runs on, so graphs record it;
+small sums are computed by a kernel of our own (`one_shot.py`). Process groups are made without torch's global one,
+so that a process may have several engines. All ranks are on one machine and connect through its loopback address.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
+from engine.models.operations import Operations
+from engine.parallel.one_shot import OneShotSum, open_one_shot
 from engine.parallel.shard import Shard
 
 HOST = "127.0.0.1"
@@ -20,6 +24,7 @@ HOST = "127.0.0.1"
 # and slow; users set the health check's `stall_timeout_s`.
 _TIMEOUT = timedelta(minutes=30)
 _torch: Any = dist  # torch declares its stores and groups only in part
+_c10d: Any = _distributed_c10d
 
 
 class Collective:
@@ -28,14 +33,26 @@ class Collective:
     def __init__(self, shard: Shard, group: Any = None) -> None:
         """`group` is a process group of torch with `shard.size` ranks; None if there is only this rank."""
         self.shard = shard
+        self.one_shot: OneShotSum | None = None
+        """Computes small sums, where GPUs can read each other's memory."""
         self._group = group
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' `part`, the same on each rank. May overwrite `part`."""
         if self._group is not None:
             part = part.contiguous()
-            self._group.allreduce([part]).wait()
+            _finish(self._group.allreduce([part], _in_stream(dist.AllreduceOptions())))
         return part
+
+    def add_norm(
+        self, operations: Operations, x: torch.Tensor, part: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the sum of all ranks' `part`, if there is one, to `x` and norm it, as `Operations.add_norm` does."""
+        if part is None:
+            return operations.add_norm(x, None, weight, eps)
+        if self.one_shot is not None and self.one_shot.takes(part):
+            return x, self.one_shot.add_norm(x, part, weight, eps)
+        return operations.add_norm(x, self.sum(part), weight, eps)
 
     def columns(self, part: torch.Tensor, count: int) -> torch.Tensor:
         """Return the first `count` columns of all ranks' [R, own] side by side."""
@@ -43,13 +60,13 @@ class Collective:
             return part
         rows, own = part.shape
         parts = part.new_empty(self.shard.size * rows, own)
-        self._group._allgather_base(parts, part.contiguous()).wait()
+        _finish(self._group._allgather_base(parts, part.contiguous(), _in_stream(_c10d.AllgatherOptions())))
         return parts.view(-1, rows, own).transpose(0, 1).reshape(rows, -1)[:, :count]
 
     def from_first(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return rank 0's tensor, which overwrites `tensor` on the other ranks."""
         if self._group is not None:
-            self._group.broadcast([tensor], dist.BroadcastOptions()).wait()
+            _finish(self._group.broadcast([tensor], _in_stream(dist.BroadcastOptions())))
         return tensor
 
     def least(self, count: int, device: torch.device) -> int:
@@ -64,6 +81,8 @@ class Collective:
 
     def abort(self) -> None:
         """End operations that wait for a lost rank, from any thread. The group cannot be used after it."""
+        if self.one_shot is not None:
+            self.one_shot.abort()
         if self._group is not None:
             self._group.abort()
 
@@ -85,8 +104,11 @@ def find_store(port: int, size: int) -> Any:
     return _torch.TCPStore(HOST, port, size, is_master=False)
 
 
-def join(store: Any, shard: Shard, device: torch.device) -> Collective:
-    """Form a group with the other ranks; returns when all have joined. A GPU becomes this thread's current one."""
+def join(store: Any, shard: Shard, device: torch.device, one_shot_kib: int = 0) -> Collective:
+    """Form a group with the other ranks; returns when all have joined. A GPU becomes this thread's current one.
+
+    one_shot_kib: largest sum for `Collective.one_shot`, in KiB; 0: there is none.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
         kind = _torch.ProcessGroupNCCL
@@ -96,4 +118,22 @@ def join(store: Any, shard: Shard, device: torch.device) -> Collective:
         options = kind._Options()
         options._devices = [kind.create_device(hostname=HOST)]
     options._timeout = _TIMEOUT
-    return Collective(shard, kind(store, shard.rank, shard.size, options))
+    ranks = Collective(shard, kind(store, shard.rank, shard.size, options))
+    if one_shot_kib and device.type == "cuda":
+        found = open_one_shot(store, shard, device, one_shot_kib * 1024)
+        if ranks.least(found is not None, device):
+            ranks.one_shot = found
+    return ranks
+
+
+def _in_stream(options: Any) -> Any:
+    """Have NCCL work on the current stream, where torch can: on a stream of its own, events would lie between."""
+    if hasattr(options, "asyncOp"):
+        options.asyncOp = False
+    return options
+
+
+def _finish(work: Any) -> None:
+    """Wait for an operation, for which later ones on the stream wait in any case; None if it is on the stream."""
+    if work is not None:
+        work.wait()

@@ -24,6 +24,7 @@ from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.rows import RowInputs, RowWords, enter, leave
 from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
 from engine.kernels.triton.silu import silu_mul
+from engine.kernels.triton.sum_ranks import sum_add_norm
 from tests.engine.support.compiled_kernels import compiled, name_of
 from tests.engine.support.paged_kv import Heads, Paged
 
@@ -76,6 +77,11 @@ def operations(dtype: torch.dtype, kv_dtype: torch.dtype, hidden: int, heads: He
         rotate_into(layer, at, fused, angles, norm, 1e-6)
 
 
+def sum_of_ranks(num_ranks: int, hidden: int) -> None:
+    x, addresses = torch.zeros(3, hidden, dtype=BRAIN), torch.zeros(num_ranks, dtype=torch.int64)
+    sum_add_norm(x, x.clone(), x[0], 1e-6, addresses, torch.zeros(64, dtype=torch.int64), 1, num_ranks, 2**19)
+
+
 def sampling(vocab_size: int) -> None:
     asked, numbers = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.float64)
     choices = SamplingTensors(asked, numbers, asked.int(), numbers, numbers, draws=True, cuts=True)
@@ -98,6 +104,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(attention, BRAIN, BRAIN, Heads(7, 2, 96), 3, 100),
         partial(int4, 16, BRAIN),
         partial(int4, 64, HALF),
+        partial(sum_of_ranks, 2, 4096),
     ),
     86: (partial(experts, 16), partial(experts, 2048)),
     89: (partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),),
@@ -111,11 +118,12 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(int4, 64, BRAIN),
         partial(operations, BRAIN, BRAIN, 4096, Heads(4, 8, 128)),
         partial(operations, HALF, FP8, 896, Heads(7, 2, 96)),
+        partial(sum_of_ranks, 8, 8192),
         partial(sampling, 151_936),
         partial(sampling, 1),
         rows,
     ),
-    100: (partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),),
+    100: (partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16), partial(sum_of_ranks, 8, 4096)),
 }
 """By compute capability. With these numbers of tokens experts take tiles of each shape."""
 

@@ -1,0 +1,119 @@
+"""The sum of all ranks' parts, residual addition and RMS norm in one kernel, over memory that all ranks can read.
+
+    part ─▶ own memory ─▶ tell the others ─▶ wait for them ─▶ sum of all parts ─▶ + x ─▶ norm
+
+Each program has rows of its own, and waits for the programs with the same number on the other ranks alone. Parts
+of even and odd calls lie apart: who hears of a call knows that the one before was read.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.launch import launch
+
+
+@triton.jit(do_not_specialize=["rows", "max_bytes"])
+def _sum_add_norm(
+    x_ptr,  # [rows, SIZE], overwritten with the sum
+    part_ptr,  # [rows, SIZE]
+    weight_ptr,  # [SIZE]
+    out_ptr,  # [rows, SIZE]
+    addresses_ptr,  # int64 [NUM_RANKS]
+    calls_ptr,  # int64 [programs], of earlier calls
+    x_stride,
+    part_stride,
+    rows,
+    max_bytes,
+    eps,
+    RANK: tl.constexpr,
+    NUM_RANKS: tl.constexpr,
+    SIGNAL_BYTES: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0)
+    num_programs = tl.num_programs(0)
+    call = tl.load(calls_ptr + program) + 1
+    at = tl.arange(0, BLOCK)
+    is_in = at < SIZE
+    begin = SIGNAL_BYTES + (call & 1) * max_bytes
+    kind = part_ptr.dtype
+    own = tl.load(addresses_ptr + RANK)
+    for row in range(program, rows, num_programs):
+        part = tl.load(part_ptr + row * part_stride + at, mask=is_in, other=0.0)
+        tl.store((own + begin).to(kind, bitcast=True) + row * SIZE + at, part, mask=is_in)
+    tl.debug_barrier()  # All threads have written before one tells so.
+    for other in tl.static_range(NUM_RANKS):
+        if other != RANK:
+            signals = tl.load(addresses_ptr + other).to(calls_ptr.dtype, bitcast=True)
+            tl.atomic_xchg(signals + program * NUM_RANKS + RANK, call, sem="release", scope="sys")
+    for other in tl.static_range(NUM_RANKS):
+        if other != RANK:
+            signal = own.to(calls_ptr.dtype, bitcast=True) + program * NUM_RANKS + other
+            heard = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
+            while heard < call:
+                heard = tl.atomic_add(signal, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    weight = tl.load(weight_ptr + at, mask=is_in, other=0.0).to(tl.float32)
+    for row in range(program, rows, num_programs):
+        total = tl.zeros((BLOCK,), tl.float32)
+        for rank in tl.static_range(NUM_RANKS):
+            parts = (tl.load(addresses_ptr + rank) + begin).to(kind, bitcast=True)
+            total += tl.load(parts + row * SIZE + at, mask=is_in, other=0.0, cache_modifier=".cg").to(tl.float32)
+        place = x_ptr + row * x_stride + at
+        total = total.to(x_ptr.dtype.element_ty).to(tl.float32)  # rounded, as a sum of its own would be
+        x = (tl.load(place, mask=is_in, other=0.0).to(tl.float32) + total).to(x_ptr.dtype.element_ty)
+        tl.store(place, x, mask=is_in)
+        wide = x.to(tl.float32)
+        factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
+        normed = wide * factor * weight
+        tl.store(out_ptr + row * SIZE + at, normed.to(out_ptr.dtype.element_ty), mask=is_in)
+    tl.store(calls_ptr + program, call)
+
+
+def sum_add_norm(
+    x: torch.Tensor,
+    part: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    addresses: torch.Tensor,
+    calls: torch.Tensor,
+    rank: int,
+    num_ranks: int,
+    max_bytes: int,
+) -> torch.Tensor:
+    """Add all ranks' `part` to `x` in place; return the normed sum. All are [N, size], weight [size].
+
+    addresses: int64 [num_ranks], of each rank's memory, laid out as `OneShotSum` says
+    calls: int64, how many sums each program has computed, which the kernel counts
+    max_bytes: of the memory for one call's part
+    """
+    rows, size = part.shape
+    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(size)
+    if rows:
+        launch(
+            _sum_add_norm,
+            (min(rows, len(calls)),),
+            x,
+            part,
+            weight,
+            out,
+            addresses,
+            calls,
+            x.stride(0),
+            part.stride(0),
+            rows,
+            max_bytes,
+            eps,
+            RANK=rank,
+            NUM_RANKS=num_ranks,
+            SIGNAL_BYTES=calls.nbytes * num_ranks,
+            SIZE=size,
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
+        )
+    return out

@@ -1,0 +1,58 @@
+"""Memory of each GPU that all ranks' kernels can read and write: torch's symmetric memory."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _distributed_c10d
+
+from engine.parallel.shard import Shard
+
+_c10d: Any = _distributed_c10d  # torch declares it only in part
+_OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+class PeerMemory(NamedTuple):
+    """As much memory of each rank, at an address that does not change."""
+
+    own: torch.Tensor
+    """uint8 [bytes], this rank's, zero at the start."""
+    addresses: torch.Tensor
+    """int64 [ranks], on the device: where this rank finds each rank's memory."""
+    handle: object = None
+    """What keeps it mapped, and its group known."""
+
+
+def open_peer_memory(store: Any, shard: Shard, device: torch.device, num_bytes: int) -> PeerMemory:
+    """Allocate memory on each rank and map that of all others; all ranks call this together.
+
+    store: torch's, through which the ranks find each other. Raises RuntimeError where the GPUs cannot reach each
+    other's memory, or torch has no symmetric memory.
+    """
+    # A rank that sees its own GPU alone, as Ray's workers do, calls it number 0 as all others do.
+    os.environ.setdefault(_OVERLAPPING, "1")
+    name, group = _named_group(store, shard, "raydix-one-shot")
+    symmetric = _c10d._SymmetricMemory
+    own = symmetric.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device, name)
+    own.zero_()
+    torch.cuda.synchronize(device)
+    handle = symmetric.rendezvous(own, name)
+    offset = getattr(handle, "offset", 0)
+    addresses = torch.tensor([address + offset for address in handle.buffer_ptrs], dtype=torch.int64)
+    return PeerMemory(own, addresses.to(device), (handle, group))
+
+
+def _named_group(store: Any, shard: Shard, name: str) -> tuple[str, Any]:
+    """Make the ranks known to torch as a group, in both ways in which its versions look for it by name.
+
+    Returns the name and the group, which torch knows as long as it lives.
+    """
+    prefixed = _c10d.PrefixStore(name, store)
+    name = f"{name}-{id(store):x}-of-{os.getpid()}"
+    group = _c10d.ProcessGroup(prefixed, shard.rank, shard.size)
+    group._set_group_name(name)
+    _c10d._register_process_group(name, group)
+    _c10d._SymmetricMemory.set_group_info(name, shard.rank, shard.size, prefixed)
+    return name, group
