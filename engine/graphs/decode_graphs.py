@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from cache import PageCopy
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
@@ -25,6 +26,7 @@ from engine.request import PENDING
 from engine.runner.prepared_step import Places
 from engine.sampling.graph_chooser import GraphChooser, fits_forward, fits_graph
 from engine.sampling.row import SamplingRow
+from engine.scheduling.host_pool import PagePair
 from engine.scheduling.plan import Chunk, StepPlan
 
 Decode = Callable[[torch.Tensor, AttentionBatch, torch.Tensor], None]
@@ -37,24 +39,31 @@ Sample = Callable[[torch.Tensor, Sequence[SamplingRow]], tuple[torch.Tensor, lis
 class GraphStep:
     """A step whose chunks have been assigned rows on the device."""
 
-    plan: StepPlan
+    copies: Sequence[PageCopy]
+    swap_out: Sequence[PagePair]
+    swap_in: Sequence[PagePair]
     changes: RowChanges
     size: int
     """Number of rows of the graph."""
     tails: Sequence[int | None] | None
     """None if the sampler graph chooses all tokens. Else, for each row, the row of the previous step that sampled
     its last token, None if that is known."""
+    chunks: Sequence[Chunk]
+    """In the plan's order. Ranks other than the first know no requests, and have none."""
 
     @property
     def rows(self) -> Sequence[int]:
         """Graph row of each chunk."""
         return self.changes.rows
 
-    def sampling_rows(self, sampled: Sequence[int]) -> list[SamplingRow]:
-        """Return the sampler's rows, in the graph's order; `sampled` are the previous step's tokens."""
+    def sampling_rows(self, known: Callable[[], Sequence[int]]) -> list[SamplingRow]:
+        """Return the sampler's rows, in the graph's order; `known` returns the previous step's tokens."""
+        if not self.chunks:
+            return []
         assert self.tails is not None
+        sampled = known()
         rows: list[SamplingRow | None] = [None] * len(self.rows)
-        for row, chunk in zip(self.rows, self.plan.chunks, strict=True):
+        for row, chunk in zip(self.rows, self.chunks, strict=True):
             source, end = self.tails[row], chunk.start + 1
             rows[row] = (
                 SamplingRow(chunk.request, end)
@@ -93,7 +102,7 @@ class DecodeGraphs:
         self._is_broken = False
 
     def capture_all(self) -> None:
-        """Record the graphs of all sizes."""
+        """Record the graphs of all sizes (`StepGraphs.capture_all`)."""
         self._forwards.capture_all()
         self._samplers.capture_all()
 
@@ -120,7 +129,7 @@ class DecodeGraphs:
         pairs = list(zip(chunks, changes.rows, strict=True))
         places.rows = {chunk.request.request_id: row for chunk, row in pairs}
         tails = None if all(fits_graph(chunk) for chunk in chunks) else _tails(pairs, before)
-        return GraphStep(plan, changes, size, tails)
+        return GraphStep(plan.copies, plan.swap_out, plan.swap_in, changes, size, tails, chunks)
 
     def forward(self, step: GraphStep, before: torch.Tensor | None) -> bool:
         """Compute the logits of a step, and return whether a graph was replayed.
@@ -149,7 +158,7 @@ class DecodeGraphs:
             if step.tails is None:
                 self._samplers.run(step.size)
             else:
-                chosen, reports = self._sample(self._logits[:count], step.sampling_rows(known()))
+                chosen, reports = self._sample(self._logits[:count], step.sampling_rows(known))
                 self._rows.advance(count, chosen)
             sampled = self._rows.sampled[:count].clone()
         self._last = changes.number

@@ -27,7 +27,6 @@ def why_not(
     config: EngineConfig,
     attention: AttentionBackend,
     device: torch.device,
-    num_ranks: int,
     model: ModelConfig | None = None,
 ) -> str | None:
     """Return why steps are not replayed as graphs; None when they are."""
@@ -35,8 +34,6 @@ def why_not(
         return "cuda_graphs is off"
     if device.type != "cuda":
         return f"they are for GPUs, not for {device}"
-    if num_ranks > 1:
-        return "several ranks share the model (tensor_parallel_size)"
     if not attention.is_capturable:
         return f"attention by {attention.name} needs the host in each step"
     experts = None if model is None else model.experts
@@ -59,8 +56,8 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, element_bytes: int, ma
     return sizes[-1] * (layer * element_bytes + logits + tables) + nodes * _NODE_BYTES + _BYTES_BESIDE
 
 
-def capture_all(graphs: StepGraphs | DecodeGraphs, device: torch.device, reserved: int) -> bool:
-    """Record all graphs. Returns False, with a warning, when the device cannot record such steps.
+def capture_all(graphs: StepGraphs | DecodeGraphs, device: torch.device, reserved: int) -> None:
+    """Record all graphs; a warning says when the device cannot record such steps.
 
     `reserved` is the number of bytes set aside for them. Raises ValueError when they do not fit.
     """
@@ -73,12 +70,8 @@ def capture_all(graphs: StepGraphs | DecodeGraphs, device: torch.device, reserve
             f"them, {reserved / 2**20:.0f} MiB were expected; lower kv_pages, kv_memory_share or max_running, or "
             'set cuda_graphs to "off"'
         ) from error
-    except RuntimeError as error:
-        logger.warning("steps run without CUDA graphs, as one could not be recorded: %s", error)
-        return False
     taken = before - torch.cuda.mem_get_info(device)[0]
     logger.info("%s took %.0f MiB, %.0f MiB were expected", _named(graphs.sizes), taken / 2**20, reserved / 2**20)
-    return True
 
 
 def _named(sizes: Sequence[int]) -> str:

@@ -48,7 +48,7 @@ class StepGraphs:
         self.sizes = sizes
         self._work, self._capture = work, capture
         self._replays: dict[int, Callable[[], None]] = {}
-        self._unrecorded: set[int] = set()
+        self._unrecorded: dict[int, RuntimeError] = {}
 
     def size_for(self, count: int) -> int | None:
         """Return the number of rows of the graph for a step of `count` rows; None if no graph is large enough."""
@@ -56,10 +56,16 @@ class StepGraphs:
         return self.sizes[at] if at < len(self.sizes) else None
 
     def capture_all(self) -> None:
-        """Record all sizes, the largest first, so that the others find the memory they need in the pool."""
+        """Record all sizes, the largest first, so that the others find the memory they need in the pool.
+
+        A size that cannot be recorded is computed without a graph from then on. All sizes are computed in any
+        case, as other ranks compute them too. Raises torch.OutOfMemoryError.
+        """
         for size in reversed(self.sizes):
             self._work(size)
-            self._record(size)
+            self._try_to_record(size)
+            if isinstance(error := self._unrecorded.get(size), torch.OutOfMemoryError):
+                raise error
 
     def run(self, size: int) -> bool:
         """Compute a step of `size` rows, and return whether a graph was replayed. A new size is computed first and
@@ -70,17 +76,18 @@ class StepGraphs:
             return True
         self._work(size)
         if size not in self._unrecorded:
-            try:
-                self._record(size)
-            except RuntimeError as error:  # Running out of memory is one, too.
+            self._try_to_record(size)
+        return False
+
+    def _try_to_record(self, size: int) -> None:
+        try:
+            self._replays[size] = self._capture(lambda: self._work(size))
+        except RuntimeError as error:  # Running out of memory is one, too.
+            if not self._unrecorded:
                 logger.warning(
                     "steps of %d rows run without a CUDA graph, as none could be recorded: %s", size, error
                 )
-                self._unrecorded.add(size)
-        return False
-
-    def _record(self, size: int) -> None:
-        self._replays[size] = self._capture(lambda: self._work(size))
+            self._unrecorded[size] = error
 
 
 def sizes_up_to(max_running: int) -> list[int]:

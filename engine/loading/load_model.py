@@ -77,7 +77,7 @@ class _Loading:
         self._backend = choose_backend(config.attention, heads, self._dtype, self._device)
         if model.chunk is not None:
             self._backend = ChunkedAttention(self._backend, model.chunk, config.page_size)
-        self._not_graphed = why_not(config, self._backend, self._device, ranks.shard.size, model)
+        self._not_graphed = why_not(config, self._backend, self._device, model)
         self._reserved = 0
         if self._not_graphed is None:
             self._reserved = graph_bytes(config, model, self._dtype.itemsize, self._limit)
@@ -119,8 +119,8 @@ class _Loading:
     def add_graphs(self, runner: ModelRunner) -> None:
         """Record the graphs now, or leave that to the first steps that use them."""
         graphs = runner.add_graphs(self._config.max_running, CudaCapture(self._device))
-        if self._config.cuda_graphs == "start" and not capture_all(graphs, self._device, self._reserved):
-            runner.drop_graphs()
+        if self._config.cuda_graphs == "start":
+            capture_all(graphs, self._device, self._reserved)
 
     def report(self, runner: ModelRunner) -> None:
         """Log what was loaded."""

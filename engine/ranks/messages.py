@@ -1,7 +1,7 @@
 """The messages between rank 0 and the other ranks, in msgpack, never pickle.
 
-rank 0 ── LoadTask, then StepTask, WritePage, ReadPage ──▶ other rank ── RankReady, MovedPage ──▶ rank 0
-                                                                └── at most one RankFailed, the last ──┘
+rank 0 ── LoadTask, StepTask, ReplayTask, WritePage, ReadPage ──▶ other rank ── RankReady, MovedPage ──▶ rank 0
+                                                                       └── at most one RankFailed, the last ──┘
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 import msgspec
+import numpy as np
 import torch
 
 from cache import PageCopy
 from engine.attention.batch import AttentionBatch
 from engine.config import EngineConfig
+from engine.graphs.decode_graphs import GraphStep
+from engine.graphs.row_assignment import RowChanges
 from engine.runner.prepared_step import PreparedStep
 from engine.sampling.pooled import PooledRow
 from engine.sampling.prompt_logprobs import PromptSpan
@@ -99,6 +102,49 @@ class StepTask(msgspec.Struct, frozen=True, array_like=True, tag=0):
         return to_device(PreparedStep(**shared, chunks=(), tails=(), has_drafts=False), device)
 
 
+class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A `GraphStep` without its requests: how the rows of decodes change, which all ranks hold alike."""
+
+    copies: Sequence[PageCopy]
+    swap_out: Sequence[PagePair]
+    swap_in: Sequence[PagePair]
+    size: int
+    number: int
+    count: int
+    """Number of rows in use."""
+    packet: torch.Tensor
+    """int64; empty if nothing is to be written."""
+    num_words: int
+    is_anew: bool
+    is_chosen_by_graph: bool
+    """Whether each rank chooses the tokens, from the same logits; otherwise rank 0 sends them."""
+
+    @classmethod
+    def of(cls, step: GraphStep) -> ReplayTask:
+        """Take what the other ranks need of a step."""
+        changes = step.changes
+        packet = np.empty(0, dtype=np.int64) if changes.packet is None else changes.packet
+        return cls(
+            step.copies,
+            step.swap_out,
+            step.swap_in,
+            step.size,
+            changes.number,
+            len(changes.rows),
+            torch.from_numpy(packet),
+            changes.num_words,
+            changes.is_anew,
+            step.tails is None,
+        )
+
+    def step(self) -> GraphStep:
+        """Return the step as a rank other than the first runs it."""
+        packet = self.packet.numpy() if len(self.packet) else None
+        changes = RowChanges(self.number, range(self.count), packet, self.num_words, self.is_anew)
+        tails = None if self.is_chosen_by_graph else ()
+        return GraphStep(self.copies, self.swap_out, self.swap_in, changes, self.size, tails, chunks=())
+
+
 def to_device(step: T, device: torch.device) -> T:
     """Return a copy of a dataclass with all its tensors on `device`, those of nested dataclasses included.
 
@@ -134,12 +180,12 @@ def _unpacked(kind: type, value: Any) -> object:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
-_work = msgspec.msgpack.Decoder(StepTask | WritePage | ReadPage, dec_hook=_unpacked)
+_work = msgspec.msgpack.Decoder(StepTask | ReplayTask | WritePage | ReadPage, dec_hook=_unpacked)
 _report = msgspec.msgpack.Decoder(RankReady | RankFailed | MovedPage)
 _task = msgspec.msgpack.Decoder(LoadTask)
 
 
-Work = StepTask | WritePage | ReadPage
+Work = StepTask | ReplayTask | WritePage | ReadPage
 """What the other ranks are told to do once they have loaded their share."""
 Report = RankReady | RankFailed | MovedPage
 

@@ -34,6 +34,7 @@ from engine.ranks.messages import (
     RankFailed,
     RankReady,
     ReadPage,
+    ReplayTask,
     StepTask,
     WritePage,
     encode,
@@ -90,7 +91,8 @@ class RankGroup:
             names[ready.rank] = ready.device_name
         check_alike(names)
         threading.Thread(target=_watch, args=(weakref.ref(self), self._connections), daemon=True).start()
-        self._ranks = self._join_unless_lost(lambda: join(store, Shard.of_engine(config, 0), device))
+        shard = Shard.of_engine(config, 0)
+        self._ranks = self._join_unless_lost(lambda: join(store, shard, device, config.one_shot_kib))
         return self._ranks
 
     def _join_unless_lost(self, join_others: Callable[[], Collective]) -> Collective:
@@ -116,7 +118,7 @@ class RankGroup:
             raise met[0]
         return met[0]
 
-    def send(self, task: StepTask) -> None:
+    def send(self, task: StepTask | ReplayTask) -> None:
         """Send a step to all other ranks. Raises RankLost."""
         with self.guarded():
             self._send(encode(task))

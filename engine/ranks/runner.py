@@ -1,11 +1,15 @@
 """The runner of a model that several ranks share: rank 0 reads each plan, and all ranks run it.
 
-loop ── prepare: StepTask to all ─▶ │ rank 0   copies, forward, sample ─┐ tokens
-                                │ rank 1   copies, forward ◀────────┘
+loop ── prepare: StepTask to all ───▶ │ rank 0   copies, forward, sample ─┐ tokens
+                                  │ rank 1   copies, forward ◀────────┘
+loop ── prepare: ReplayTask to all ─▶ │ rank 0   rows, graph: forward, choose
+                                  │ rank 1   rows, graph: forward, choose, the same logits and so the same tokens
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -13,18 +17,19 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import RankLost
+from engine.graphs.decode_graphs import GraphStep
 from engine.kv_tier.page_mover import PageMover
 from engine.loading.load_model import load_model
 from engine.loading.model_directory import resolve_model
 from engine.models.config import ModelConfig
 from engine.parallel.shard import check_divides
 from engine.ranks.launcher import LocalProcesses, WorkerLauncher
-from engine.ranks.messages import StepTask, to_device
+from engine.ranks.messages import ReplayTask, StepTask, to_device
 from engine.ranks.rank_group import RankGroup
 from engine.ranks.worker import device_name
 from engine.runner.model_runner import ModelRunner
 from engine.runner.prepared_step import PreparedStep
-from engine.scheduling.plan import Step, StepPlan, StepResult, result_of
+from engine.scheduling.plan import Step, StepPlan, StepResult, StepUnderway, result_of
 
 _HOST = torch.device("cpu")
 
@@ -77,6 +82,9 @@ class ParallelRunner:
 
         The step raises RankLost whenever it fails: ranks that do not all run it cannot run another one together.
         """
+        if (placed := self._runner.place(plan)) is not None:
+            self.rank_group.send(ReplayTask.of(placed))
+            return partial(self._replay, placed)
         step = self._runner.read(plan, _HOST)
         self.rank_group.send(StepTask.of(step))
         return partial(self._compute, to_device(step, self.device))
@@ -86,15 +94,42 @@ class ParallelRunner:
         self.rank_group.close()
 
     def _compute(self, step: PreparedStep) -> StepResult:
+        with self.losing():
+            return self._runner.compute(step)
+
+    def _replay(self, step: GraphStep) -> StepUnderway:
+        with self.losing():
+            return _SharedStep(self._runner.replay(step), self)
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Turn whatever fails into a RankLost, and tell all other ranks."""
         try:
             with self.rank_group.guarded():
-                return self._runner.compute(step)
+                yield
         except RankLost:
             raise
         except Exception as error:
             reason = f"rank 0 failed: {type(error).__name__}: {error}"
             self.rank_group.lose(reason)
             raise RankLost(reason) from error
+
+
+class _SharedStep:
+    """A step that all ranks were given. Implements `StepUnderway`."""
+
+    def __init__(self, step: StepUnderway, runner: ParallelRunner) -> None:
+        self._step, self._runner = step, runner
+
+    def is_done_within(self, seconds: float) -> bool:
+        """Implement `StepUnderway`."""
+        with self._runner.losing():
+            return self._step.is_done_within(seconds)
+
+    def wait(self) -> StepResult:
+        """Implement `StepUnderway`."""
+        with self._runner.losing():
+            return self._step.wait()
 
 
 def _first_device(config: EngineConfig, shares_gpus: bool) -> torch.device:

@@ -26,6 +26,7 @@ from engine.ranks.messages import (
     MovedPage,
     RankFailed,
     RankReady,
+    ReplayTask,
     Report,
     StepTask,
     Work,
@@ -35,6 +36,7 @@ from engine.ranks.messages import (
     read_work,
 )
 from engine.runner.model_runner import ModelRunner
+from engine.scheduling.plan import StepUnderway
 
 
 def work(spec: RankSpec, leave: Callable[[], None]) -> None:
@@ -72,28 +74,44 @@ def _compute(spec: RankSpec, task: LoadTask, reports: _Reports, inbox: queue.Sim
     config, shard = task.config, Shard.of_engine(task.config, spec.rank)
     device = torch.device(config.device, spec.gpu) if config.device == "cuda" else torch.device("cpu")
     reports.send(RankReady(spec.rank, device_name(device)))
-    ranks = join(find_store(task.store_port, shard.size), shard, device)
+    ranks = join(find_store(task.store_port, shard.size), shard, device, config.one_shot_kib)
     runner = load_model(config, ranks=ranks)  # on the GPU that `join` selected for this thread
     pages: RankPages | None = None
     if config.kv_tier is not None:
         pages = runner.rank_pages(config.kv_tier, lambda moved: reports.send(MovedPage(*moved)))
+    doing = _Doing(runner, pages, device)
     try:
         while (message := inbox.get()) is not None:
-            _do(read_work(message), runner, pages, device)
+            doing.do(read_work(message))
     finally:
         if pages is not None:
             pages.close()
 
 
-def _do(work: Work, runner: ModelRunner, pages: RankPages | None, device: torch.device) -> None:
-    if isinstance(work, StepTask):
-        runner.compute(work.step(device))
-        return
-    assert pages is not None, "only ranks with files are told to move pages"
-    if isinstance(work, WritePage):
-        pages.write(work.key, work.page, work.blocks)
-    else:
-        pages.read(work.key, work.page)
+class _Doing:
+    """Does what rank 0 sends, in order."""
+
+    def __init__(self, runner: ModelRunner, pages: RankPages | None, device: torch.device) -> None:
+        self._runner, self._pages, self._device = runner, pages, device
+        self._underway: StepUnderway | None = None
+        """The last step, if it was launched as a graph: rank 0 alone waits for tokens."""
+
+    def do(self, work: Work) -> None:
+        """Run a step, or move a page after the steps before."""
+        if isinstance(work, ReplayTask):
+            self._underway = self._runner.replay(work.step())
+            return
+        if isinstance(work, StepTask):
+            self._runner.compute(work.step(self._device))
+            return
+        if self._underway is not None:  # It may still copy pages.
+            self._underway.wait()
+            self._underway = None
+        assert self._pages is not None, "only ranks with files are told to move pages"
+        if isinstance(work, WritePage):
+            self._pages.write(work.key, work.page, work.blocks)
+        else:
+            self._pages.read(work.key, work.page)
 
 
 def device_name(device: torch.device) -> str:

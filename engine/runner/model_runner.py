@@ -126,10 +126,6 @@ class ModelRunner:
         )
         return self._decodes
 
-    def drop_graphs(self) -> None:
-        """Compute all steps without graphs, as before `add_graphs`."""
-        self._decodes = None
-
     def with_pages(self, num_pages: int) -> ModelRunner:
         """Return a runner with the same model and other pages, all empty."""
         model = self.model_config
@@ -165,9 +161,13 @@ class ModelRunner:
         A token id of -1 says that the model computed no valid probabilities for that request (NaN or infinity);
         other requests in the batch are not affected.
         """
-        if self._decodes is not None and (placed := self._decodes.place(plan, self._places)) is not None:
-            return partial(self._replay, self._decodes, placed)
+        if (placed := self.place(plan)) is not None:
+            return partial(self.replay, placed)
         return partial(self.compute, self.read(plan, self.device))
+
+    def place(self, plan: StepPlan) -> GraphStep | None:
+        """Read all that a step which graphs can run needs of the scheduler's state; None if they cannot run it."""
+        return None if self._decodes is None else self._decodes.place(plan, self._places)
 
     def read(self, plan: StepPlan, device: torch.device) -> PreparedStep:
         """Read all that a step needs of the scheduler's state, with its tensors on `device`."""
@@ -200,11 +200,13 @@ class ModelRunner:
         return step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores, pooled)
 
     @torch.inference_mode()
-    def _replay(self, decodes: DecodeGraphs, step: GraphStep) -> ReplayedStep:
+    def replay(self, step: GraphStep) -> ReplayedStep:
         """Launch a step by replaying its graph."""
+        decodes = self._decodes
+        assert decodes is not None
         stages = StageClock(self.device)
         before, self._sampled = self._sampled, None
-        self._copy_pages(step.plan)
+        self._copy_pages(step)
         stages.begin_forward()
         is_replayed = decodes.forward(step, before)
         stages.begin_sampling()
@@ -239,7 +241,7 @@ class ModelRunner:
             return None
         return step.token_ids(before), self._attention.prepare(step.batch, self._pages.null_page)
 
-    def _copy_pages(self, step: PreparedStep | StepPlan) -> None:
+    def _copy_pages(self, step: PreparedStep | GraphStep) -> None:
         if self._host is not None:
             self._host.copy_out(step.swap_out)
             self._host.copy_in(step.swap_in)

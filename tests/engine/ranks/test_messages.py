@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from cache import Namespace, PageCopy
 from engine.attention.batch import AttentionBatch
+from engine.graphs.decode_graphs import GraphStep
+from engine.graphs.row_assignment import RowChanges
 from engine.ranks.messages import (
     RankReady,
+    ReplayTask,
     StepTask,
     encode,
     read_load_task,
@@ -67,6 +72,24 @@ def test_a_step_without_tokens_may_still_copy_pages() -> None:
     step = PreparedStep.of(StepPlan(swap_out=((1, 0),)), Places(4, 99), CPU)
     received = received_step(step)
     assert received.batch is None and list(received.swap_out) == [(1, 0)]
+
+
+@pytest.mark.parametrize("packet", [None, np.array([3, 4, 2**40, -1, 0, 1])])
+def test_a_step_that_graphs_run_arrives_without_its_requests(packet: Any) -> None:
+    changes = RowChanges(7, [1, 0], packet, 0 if packet is None else 2, False)
+    tails = None if packet is None else [None, 0]
+    sent = GraphStep((PageCopy(7, 4, 2),), ((1, 0),), (), changes, 4, tails, chunks=())
+    task = read_work(encode(ReplayTask.of(sent)))
+    assert isinstance(task, ReplayTask)
+    got = task.step()
+    assert (list(got.copies), list(got.swap_out), list(got.swap_in)) == ([PageCopy(7, 4, 2)], [(1, 0)], [])
+    assert (got.size, got.changes.number, len(got.rows), got.changes.is_anew) == (4, 7, 2, False)
+    assert (got.tails is None) == (tails is None) and not got.sampling_rows(list)
+    if packet is None:
+        assert got.changes.packet is None
+    else:
+        assert got.changes.packet is not None and got.changes.num_words == 2
+        assert got.changes.packet.tolist() == packet.tolist()
 
 
 def test_all_tensors_go_to_the_ranks_device(step: PreparedStep) -> None:

@@ -19,13 +19,17 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 PROMPTS = [random_ids(seed, length) for seed, length in enumerate((3, 40, 25, 61, 1))]
 
 
+def ranks_config(model: Path, size: int, **settings: Any) -> EngineConfig:
+    """Return the settings of a small engine on `size` ranks."""
+    defaults = {"device": "cpu", "page_size": 16, "kv_pages": 64, "max_step_tokens": 32, "max_running": 8}
+    return EngineConfig(model=str(model), threads=1, tensor_parallel_size=size, **{**defaults, **settings})
+
+
 def run_on_ranks(
     model: Path, size: int, prompts: Sequence[list[int]], params: SamplingParams = GREEDY, **settings: Any
 ) -> tuple[list[list[StreamDelta]], Engine]:
     """Run all prompts at once on `size` ranks; returns the results, and the engine, closed."""
-    defaults = {"device": "cpu", "page_size": 16, "kv_pages": 64, "max_step_tokens": 32, "max_running": 8}
-    config = EngineConfig(model=str(model), threads=1, tensor_parallel_size=size, **{**defaults, **settings})
-    engine = Engine.from_config(config, launcher=Threads())
+    engine = Engine.from_config(ranks_config(model, size, **settings), launcher=Threads())
     events: list[list[StreamDelta]] = [[] for _ in prompts]
     try:
         for index, prompt in enumerate(prompts):

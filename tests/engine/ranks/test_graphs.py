@@ -1,0 +1,98 @@
+"""Several ranks replay recorded steps: the same tokens as without graphs, whatever the rows ask of the sampler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.attention.base import AttentionShape
+from engine.engine import Engine
+from engine.errors import RankLost
+from engine.loading import load_model
+from engine.runner.token_reader import TokensUnderway
+from engine.sampling_params import SamplingParams
+from tests.engine.support.engines_on_ranks import PROMPTS, ranks_config, run_on_ranks, tokens_of_each
+from tests.engine.support.oracle import random_ids, save_tiny
+from tests.engine.support.rank_processes import Threads
+from tests.engine.support.recorded_graphs import GatheringAttention, Recording
+
+LIMITED = {"attention": "reference", "max_model_len": 128, "cuda_graphs": "lazy"}
+"""Recorded steps gather whole page tables, and each size on its first use."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    return save_tiny("qwen3", tmp_path_factory.mktemp("ranks"), **shape)
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """Have models that are loaded record their steps as if on GPUs; returns what each rank records with."""
+    made: list[Recording] = []
+
+    def record(device: object) -> Recording:
+        made.append(Recording())
+        return made[-1]
+
+    def gathering(names: str, shape: AttentionShape, *_: Any) -> GatheringAttention:
+        return GatheringAttention(shape)
+
+    monkeypatch.setattr(load_model, "choose_backend", gathering)
+    monkeypatch.setattr(load_model, "why_not", lambda *_: None)
+    monkeypatch.setattr(load_model, "CudaCapture", record)
+    return made
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ranks_that_replay_get_the_tokens_of_one_that_does_not(
+    model: Path, recordings: list[Recording], size: int, overlap: bool
+) -> None:
+    asked = [
+        SamplingParams(temperature=0, max_tokens=12),
+        SamplingParams(temperature=0.8, max_tokens=12, seed=3),
+        SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1, max_tokens=12, seed=3),
+    ]
+    for params in asked:
+        alone, _ = run_on_ranks(model, 1, PROMPTS, params, attention="reference", cuda_graphs="off")
+        recordings.clear()
+        shared, _ = run_on_ranks(model, size, PROMPTS, params, overlap=overlap, **LIMITED)
+        assert tokens_of_each(shared) == tokens_of_each(alone)
+        replayed = [recording.num_replayed for recording in recordings]
+        assert len(replayed) == size and min(replayed) >= 8, "every rank replays what rank 0 does"
+        assert len(set(replayed)) == 1
+
+
+def test_preempted_requests_swap_their_pages_between_replays_on_every_rank(
+    model: Path, recordings: list[Recording]
+) -> None:
+    prompts = [random_ids(20 + index, 25 + index) for index in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    memory = {"kv_pages": 14, "page_size": 8, "preemption": "swap", "host_kv_gib": 2**-9, "max_running": 6}
+    alone, _ = run_on_ranks(model, 1, prompts, params, attention="reference", cuda_graphs="off")
+    recordings.clear()
+    shared, engine = run_on_ranks(model, 2, prompts, params, **memory, **LIMITED)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
+    assert engine.loop.load().num_swapped > 0
+    assert len({recording.num_replayed for recording in recordings}) == 1 < recordings[0].num_replayed
+
+
+def test_a_replay_that_fails_on_the_first_rank_loses_the_group(
+    model: Path, recordings: list[Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens are read after the step was launched; other ranks have computed it, and cannot go back."""
+    engine = Engine.from_config(ranks_config(model, 2, **LIMITED), launcher=Threads())
+    try:
+        engine.loop.submit(engine.new_request("r", PROMPTS[0], SamplingParams(temperature=0, max_tokens=30)))
+        while recordings[0].num_replayed < 3:
+            engine.loop.step()
+        monkeypatch.setattr(TokensUnderway, "wait", lambda _: 1 / 0)
+        with pytest.raises(RankLost, match="rank 0 failed: ZeroDivisionError"):
+            for _ in range(3):
+                engine.loop.step()
+    finally:
+        monkeypatch.undo()
+        engine.close()
