@@ -22,6 +22,7 @@ from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts
 from engine.models.latent_attention import LatentAttention
+from engine.models.linear import Rounded, rounds
 from engine.models.mlp import MLP
 from engine.models.operations import Operations, Rotary
 from engine.models.parts import LatentAttentionConfig
@@ -52,11 +53,16 @@ class Attention(nn.Module):
         self.qk_norm = None if shape.qk_norm in ("none", "unit") else nn.Parameter(normed)
         self.sinks = nn.Parameter(torch.empty(shape.num_heads)) if shape.has_sinks else None
 
+    @property
+    def rounds(self) -> bool:
+        """Whether its input may be rounded."""
+        return rounds(self.qkv_proj)
+
     def forward(
-        self, x: torch.Tensor, operations: Operations, step: AttentionStep, pages: torch.Tensor
+        self, x: torch.Tensor | Rounded, operations: Operations, step: AttentionStep, pages: torch.Tensor
     ) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
-        heads, norm = self.qkv_proj(x).view(x.shape[0], -1, self._shape.head_dim), self.qk_norm
+        heads, norm = self.qkv_proj(x).unflatten(1, (-1, self._shape.head_dim)), self.qk_norm
         if norm is not None and self._shape.qk_norm == "full":
             heads, norm = norm_all_heads(heads, norm, self._shape.num_heads, self._eps, self._ranks), None
         elif self._is_unit:
@@ -103,21 +109,28 @@ class Layer(nn.Module):
 
         Branches are this rank's parts, not summed yet, unless their sums are normed before they are added.
         """
-        x, normed = self._add(x, branch, self.input_norm, operations)
+        x, normed = self._add(x, branch, self.input_norm, operations, rounds=self.attention.rounds)
         branch = self._norm(self.attention(normed, operations, step, pages), self.attended_norm, operations)
-        x, normed = self._add(x, branch, self.post_norm, operations)
+        x, normed = self._add(x, branch, self.post_norm, operations, rounds=self.mlp.rounds)
         return x, self._norm(self.mlp(normed, operations), self.output_norm, operations)
 
     def _add(
-        self, x: torch.Tensor, branch: torch.Tensor | None, norm: nn.RMSNorm | None, operations: Operations
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the stream with the branch added, and what the next branch reads of it."""
+        self,
+        x: torch.Tensor,
+        branch: torch.Tensor | None,
+        norm: nn.RMSNorm | None,
+        operations: Operations,
+        *,
+        rounds: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | Rounded]:
+        """Return the stream with the branch added, and what the next branch reads of it, which `rounds` or not."""
         if norm is None:
             x = x if branch is None else x + branch
             return x, x
         if self.attended_norm is None:
-            return self._ranks.add_norm(operations, x, branch, norm.weight, self._stream_eps)
-        return operations.add_norm(x, branch, norm.weight, self._stream_eps)
+            return self._ranks.add_norm(operations, x, branch, norm.weight, self._stream_eps, rounds=rounds)
+        add_norm = operations.add_norm_fp8 if rounds else operations.add_norm
+        return add_norm(x, branch, norm.weight, self._stream_eps)
 
     def _norm(self, part: torch.Tensor, norm: nn.RMSNorm | None, operations: Operations) -> torch.Tensor:
         """Return a branch's output, summed over all ranks and normed if the model does that."""

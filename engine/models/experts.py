@@ -47,6 +47,11 @@ class Experts(nn.Module):
         self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if is_biased else None
         self.shared = MLP(MLPConfig(config.shared_size), hidden_size) if config.shared_size else None
 
+    @property
+    def rounds(self) -> bool:
+        """Whether its input may be rounded: the router reads it too."""
+        return False
+
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
         config = self._config

@@ -23,6 +23,7 @@ from torch import nn
 from engine.attention.base import AttentionStep
 from engine.attention.kv_pages import UNSCALED, store_kv
 from engine.models.config import ModelConfig
+from engine.models.linear import Rounded, rounds
 from engine.models.operations import Operations
 from engine.models.parts import LatentAttentionConfig
 
@@ -50,8 +51,13 @@ class LatentAttention(nn.Module):
         self.expansion = nn.Parameter(torch.empty(shape.num_heads, shape.plain_dim + shape.value_dim, shape.rank))
         self.o_proj = nn.Linear(shape.num_heads * shape.value_dim, config.hidden_size, bias=shape.output_bias)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether its input may be rounded."""
+        return rounds(self.qkv_a_proj)
+
     def forward(
-        self, x: torch.Tensor, operations: Operations, step: AttentionStep, pages: torch.Tensor
+        self, x: torch.Tensor | Rounded, operations: Operations, step: AttentionStep, pages: torch.Tensor
     ) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
         shape = self._shape
@@ -61,7 +67,7 @@ class LatentAttention(nn.Module):
         query = self._query(queries, to_keys, operations)
         attended = step.attend(pages, query, self._window, self.kv_scales)
         # Per head: [heads, N, rank] times [heads, rank, value_dim].
-        values = attended.view(len(x), -1, shape.rank).transpose(0, 1) @ to_values.transpose(1, 2)
+        values = attended.view(len(attended), -1, shape.rank).transpose(0, 1) @ to_values.transpose(1, 2)
         output: torch.Tensor = self.o_proj(values.transpose(0, 1).flatten(1))
         return output
 

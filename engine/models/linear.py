@@ -11,6 +11,7 @@ Four-bit weights are widened inside the product by a Triton kernel for few rows 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,27 @@ def round_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x = x.float()
     scale = x.abs().amax(-1).clamp(min=1e-12) / _FP8_MAX
     return (x / scale[:, None]).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8), scale
+
+
+class Rounded(NamedTuple):
+    """Numbers [R, C] that were rounded to float8 where they were computed, for an `Fp8Linear`."""
+
+    numbers: torch.Tensor
+    """float8_e4m3fn [R, C]."""
+    scale: torch.Tensor
+    """float32 [R]."""
+    dtype: torch.dtype
+    """Type that they had."""
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Rounded:
+        """Round plain numbers, [R, C]."""
+        return cls(*round_fp8(x), x.dtype)
+
+
+def rounds(layer: object) -> bool:
+    """Whether a layer rounds what it multiplies, and so takes it rounded."""
+    return isinstance(layer, Fp8Linear)
 
 
 class QuantizedLinear(nn.Module):
@@ -63,20 +85,25 @@ class Fp8Linear(QuantizedLinear):
         """Return the weights as float32 [out, in]."""
         return self.weight.float() * self.scale[:, None]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | Rounded) -> torch.Tensor:
         """Map [N, in] to [N, out] of the same type."""
-        rounded, scale = round_fp8(x)
-        if x.is_cuda and _multiplies_fp8(x.device) and not (self.in_features % 16 or self.out_features % 16):
+        rounded, scale, dtype = x if isinstance(x, Rounded) else Rounded.of(x)
+        if (
+            rounded.is_cuda
+            and multiplies_fp8(rounded.device)
+            and not (self.in_features % 16 or self.out_features % 16)
+        ):
             product = torch._scaled_mm(  # With scales per row, its only output type is bfloat16.
                 rounded,
                 self.weight.t(),
                 scale_a=scale[:, None],
                 scale_b=self.scale[None],
                 out_dtype=torch.bfloat16,
-            ).to(x.dtype)
+                use_fast_accum=True,  # Summed in the tensor cores alone, with fewer bits than float32.
+            ).to(dtype)
             return product if self.bias is None else product + self.bias
-        restored = (rounded.float() * scale[:, None]).to(x.dtype)
-        return F.linear(restored, self.dequantized().to(x.dtype), self.bias)
+        restored = (rounded.float() * scale[:, None]).to(dtype)
+        return F.linear(restored, self.dequantized().to(dtype), self.bias)
 
 
 class Int4Linear(QuantizedLinear):
@@ -130,5 +157,6 @@ class Int4Linear(QuantizedLinear):
 
 
 @functools.cache
-def _multiplies_fp8(device: torch.device) -> bool:
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether a GPU has products of float8, and so makes such numbers too."""
     return torch.cuda.get_device_capability(device) >= (8, 9)

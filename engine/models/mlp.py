@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from engine.models.linear import Rounded, rounds
 from engine.models.operations import Operations
 from engine.models.parts import MLPConfig
 
@@ -19,9 +20,18 @@ class MLP(nn.Module):
         self.gate_up_proj = nn.Linear(hidden_size, 2 * inner, bias=bias)
         self.down_proj = nn.Linear(inner, hidden_size, bias=bias)
 
-    def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
+    @property
+    def rounds(self) -> bool:
+        """Whether its input may be rounded."""
+        return rounds(self.gate_up_proj)
+
+    def forward(self, x: torch.Tensor | Rounded, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
         gate_up = self.gate_up_proj(x)
-        inner = operations.gelu_mul(gate_up) if self._is_gelu else operations.silu_mul(gate_up)
+        inner: torch.Tensor | Rounded
+        if rounds(self.down_proj):
+            inner = operations.gated_fp8(gate_up, is_gelu=self._is_gelu)
+        else:
+            inner = operations.gelu_mul(gate_up) if self._is_gelu else operations.silu_mul(gate_up)
         output: torch.Tensor = self.down_proj(inner)
         return output

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.models.linear import Rounded
 from engine.models.rope import RopeConfig
 
 
@@ -25,6 +26,12 @@ class Operations(Protocol):
 
         `x` may be overwritten.
         """
+        ...
+
+    def add_norm_fp8(
+        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, Rounded]:
+        """Compute as `add_norm` does, for a layer that rounds to float8."""
         ...
 
     def rotate_into(
@@ -57,6 +64,10 @@ class Operations(Protocol):
 
     def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Map [N, 2 * inner], gates before ups, to gelu(gate) * up, [N, inner], by GELU's tanh approximation."""
+        ...
+
+    def gated_fp8(self, gate_up: torch.Tensor, *, is_gelu: bool) -> Rounded:
+        """Compute as `silu_mul` or `gelu_mul` does, for a layer that rounds to float8."""
         ...
 
     @property

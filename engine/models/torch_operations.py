@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales, store_kv
 from engine.models.experts import experts_mlp
+from engine.models.linear import Rounded
 from engine.models.operations import Rotary
 
 
@@ -32,6 +33,13 @@ class TorchOperations:
         if weight.dtype != x.dtype:
             return x, F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
         return x, F.rms_norm(x, weight.shape, weight, eps)
+
+    def add_norm_fp8(
+        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, Rounded]:
+        """Implement `Operations`."""
+        x, normed = self.add_norm(x, branch, weight, eps)
+        return x, Rounded.of(normed)
 
     def rotate_into(
         self,
@@ -60,6 +68,10 @@ class TorchOperations:
         """Implement `Operations`."""
         gate, up = gate_up.chunk(2, -1)
         return F.gelu(gate, approximate="tanh") * up
+
+    def gated_fp8(self, gate_up: torch.Tensor, *, is_gelu: bool) -> Rounded:
+        """Implement `Operations`."""
+        return Rounded.of(self.gelu_mul(gate_up) if is_gelu else self.silu_mul(gate_up))
 
     def rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
         """Implement `Operations`: rotate the pairs (i, i + head_dim / 2), as in transformers' `rotate_half`."""

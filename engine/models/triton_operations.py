@@ -7,9 +7,10 @@ import torch
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.kernels.triton.grouped_gemm import experts_mlp
-from engine.kernels.triton.norm import add_norm
+from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
-from engine.kernels.triton.silu import gelu_mul, silu_mul
+from engine.kernels.triton.silu import gated_fp8, gelu_mul, silu_mul
+from engine.models.linear import Rounded, multiplies_fp8
 from engine.models.operations import Rotary
 
 
@@ -27,6 +28,14 @@ class TritonOperations:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Implement `Operations`; `x` is overwritten."""
         return x, add_norm(x, branch, weight, eps)
+
+    def add_norm_fp8(
+        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, Rounded]:
+        """Implement `Operations`; `x` is overwritten."""
+        if not _makes_fp8(x.device):
+            return x, Rounded.of(add_norm(x, branch, weight, eps))
+        return x, Rounded(*add_norm_fp8(x, branch, weight, eps), x.dtype)
 
     def rotate_into(
         self,
@@ -53,3 +62,14 @@ class TritonOperations:
     def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement `Operations`."""
         return gelu_mul(gate_up)
+
+    def gated_fp8(self, gate_up: torch.Tensor, *, is_gelu: bool) -> Rounded:
+        """Implement `Operations`."""
+        if not _makes_fp8(gate_up.device):
+            return Rounded.of(gelu_mul(gate_up) if is_gelu else silu_mul(gate_up))
+        return Rounded(*gated_fp8(gate_up, is_gelu=is_gelu), gate_up.dtype)
+
+
+def _makes_fp8(device: torch.device) -> bool:
+    """Whether kernels can round to float8: Triton's interpreter can."""
+    return device.type != "cuda" or multiplies_fp8(device)

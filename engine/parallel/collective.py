@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
+from engine.models.linear import Rounded
 from engine.models.operations import Operations
 from engine.parallel.one_shot import OneShotSum, open_one_shot
 from engine.parallel.shard import Shard
@@ -45,14 +46,23 @@ class Collective:
         return part
 
     def add_norm(
-        self, operations: Operations, x: torch.Tensor, part: torch.Tensor | None, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the sum of all ranks' `part`, if there is one, to `x` and norm it, as `Operations.add_norm` does."""
-        if part is None:
-            return operations.add_norm(x, None, weight, eps)
-        if self.one_shot is not None and self.one_shot.takes(part):
-            return x, self.one_shot.add_norm(x, part, weight, eps)
-        return operations.add_norm(x, self.sum(part), weight, eps)
+        self,
+        operations: Operations,
+        x: torch.Tensor,
+        part: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        rounds: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | Rounded]:
+        """Add the sum of all ranks' `part`, if there is one, to `x` and norm it, as `Operations.add_norm` does, or
+        `Operations.add_norm_fp8` if the layer that reads it `rounds`.
+        """
+        if part is not None and self.one_shot is not None and self.one_shot.takes(part):
+            normed = self.one_shot.add_norm(x, part, weight, eps)
+            return x, Rounded.of(normed) if rounds else normed
+        add_norm = operations.add_norm_fp8 if rounds else operations.add_norm
+        return add_norm(x, None if part is None else self.sum(part), weight, eps)
 
     def columns(self, part: torch.Tensor, count: int) -> torch.Tensor:
         """Return the first `count` columns of all ranks' [R, own] side by side."""

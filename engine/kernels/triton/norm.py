@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.fp8 import store_rounded
 from engine.kernels.triton.launch import launch
 
 
@@ -18,12 +19,15 @@ def _add_norm(
     branch_ptr,
     weight_ptr,  # [size]
     out_ptr,  # [rows, size]
+    scale_ptr,  # float32 [rows] if the norm is rounded to float8
     x_stride,
     branch_stride,
     out_stride,
     eps,
     SIZE: tl.constexpr,
     HAS_BRANCH: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -38,7 +42,11 @@ def _add_norm(
     factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     weight = tl.load(weight_ptr + at, mask=is_in, other=0.0).to(tl.float32)
     normed = wide * factor * weight
-    tl.store(out_ptr + row * out_stride + at, normed.to(out_ptr.dtype.element_ty), mask=is_in)
+    out = out_ptr + row * out_stride + at
+    if IS_ROUNDED:
+        store_rounded(normed.to(x_ptr.dtype.element_ty).to(tl.float32), is_in, out, scale_ptr + row, INTERPRETED)
+    else:
+        tl.store(out, normed.to(out_ptr.dtype.element_ty), mask=is_in)
 
 
 def add_norm(x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -46,9 +54,31 @@ def add_norm(x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor,
 
     Rows may have any stride, but their numbers must be contiguous. They are added and normed in float32.
     """
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, branch, weight, out, None, eps)
+    return out
+
+
+def add_norm_fp8(
+    x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute as `add_norm` does; return its result rounded to float8_e4m3fn, and rows' scales, float32 [N]."""
+    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    _launch(x, branch, weight, out, scale, eps)
+    return out, scale
+
+
+def _launch(
+    x: torch.Tensor,
+    branch: torch.Tensor | None,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    scale: torch.Tensor | None,
+    eps: float,
+) -> None:
     rows, size = x.shape
     _require_rows(x=x, branch=x if branch is None else branch)
-    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(size)
     if rows:
         launch(
@@ -58,16 +88,18 @@ def add_norm(x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor,
             branch,
             weight,
             out,
+            scale,
             x.stride(0),
             0 if branch is None else branch.stride(0),
             out.stride(0),
             eps,
             SIZE=size,
             HAS_BRANCH=branch is not None,
+            IS_ROUNDED=scale is not None,
+            INTERPRETED=not isinstance(_add_norm, triton.JITFunction),
             BLOCK=block,
             num_warps=min(max(block // 512, 1), 16),
         )
-    return out
 
 
 def _require_rows(**parts: torch.Tensor) -> None:

@@ -6,15 +6,27 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.fp8 import store_rounded
 from engine.kernels.triton.launch import launch
 
 _BLOCK = 1024
-"""Outputs per program."""
+"""Outputs per program; a row that is rounded to float8 is one program's."""
+_MAX_WARPS = 32
 
 
 @triton.jit
 def _gate_mul(
-    gate_up_ptr, out_ptr, row_stride, stride, out_stride, inner, IS_GELU: tl.constexpr, BLOCK: tl.constexpr
+    gate_up_ptr,
+    out_ptr,
+    scale_ptr,
+    row_stride,
+    stride,
+    out_stride,
+    inner,
+    IS_GELU: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -26,7 +38,13 @@ def _gate_mul(
         result = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))) * up
     else:
         result = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out_ptr + row * out_stride + at, result.to(out_ptr.dtype.element_ty), mask=is_in)
+    out = out_ptr + row * out_stride + at
+    if IS_ROUNDED:
+        store_rounded(
+            result.to(gate_up_ptr.dtype.element_ty).to(tl.float32), is_in, out, scale_ptr + row, INTERPRETED
+        )
+    else:
+        tl.store(out, result.to(out_ptr.dtype.element_ty), mask=is_in)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -39,11 +57,34 @@ def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return _gated(gate_up, True)
 
 
+def gated_fp8(gate_up: torch.Tensor, *, is_gelu: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute as `silu_mul` or `gelu_mul`; return that rounded to float8_e4m3fn, and rows' scales, float32 [N]."""
+    rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, inner), dtype=torch.float8_e4m3fn, device=gate_up.device)
+    scale = torch.empty(rows, dtype=torch.float32, device=gate_up.device)
+    block = triton.next_power_of_2(inner)
+    _launch(gate_up, out, scale, is_gelu, block, min(max(block // 512, 1), _MAX_WARPS))
+    return out, scale
+
+
 def _gated(gate_up: torch.Tensor, is_gelu: bool) -> torch.Tensor:
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)
-    if rows:
-        grid = rows, triton.cdiv(inner, _BLOCK)
-        options = {"IS_GELU": is_gelu, "BLOCK": _BLOCK}
-        launch(_gate_mul, grid, gate_up, out, *gate_up.stride(), out.stride(0), inner, **options)
+    _launch(gate_up, out, None, is_gelu, _BLOCK, 4)
     return out
+
+
+def _launch(
+    gate_up: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None, is_gelu: bool, block: int, num_warps: int
+) -> None:
+    rows, inner = out.shape
+    if rows:
+        strides = *gate_up.stride(), out.stride(0)
+        options = {
+            "IS_GELU": is_gelu,
+            "IS_ROUNDED": scale is not None,
+            "INTERPRETED": not isinstance(_gate_mul, triton.JITFunction),
+            "BLOCK": block,
+            "num_warps": num_warps,
+        }
+        launch(_gate_mul, (rows, triton.cdiv(inner, block)), gate_up, out, scale, *strides, inner, **options)

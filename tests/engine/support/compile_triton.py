@@ -19,11 +19,11 @@ from engine.attention.triton import TritonAttention
 from engine.kernels import triton as kernels
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
-from engine.kernels.triton.norm import add_norm
+from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.rows import RowInputs, RowWords, enter, leave
 from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
-from engine.kernels.triton.silu import silu_mul
+from engine.kernels.triton.silu import gated_fp8, silu_mul
 from engine.kernels.triton.sum_ranks import sum_add_norm
 from tests.engine.support.compiled_kernels import compiled, name_of
 from tests.engine.support.paged_kv import Heads, Paged
@@ -77,6 +77,12 @@ def operations(dtype: torch.dtype, kv_dtype: torch.dtype, hidden: int, heads: He
         rotate_into(layer, at, fused, angles, norm, 1e-6)
 
 
+def rounding(dtype: torch.dtype, hidden: int, inner: int) -> None:
+    x = torch.zeros(3, hidden, dtype=dtype)
+    add_norm_fp8(x, x.clone(), x[0], 1e-6)
+    gated_fp8(torch.zeros(3, 2 * inner, dtype=dtype), is_gelu=False)
+
+
 def sum_of_ranks(num_ranks: int, hidden: int) -> None:
     x, addresses = torch.zeros(3, hidden, dtype=BRAIN), torch.zeros(num_ranks, dtype=torch.int64)
     sum_add_norm(x, x.clone(), x[0], 1e-6, addresses, torch.zeros(64, dtype=torch.int64), 1, num_ranks, 2**19)
@@ -118,12 +124,17 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(int4, 64, BRAIN),
         partial(operations, BRAIN, BRAIN, 4096, Heads(4, 8, 128)),
         partial(operations, HALF, FP8, 896, Heads(7, 2, 96)),
+        partial(rounding, BRAIN, 4096, 14_336),
         partial(sum_of_ranks, 8, 8192),
         partial(sampling, 151_936),
         partial(sampling, 1),
         rows,
     ),
-    100: (partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16), partial(sum_of_ranks, 8, 4096)),
+    100: (
+        partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
+        partial(sum_of_ranks, 8, 4096),
+        partial(rounding, BRAIN, 8192, 28_672),
+    ),
 }
 """By compute capability. With these numbers of tokens experts take tiles of each shape."""
 

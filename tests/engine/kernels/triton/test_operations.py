@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine.attention.batch import AttentionBatch
-from engine.kernels.triton.norm import add_norm
+from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
-from engine.kernels.triton.silu import gelu_mul, silu_mul
+from engine.kernels.triton.silu import gated_fp8, gelu_mul, silu_mul
+from engine.models import linear
+from engine.models.linear import Rounded, round_fp8
 from engine.models.operations import Rotary
 from engine.models.rope import RopeConfig
 from engine.models.torch_operations import TorchOperations
@@ -81,6 +84,41 @@ def test_add_norm(dtype: torch.dtype, shape: tuple[int, int], has_branch: bool) 
         assert torch.equal(x, expected)  # the stream is rounded alike, or errors would add up over layers
     close(x, expected)
     close(normed, expected_normed)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 96), (2, 1500)], ids=str)
+def test_rounding_to_float8_in_a_kernel_gives_the_numbers_of_the_separate_form(
+    dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    """Bit for bit: of norms and of gated activations, rows of zeros and rows with large numbers among them."""
+    rows, size = shape
+    x, branch = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
+    x[-1] *= 1000
+    branch[0] = -x[0]
+    weight = random(size, dtype=dtype, seed=2)
+    for added in (None, branch):
+        separate = x.clone(), x.clone()
+        expected = round_fp8(add_norm(separate[0], added, weight, 1e-5))
+        same_rounded(add_norm_fp8(separate[1], added, weight, 1e-5), expected)
+        assert torch.equal(*separate)
+    gate_up = random(rows, 2 * size, dtype=dtype) * 3
+    gate_up[0, size:] = 0
+    same_rounded(gated_fp8(gate_up, is_gelu=False), round_fp8(silu_mul(gate_up)))
+    same_rounded(gated_fp8(gate_up, is_gelu=True), round_fp8(gelu_mul(gate_up)))
+
+
+def same_rounded(mine: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]) -> None:
+    for ours, theirs in zip(mine, other, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours.float(), theirs.float())
+
+
+def test_a_row_that_is_no_number_stays_none_when_it_is_rounded() -> None:
+    x = random(2, 40)
+    x[0, 3] = torch.nan
+    numbers, scale = add_norm_fp8(x, None, random(40), 1e-5)
+    assert (numbers.float() * scale[:, None]).isnan().any(1).tolist() == [True, False]
 
 
 def test_add_norm_says_what_it_cannot_read() -> None:
@@ -167,19 +205,53 @@ def test_pages_of_eight_bits_hold_what_was_scaled_and_cut(scales: tuple[float, f
 
 @pytest.mark.parametrize("family", [*FAMILIES, "phi3", "gemma3"])
 def test_a_whole_model_computes_the_same(family: str, tmp_path: Path) -> None:
-    """The model computes a prompt, then a decode beside another prompt."""
     model = save_tiny(family, tmp_path, num_hidden_layers=2)
-    made = []
-    for kind in (TorchOperations, TritonOperations):
-        runner = load_runner(model, attention="reference", kv_tokens=128)
-        config, decoder = runner.model_config, runner._decoder
-        rotary = Rotary.of(config.ropes, config.head_dim, runner.kv_dtype, runner.device)
-        decoder.operations = partial(kind, rotary)  # type: ignore[union-attr]
-        a, b = (
-            RequestByHand(random_prompt(14, 1), pages_of(16, 0, 32)),
-            RequestByHand(random_prompt(3, 2), pages_of(16, 64, 16)),
-        )
-        first = runner.logits(StepPlan((a.chunk(),)))
-        a.request.tokens.append(5)
-        made.append(torch.cat([first, runner.logits(StepPlan((a.chunk(), b.chunk())))]))
-    torch.testing.assert_close(made[1], made[0], rtol=1e-4, atol=1e-4)
+    expected, found = (logits_by(kind, model) for kind in (TorchOperations, TritonOperations))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+class SeparateRounding(TritonOperations):
+    """Rounds what kernels have computed: seven more kernels for each layer that reads it."""
+
+    def add_norm_fp8(self, *args: Any) -> tuple[torch.Tensor, Rounded]:
+        x, normed = self.add_norm(*args)
+        return x, Rounded.of(normed)
+
+    def gated_fp8(self, gate_up: torch.Tensor, *, is_gelu: bool) -> Rounded:
+        return Rounded.of(self.gelu_mul(gate_up) if is_gelu else self.silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "olmo2"])
+def test_a_model_in_float8_computes_the_same_with_fewer_kernels(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit. Of a layer's four matrices only the output projection rounds its input in kernels of their own,
+    and with OLMo 2 all that read the stream, which it does not norm.
+    """
+    model = save_tiny(family, tmp_path, num_hidden_layers=2)
+    counts = []
+    for kind in (SeparateRounding, TritonOperations):
+        rounded: list[torch.Tensor] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(linear, "round_fp8", lambda x, seen=rounded: seen.append(x) or round_fp8(x))
+            counts.append((logits_by(kind, model, quantization="fp8"), len(rounded)))
+    (expected, separate), (found, fused) = counts
+    assert torch.equal(found, expected)
+    weights, steps = 2 * 7, 2  # Each of a checkpoint's seven matrices is rounded as it is loaded.
+    assert separate - weights == steps * 2 * 4
+    assert fused - weights == steps * 2 * (3 if family == "olmo2" else 1)
+
+
+def logits_by(kind: Callable[..., Any], model: Path, **settings: Any) -> torch.Tensor:
+    """Compute a prompt, then a decode beside another prompt."""
+    runner = load_runner(model, attention="reference", kv_tokens=128, **settings)
+    config, decoder = runner.model_config, runner._decoder
+    rotary = Rotary.of(config.ropes, config.head_dim, runner.kv_dtype, runner.device)
+    decoder.operations = partial(kind, rotary)  # type: ignore[union-attr]
+    a, b = (
+        RequestByHand(random_prompt(14, 1), pages_of(16, 0, 32)),
+        RequestByHand(random_prompt(3, 2), pages_of(16, 64, 16)),
+    )
+    first = runner.logits(StepPlan((a.chunk(),)))
+    a.request.tokens.append(5)
+    return torch.cat([first, runner.logits(StepPlan((a.chunk(), b.chunk())))])
