@@ -1,9 +1,14 @@
-"""Rounds a row to float8 where it is computed: `engine.models.linear.round_fp8`, without a kernel of its own."""
+"""Rounds rows to float8, as `engine.models.linear.round_fp8` does: where they are computed, or in one kernel."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+from engine.kernels.triton.launch import launch
+
+_MAX_WARPS = 32
 
 
 @triton.jit
@@ -28,3 +33,24 @@ def _to_nearest_even(x):
     cut = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
     small = (x + 24576.0) - 24576.0  # 1.5 * 2^14, whose neighbours are 2^-9 apart
     return tl.where(tl.abs(x) < 0.015625, small, cut.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _round_rows(x_ptr, out_ptr, scale_ptr, x_stride, size, INTERPRETED: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    is_in = at < size
+    x = tl.load(x_ptr + row * x_stride + at, mask=is_in, other=0.0).to(tl.float32)
+    store_rounded(x, is_in, out_ptr + row * size + at, scale_ptr + row, INTERPRETED)
+
+
+def round_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round rows [N, size] to float8_e4m3fn; return them and their scales, float32 [N]. Rows are contiguous."""
+    (rows, size), block = x.shape, triton.next_power_of_2(x.shape[1])
+    out = torch.empty((rows, size), dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(rows, dtype=torch.float32, device=x.device)
+    if rows:
+        interpreted = not isinstance(_round_rows, triton.JITFunction)
+        options = {"INTERPRETED": interpreted, "BLOCK": block, "num_warps": min(max(block // 512, 1), _MAX_WARPS)}
+        launch(_round_rows, (rows,), x, out, scale, x.stride(0), size, **options)
+    return out, scale

@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from engine.attention.triton import TritonAttention
 from engine.kernels import triton as kernels
+from engine.kernels.triton.fp8 import round_rows
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
@@ -80,6 +81,7 @@ def operations(dtype: torch.dtype, kv_dtype: torch.dtype, hidden: int, heads: He
 def rounding(dtype: torch.dtype, hidden: int, inner: int) -> None:
     x = torch.zeros(3, hidden, dtype=dtype)
     add_norm_fp8(x, x.clone(), x[0], 1e-6)
+    round_rows(x)
     gated_fp8(torch.zeros(3, 2 * inner, dtype=dtype), is_gelu=False)
 
 

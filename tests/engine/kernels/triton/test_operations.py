@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.attention.batch import AttentionBatch
+from engine.kernels.triton.fp8 import round_rows
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.silu import gated_fp8, gelu_mul, silu_mul
@@ -102,6 +103,7 @@ def test_rounding_to_float8_in_a_kernel_gives_the_numbers_of_the_separate_form(
         expected = round_fp8(add_norm(separate[0], added, weight, 1e-5))
         same_rounded(add_norm_fp8(separate[1], added, weight, 1e-5), expected)
         assert torch.equal(*separate)
+    same_rounded(round_rows(x), round_fp8(x))
     gate_up = random(rows, 2 * size, dtype=dtype) * 3
     gate_up[0, size:] = 0
     same_rounded(gated_fp8(gate_up, is_gelu=False), round_fp8(silu_mul(gate_up)))
