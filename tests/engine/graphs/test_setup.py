@@ -41,7 +41,7 @@ def test_why_not_says_the_reason() -> None:
 def test_experts_that_are_computed_one_after_another_are_not_recorded(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(save_tiny("mixtral", tmp_path))
     assert facts.experts is not None
-    given = EngineConfig(), backend(is_capturable=True), GPU, 1
+    given = EngineConfig(), backend(is_capturable=True), GPU
     assert why_not(*given, facts) is None
     apart = replace(facts, experts=replace(facts.experts, are_apart=True))
     assert "one after another" in (why_not(*given, apart) or "")
