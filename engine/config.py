@@ -57,6 +57,10 @@ class EngineConfig(SchedulerSettings):
     """KV pages to allocate; None sizes them from `kv_memory_share`."""
     kv_memory_share: float = 0.25
     """Share of memory for KV pages when `kv_pages` is None: of free GPU memory, or of a CPU machine's RAM."""
+    state_snapshots: int | None = None
+    """In a model with recurrent layers: slots for states kept at the ends of prefixes, without which these could
+    not be reused, beside one slot for each running request. None: as many as `max_running`, if they leave half of
+    the memory for KV pages; other models have none."""
     preemption: Preemption = "auto"
     """What happens to the KV of a preempted request: "swap" copies it to host memory while there is room,
     "recompute" drops it to compute it again, "auto" takes the way that will probably be cheaper."""
@@ -129,6 +133,8 @@ class EngineConfig(SchedulerSettings):
         for name in ("kv_pages", "max_model_len", "threads"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 1, 2**40)
+        if self.state_snapshots is not None:
+            _check_range("state_snapshots", self.state_snapshots, 0, 2**40)
         for name in ("max_step_ms", "max_step_stretch"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a number above 0, or None for no bound; got {value}")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.attention.state_batch import StateBatch
 from engine.scheduling.plan import Chunk
 
 Ints = npt.NDArray[np.int64]
@@ -46,12 +47,21 @@ class AttentionBatch:
     """int64 [N]: the slot each token's KV is written to; slot = page * page_size + offset."""
     positions: torch.Tensor
     """int64 [N]: each token's position in its request."""
+    states: StateBatch | None = None
+    """The use of recurrent states; None in a model without any."""
 
     @classmethod
     def from_chunks(
-        cls, chunks: Sequence[Chunk], page_size: int, null_page: int, device: torch.device
+        cls,
+        chunks: Sequence[Chunk],
+        page_size: int,
+        null_page: int,
+        device: torch.device,
+        null_slot: int | None = None,
     ) -> AttentionBatch:
-        """Build the batch of a plan's chunks (at least one), in their order."""
+        """Build the batch of a plan's chunks (at least one), in their order. `null_slot` is that of the model's
+        states; None if it has none.
+        """
         query_lens = [chunk.num_tokens for chunk in chunks]
         num_decodes = next((row for row, n in enumerate(query_lens) if n != 1), len(chunks))
         ends = [chunk.start + chunk.num_tokens for chunk in chunks]
@@ -77,6 +87,7 @@ class AttentionBatch:
             block_table=on_device(table, device),
             slot_mapping=on_device(slots, device),
             positions=on_device(positions, device),
+            states=None if null_slot is None else StateBatch.from_chunks(chunks, null_slot, device),
         )
 
 

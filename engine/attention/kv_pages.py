@@ -10,6 +10,7 @@ import torch
 
 from cache import PageCopy
 from engine.attention.batch import on_device
+from engine.attention.state_slots import LayerState, StateSlots
 from engine.host_memory import untouched_zeros
 from engine.models.config import ModelConfig
 
@@ -24,7 +25,8 @@ UNSCALED: KVScales = (1.0, 1.0)
 
 
 class KVPages:
-    """Keys and values of all layers, in one tensor, so that one operation copies a page in all layers.
+    """Keys and values of all layers, in one tensor, so that one operation copies a page in all layers; and beside
+    it, the states of recurrent layers, which have no pages.
 
         data: [num_layers, 2 (keys, values), num_pages + 1, page_size, num_kv_heads, head_dim]
         latent KV, whose values are the first numbers of its keys (`LatentAttentionConfig`):
@@ -45,10 +47,20 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device,
         parts: int = 2,
+        states: StateSlots | None = None,
+        recurrent: Sequence[bool] | None = None,
     ) -> None:
         """Allocate zeroed pages. On a CPU, memory is taken from the system when pages are first written, in units
         of up to 2 MiB for each layer's keys and for its values. `parts`: 2, or 1 where values do not lie apart.
+
+        `recurrent` says which of all layers keep their state in `states`; None: none. The `num_layers` others have
+        pages.
         """
+        self.states = states
+        flags = [False] * num_layers if recurrent is None else list(recurrent)
+        self._places = [
+            (is_recurrent, flags[:layer].count(is_recurrent)) for layer, is_recurrent in enumerate(flags)
+        ]
         shape = (num_layers, parts, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
@@ -61,15 +73,30 @@ class KVPages:
 
     @classmethod
     def of(
-        cls, model: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        cls,
+        model: ModelConfig,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: StateSlots | None = None,
     ) -> KVPages:
-        """Allocate the pages of a model, or of a rank's share of it."""
+        """Allocate the pages of a model, or of a rank's share of it. `states` are those of its recurrent layers."""
         parts, heads, numbers = model.attention.kv_shape
-        return cls(model.num_layers, num_pages, page_size, heads, numbers, dtype, device, parts)
+        recurrent = [layer.is_recurrent for layer in model.layers]
+        return cls(
+            model.num_kv_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, recurrent
+        )
 
-    def layer(self, index: int) -> torch.Tensor:
-        """Return a view of one layer: [2 or 1, num_pages + 1, page_size, num_kv_heads, head_dim]."""
-        return self.data[index]
+    def layer(self, index: int) -> torch.Tensor | LayerState:
+        """Return a view of one layer: [2 or 1, num_pages + 1, page_size, num_kv_heads, head_dim]; of a recurrent
+        one, its states.
+        """
+        is_recurrent, place = self._places[index]
+        if not is_recurrent:
+            return self.data[place]
+        assert self.states is not None, "a recurrent model has states"
+        return self.states.layer(place)
 
     @property
     def raw(self) -> torch.Tensor:

@@ -34,6 +34,8 @@ def why_not(
         return "cuda_graphs is off"
     if device.type != "cuda":
         return f"they are for GPUs, not for {device}"
+    if model is not None and model.delta_net is not None:
+        return "its gated delta nets are computed in torch, by rows of different kinds"
     if not attention.is_capturable:
         return f"attention by {attention.name} needs the host in each step"
     experts = None if model is None else model.experts

@@ -11,12 +11,14 @@ import torch
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.chunked import ChunkedAttention
 from engine.attention.kv_pages import FP8, KVPages
+from engine.attention.state_slots import StateSlots
 from engine.config import EngineConfig
 from engine.graphs.setup import capture_all, graph_bytes, why_not
 from engine.graphs.step_graphs import CudaCapture
-from engine.loading.kv_memory import available_ram, check_room, host_pages_for, pages_for
+from engine.loading.kv_memory import available_ram, check_room, host_pages_for, pages_for, slots_for
 from engine.loading.kv_scales import KVScaleCalibration
 from engine.loading.model_directory import fingerprint, resolve_model
+from engine.loading.recurrent import check_recurrent, max_drafts
 from engine.loading.step_memory import measure_step
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
 from engine.loading.weights import load_decoder
@@ -75,6 +77,7 @@ class _Loading:
         is_cascade = config.cascade_attention == "auto"
         heads = AttentionShape.of(model.attention, model.windows, config.page_size, self._kv_dtype, is_cascade)
         self._backend = choose_backend(config.attention, heads, self._dtype, self._device)
+        check_recurrent(config, self._whole)
         if model.chunk is not None:
             self._backend = ChunkedAttention(self._backend, model.chunk, config.page_size)
         self._not_graphed = why_not(config, self._backend, self._device, model)
@@ -112,9 +115,17 @@ class _Loading:
         else:
             free = measure_step(config, self._limit, small.with_pages, self._device)
         per_token = small.kv_bytes_per_token + self._kv_bytes_beside
-        fitting = pages_for(config, max(0, free - self._reserved), per_token, self._limit)
+        free = max(0, free - self._reserved)
+        slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
+        if state_bytes:
+            slots = self._ranks.least(
+                slots_for(config, None if config.kv_pages else free, state_bytes), self._device
+            )
+            free = max(0, free - int(slots * state_bytes / config.kv_memory_share))
+        fitting = pages_for(config, free, per_token, self._limit)
         is_graphed = self._not_graphed is None
-        return small.with_pages(self._ranks.least(fitting, self._device) + is_graphed), is_graphed
+        num_pages = self._ranks.least(fitting, self._device) + is_graphed
+        return small.with_pages(num_pages, slots, max_drafts(config)), is_graphed
 
     def add_graphs(self, runner: ModelRunner) -> None:
         """Record the graphs now, or leave that to the first steps that use them."""
@@ -128,7 +139,7 @@ class _Loading:
             logger.info("no CUDA graphs: %s", self._not_graphed)
         logger.info(
             "%s: %.1fM parameters, rank %d of %d, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB), "
-            "%d in host memory",
+            "%d in host memory, %d slots for recurrent states",
             self._whole.architecture,
             self._whole.num_parameters / 1e6,
             self._ranks.shard.rank,
@@ -140,6 +151,7 @@ class _Loading:
             self._config.page_size,
             runner.kv_bytes / 2**20,
             runner.host_memory.num_pages,
+            runner.num_state_slots,
         )
 
     def _decoder(self, load_weights: Callable[..., Decoder]) -> Decoder | NativeDecoder:
@@ -153,6 +165,7 @@ class _Loading:
         if self._device.type == "cuda":
             kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._kv_bytes_beside
             free = torch.cuda.mem_get_info(self._device)[0]
+            free -= config.max_running * self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
             check_room(config, self._whole, self._dtype.itemsize, kv_bytes, self._limit, free, size)
         decoder = load_weights(
             self._directory,
@@ -197,7 +210,8 @@ class _Loading:
         sample.set_scales(decoder, unrounded)
 
     def _pages(self, num_pages: int, dtype: torch.dtype) -> KVPages:
-        return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device)
+        states = StateSlots.of(self._model, 1, 0, self._dtype, self._device)
+        return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device, states)
 
 
 def _device(name: str) -> torch.device:

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from engine.loading.targets import WeightTarget
+from engine.loading.target_parts import WeightTarget
 from engine.loading.tensor_groups import Expected, TensorGroup
 
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -9,11 +9,12 @@ What a family calls its weights is in its description (`WeightNames`); the names
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Iterator
 
 import torch
 
+from engine.loading.delta_net_targets import delta_net_targets
+from engine.loading.target_parts import Own, WeightTarget, fused, summed, whole
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
 from engine.models.parts import LatentAttentionConfig, MLPConfig
@@ -29,26 +30,6 @@ _PLACES = (
     ("language_model.", "language_model."),
 )
 """What precedes the names of the decoder and of the output head, wherever a decoder is in a checkpoint."""
-Own = slice | torch.Tensor
-"""Rows of a tensor: a slice, or int64 indices."""
-
-
-class WeightTarget(NamedTuple):
-    """Where a tensor of the checkpoint goes."""
-
-    parameter: str
-    rows: slice | tuple[int, slice]
-    """Rows of the parameter; in a stack of experts' matrices, the rows of one expert."""
-    shape: tuple[int, ...]
-    """The shape the checkpoint must have; copied with broadcasting."""
-    part: tuple[Own, ...] = ()
-    """The part of the tensor that this rank has."""
-    view: tuple[int, ...] | None = None
-    """The shape that this part gets; None: the one it has."""
-    added: float | None = None
-    """What is added to the tensor, whose parameter is then float32; None: nothing, and it has the model's type."""
-    is_turned: bool = False
-    """Whether the last two axes of this part change places."""
 
 
 def weight_targets(config: ModelConfig, shard: Shard, present: Container[str]) -> dict[str, WeightTarget]:
@@ -57,12 +38,18 @@ def weight_targets(config: ModelConfig, shard: Shard, present: Container[str]) -
     `present` are the names of the checkpoint's tensors, which show where in it the decoder is.
     """
     decoder, head = next((place for place in _PLACES if f"{place[0]}embed_tokens.weight" in present), _PLACES[0])
+    sparse = min(config.experts.layers, default=0) if config.experts is not None else 0
+    is_stacked = config.names.experts.may_be_stacked and (
+        f"{decoder}layers.{sparse}.{config.names.experts.block}.experts.gate_up_proj" in present
+    )
     return {
-        f"{head}{name}" if name == HEAD else f"{decoder}{name}": target for name, target in _targets(config, shard)
+        f"{head}{name}" if name == HEAD else f"{decoder}{name}": target
+        for name, target in _targets(config, shard, is_stacked)
     }
 
 
-def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, WeightTarget]]:
+def _targets(config: ModelConfig, shard: Shard, is_stacked: bool) -> Iterator[tuple[str, WeightTarget]]:
+    """`is_stacked`: whether the experts of a layer are one tensor, in a family in which they may be."""
     names = config.names
     yield "embed_tokens.weight", _table("embed.weight", config, shard)
     yield "norm.weight", _norm("norm.weight", config)
@@ -76,7 +63,9 @@ def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, WeightTar
         if config.norms.after:
             yield f"{at}.{names.attended_norm}.weight", _norm(f"{at}.attended_norm.weight", config)
             yield f"{at}.{names.mlp_output_norm}.weight", _norm(f"{at}.output_norm.weight", config)
-        if isinstance(config.attention, LatentAttentionConfig):
+        if config.layers[layer].is_recurrent:
+            yield from delta_net_targets(config, shard, f"{at}.linear_attn", f"{at}.attention")
+        elif isinstance(config.attention, LatentAttentionConfig):
             yield from _latent_targets(config, config.attention, shard, f"{at}.self_attn", f"{at}.attention")
         else:
             order = _order(config, layer)
@@ -85,7 +74,7 @@ def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, WeightTar
         if experts is None:
             yield from _mlp_targets(config, config.mlp, shard, f"{at}.{names.mlp}", f"{at}.mlp")
         else:
-            yield from _experts_targets(config, experts, shard, at, f"{at}.mlp")
+            yield from _experts_targets(config, experts, shard, at, f"{at}.mlp", is_stacked)
 
 
 def _attention_targets(
@@ -97,10 +86,14 @@ def _attention_targets(
     own_heads, own_kv_heads = shard.part(attention.num_heads), shard.kv_part(kv_heads)
     query, key = _in_order(own_heads, order), _in_order(own_kv_heads, order)
     value = _times(own_kv_heads, dim)
-    parts = [(attention.num_heads * dim, query), (kv_heads * dim, key), (kv_heads * dim, value)]
+    outputs = attention.num_heads * dim
+    queries_and_gates: tuple[int, Own] = (outputs, query)
+    if attention.has_output_gate:
+        queries_and_gates = (2 * outputs, _gates_and_queries(own_heads, order))
+    parts = [queries_and_gates, (kv_heads * dim, key), (kv_heads * dim, value)]
     names = [f"{theirs}.{name}" for name in config.names.qkv]
-    yield from _fused(names, f"{ours}.qkv_proj", parts, hidden, attention.qkv_bias)
-    yield from _summed(
+    yield from fused(names, f"{ours}.qkv_proj", parts, hidden, attention.qkv_bias)
+    yield from summed(
         f"{theirs}.o_proj", f"{ours}.o_proj", hidden, attention.num_heads * dim, shard, attention.output_bias
     )
     if attention.has_sinks:
@@ -123,6 +116,14 @@ def _attention_targets(
             yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (count * dim,), (numbers,), (-1, dim))
 
 
+def _gates_and_queries(heads: slice, order: torch.Tensor) -> torch.Tensor:
+    """Return the rows of some heads' gates and, after them, of their queries, whose numbers come in this order. Files
+    have each head's query before its gate.
+    """
+    dim, first = len(order), 2 * torch.arange(heads.start, heads.stop)[:, None] * len(order)
+    return torch.cat(((first + dim + torch.arange(dim)).flatten(), (first + order).flatten()))
+
+
 def _latent_targets(
     config: ModelConfig, latent: LatentAttentionConfig, shard: Shard, theirs: str, ours: str
 ) -> Iterator[tuple[str, WeightTarget]]:
@@ -137,17 +138,17 @@ def _latent_targets(
     if latent.query_rank is not None:
         first = ("q_a_proj", latent.query_rank, slice(0, latent.query_rank))
         shape = (latent.query_outputs, latent.query_rank)
-        yield f"{theirs}.q_a_layernorm.weight", _whole(f"{ours}.q_norm", latent.query_rank)
+        yield f"{theirs}.q_a_layernorm.weight", whole(f"{ours}.q_norm", latent.query_rank)
         yield f"{theirs}.q_b_proj.weight", WeightTarget(f"{ours}.q_b_proj.weight", slice(None), shape, (query,))
     names = [f"{theirs}.{first[0]}", f"{theirs}.kv_a_proj_with_mqa"]
-    yield from _fused(names, f"{ours}.qkv_a_proj", [first[1:], (latent.head_dim, key)], hidden, latent.qkv_bias)
-    yield f"{theirs}.kv_a_layernorm.weight", _whole(f"{ours}.latent_norm", rank)
+    yield from fused(names, f"{ours}.qkv_a_proj", [first[1:], (latent.head_dim, key)], hidden, latent.qkv_bias)
+    yield f"{theirs}.kv_a_layernorm.weight", whole(f"{ours}.latent_norm", rank)
     each = latent.plain_dim + latent.value_dim
     part, view = (_times(heads, each),), (-1, each, rank)
     target = WeightTarget(f"{ours}.expansion", slice(None), (latent.num_heads * each, rank), part, view)
     yield f"{theirs}.kv_b_proj.weight", target
     values = latent.num_heads * latent.value_dim
-    yield from _summed(f"{theirs}.o_proj", f"{ours}.o_proj", hidden, values, shard, latent.output_bias)
+    yield from summed(f"{theirs}.o_proj", f"{ours}.o_proj", hidden, values, shard, latent.output_bias)
 
 
 def _mlp_targets(
@@ -155,26 +156,38 @@ def _mlp_targets(
 ) -> Iterator[tuple[str, WeightTarget]]:
     hidden, inner, bias = config.hidden_size, mlp.intermediate_size, mlp.bias
     names = [f"{theirs}.{name}" for name in config.names.gate_up]
-    yield from _fused(names, f"{ours}.gate_up_proj", [(inner, shard.part(inner))] * 2, hidden, bias)
-    yield from _summed(f"{theirs}.down_proj", f"{ours}.down_proj", hidden, inner, shard, bias)
+    yield from fused(names, f"{ours}.gate_up_proj", [(inner, shard.part(inner))] * 2, hidden, bias)
+    yield from summed(f"{theirs}.down_proj", f"{ours}.down_proj", hidden, inner, shard, bias)
 
 
 def _experts_targets(
-    config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str
+    config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str, is_stacked: bool
 ) -> Iterator[tuple[str, WeightTarget]]:
-    """Yield the targets of a sparse layer. Files hold each expert by itself; memory stacks this rank's experts."""
+    """Yield the targets of a sparse layer. Most files hold each expert by itself; memory stacks this rank's
+    experts.
+    """
     hidden, inner, own = config.hidden_size, experts.intermediate_size, shard.experts(experts)
     columns, width, names = shard.expert_columns(experts), own.intermediate_size, config.names.experts
     block = f"{theirs}.{names.block}"
-    yield f"{block}.{names.router}.weight", _whole(f"{ours}.router", experts.num_experts, hidden)
+    yield f"{block}.{names.router}.weight", whole(f"{ours}.router", experts.num_experts, hidden)
     if experts.router_bias:
-        yield f"{block}.{names.router}.bias", _whole(f"{ours}.router_bias", experts.num_experts)
+        yield f"{block}.{names.router}.bias", whole(f"{ours}.router_bias", experts.num_experts)
     if experts.has_correction:
         shape = (experts.num_experts,)
         yield f"{block}.{names.correction}", WeightTarget(f"{ours}.correction", slice(None), shape, added=0.0)
     if experts.shared_size:
         shared = MLPConfig(experts.shared_size)
         yield from _mlp_targets(config, shared, shard, f"{block}.{names.shared}", f"{ours}.shared")
+    if experts.shared_is_gated:
+        yield f"{block}.{names.shared_gate}.weight", whole(f"{ours}.shared_gate", 1, hidden)
+    if is_stacked:
+        held, all_columns = slice(own.held.start, own.held.stop), torch.arange(inner)[columns]
+        both = torch.cat((all_columns, inner + all_columns))
+        stack = WeightTarget(f"{ours}.gate_up_proj", slice(None), (experts.num_experts, 2 * inner, hidden))
+        yield f"{block}.experts.gate_up_proj", stack._replace(part=(held, both))
+        stack = WeightTarget(f"{ours}.down_proj", slice(None), (experts.num_experts, hidden, inner))
+        yield f"{block}.experts.down_proj", stack._replace(part=(held, slice(None), all_columns))
+        return
     if names.are_stacked:
         yield from _stacked_targets(config, experts, shard, f"{block}.experts", ours)
         return
@@ -253,57 +266,11 @@ def _norm(parameter: str, config: ModelConfig) -> WeightTarget:
     return WeightTarget(parameter, slice(None), (config.hidden_size,), added=_added(config))
 
 
-def _whole(parameter: str, *shape: int) -> WeightTarget:
-    return WeightTarget(parameter, slice(None), shape)
-
-
 def _table(parameter: str, config: ModelConfig, shard: Shard) -> WeightTarget:
     """Return the target of a table with a row for each token. Rows after the last token's stay zero."""
     own = shard.rows(config.vocab_size)
     shape = (config.vocab_size, config.hidden_size)
     return WeightTarget(parameter, slice(0, own.stop - own.start), shape, (own,))
-
-
-def _fused(
-    names: Sequence[str], ours: str, parts: Sequence[tuple[int, Own]], inputs: int, bias: bool
-) -> Iterator[tuple[str, WeightTarget]]:
-    """Yield projections of the same input, stacked by rows. `parts`: all outputs of each, and this rank's.
-
-    A single name is that of a projection that is stacked in the checkpoint too.
-    """
-    if len(names) == 1 < len(parts):
-        parts = [_stacked(parts)]
-    first = 0
-    for name, (outputs, own) in zip(names, parts, strict=True):
-        rows = slice(first, first + _length(own, outputs))
-        yield f"{name}.weight", WeightTarget(f"{ours}.weight", rows, (outputs, inputs), (own,))
-        if bias:
-            yield f"{name}.bias", WeightTarget(f"{ours}.bias", rows, (outputs,), (own,))
-        first = rows.stop
-
-
-def _stacked(parts: Sequence[tuple[int, Own]]) -> tuple[int, Own]:
-    """Return all outputs of projections that are one in the checkpoint, and this rank's."""
-    total = sum(outputs for outputs, _ in parts)
-    firsts = [sum(outputs for outputs, _ in parts[:index]) for index in range(len(parts))]
-    own = [torch.arange(first, first + n)[rows] for first, (n, rows) in zip(firsts, parts, strict=True)]
-    rows = torch.cat(own)
-    return total, slice(0, total) if torch.equal(rows, torch.arange(total)) else rows
-
-
-def _length(rows: Own, total: int) -> int:
-    return len(rows) if isinstance(rows, torch.Tensor) else len(range(total)[rows])
-
-
-def _summed(
-    theirs: str, ours: str, outputs: int, inputs: int, shard: Shard, bias: bool
-) -> Iterator[tuple[str, WeightTarget]]:
-    """Yield a projection with inputs divided among ranks and outputs summed; rank 0 adds the bias."""
-    part = (slice(None), shard.part(inputs))
-    yield f"{theirs}.weight", WeightTarget(f"{ours}.weight", slice(None), (outputs, inputs), part)
-    if bias:
-        rows = slice(None) if shard.rank == 0 else slice(0)
-        yield f"{theirs}.bias", WeightTarget(f"{ours}.bias", rows, (outputs,), (rows,))
 
 
 def _times(part: slice, count: int) -> slice:

@@ -19,7 +19,8 @@ from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
 from engine.loading.mxfp4 import mxfp4_group
 from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
-from engine.loading.targets import HEAD, WeightTarget, weight_targets
+from engine.loading.target_parts import WeightTarget
+from engine.loading.targets import HEAD, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig

@@ -13,7 +13,7 @@ from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import WeightNames
 from engine.models.formats import Fp8Format, Int8Format, WeightFormat, is_ignored, weight_format
-from engine.models.parts import AttentionConfig, LayerKind, MLPConfig, NormConfig, Scales
+from engine.models.parts import AttentionConfig, DeltaNetConfig, LayerKind, MLPConfig, NormConfig, Scales
 from engine.models.registry import family_of
 from engine.models.rope import RopeConfig
 
@@ -47,6 +47,8 @@ class ModelConfig:
     """How the layers' matrices are quantized; None for plain numbers."""
     experts: ExpertsConfig | None = None
     """The layers whose MLP is a mixture of experts; None when none is."""
+    delta_net: DeltaNetConfig | None = None
+    """The layers that keep a state in place of KV; None when none does."""
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
@@ -98,12 +100,23 @@ class ModelConfig:
             weight_format=stored,
             scales=parts.scales,
             experts=_stored_experts(parts.experts, stored, family.names),
+            delta_net=parts.delta_net,
         )
 
     @property
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Number of layers that keep KV: all but the recurrent ones."""
+        return sum(not layer.is_recurrent for layer in self.layers)
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """Number of layers that keep a state."""
+        return self.num_layers - self.num_kv_layers
 
     @property
     def num_heads(self) -> int:
@@ -128,7 +141,7 @@ class ModelConfig:
     @property
     def windows(self) -> frozenset[int | None]:
         """The windows that occur among the layers; None is full attention."""
-        return frozenset(layer.window for layer in self.layers)
+        return frozenset(layer.window for layer in self.layers if not layer.is_recurrent)
 
     @property
     def chunk(self) -> int | None:
@@ -138,7 +151,7 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The different rotations of the layers, in the order of their first layers; None is none."""
-        return tuple(dict.fromkeys(layer.rope for layer in self.layers))
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers if not layer.is_recurrent))
 
     @property
     def stream_eps(self) -> float:
@@ -179,10 +192,13 @@ class ModelConfig:
 
     def _parameters(self, experts_each: float) -> float:
         """Number of weights when `experts_each` experts of each sparse layer are counted."""
-        layer = self.attention.num_parameters(self.hidden_size) + self.norms.per_layer * self.hidden_size
+        mixers = self.num_kv_layers * self.attention.num_parameters(self.hidden_size)
+        if self.delta_net is not None:
+            mixers += self.num_recurrent_layers * self.delta_net.num_parameters(self.hidden_size)
+        norms = self.norms.per_layer * self.hidden_size
         dense = self.mlp.num_parameters(self.hidden_size)
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        total = self.num_layers * (layer + dense) + tables + self.hidden_size
+        total = mixers + self.num_layers * (norms + dense) + tables + self.hidden_size
         if self.experts is None:
             return total
         sparse = self.experts.num_parameters(self.hidden_size, experts_each)
@@ -212,8 +228,10 @@ class ModelConfig:
         shared, num_shared = 0, 0
         if self.experts is not None and self.experts.shared_size:
             shared, num_shared = self.experts.shared_size, len(self.experts.layers)
+        recurrent = [] if self.delta_net is None else self.delta_net.matrices(hidden)
         return [
-            *self.num_layers * self.attention.matrices(hidden),
+            *self.num_kv_layers * self.attention.matrices(hidden),
+            *self.num_recurrent_layers * recurrent,
             *num_dense * [(2 * inner, hidden), (hidden, inner)],
             *num_shared * [(2 * shared, hidden), (hidden, shared)],
             *self._matrices_of_experts(),
@@ -235,7 +253,17 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Return the bytes of one token's keys and values in all layers, at `element_bytes` per number."""
-        return self.num_layers * self.attention.kv_numbers * element_bytes
+        return self.num_kv_layers * self.attention.kv_numbers * element_bytes
+
+    def state_bytes(self, element_bytes: int, max_drafts: int = 0) -> int:
+        """Return the bytes of one request's state in all recurrent layers; 0 if there are none.
+
+        `max_drafts` draft tokens are kept beside it until it is known which are right.
+        """
+        if self.delta_net is None:
+            return 0
+        drafts = (max_drafts + 1) * self.delta_net.draft_bytes(element_bytes) if max_drafts else 0
+        return self.num_recurrent_layers * (self.delta_net.state_bytes(element_bytes) + drafts)
 
 
 def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:

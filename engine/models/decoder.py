@@ -19,7 +19,9 @@ from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.chunked import ChunkedStep
 from engine.attention.kv_pages import UNSCALED, KVPages
+from engine.attention.state_slots import LayerState
 from engine.models.config import ModelConfig
+from engine.models.delta_net import GatedDeltaNet
 from engine.models.experts import Experts
 from engine.models.latent_attention import LatentAttention
 from engine.models.linear import Rounded, rounds
@@ -63,6 +65,9 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
         heads, norm = self.qkv_proj(x).unflatten(1, (-1, self._shape.head_dim)), self.qk_norm
+        gates = None
+        if self._shape.has_output_gate:
+            gates, heads = heads.tensor_split((self._shape.num_heads,), dim=1)
         if norm is not None and self._shape.qk_norm == "full":
             heads, norm = norm_all_heads(heads, norm, self._shape.num_heads, self._eps, self._ranks), None
         elif self._is_unit:
@@ -74,13 +79,15 @@ class Attention(nn.Module):
             assert isinstance(step, ChunkedStep)
             step = step.cut
         attended = step.attend(pages, query, self._window, self.kv_scales, self.sinks)
+        if gates is not None:
+            attended = attended * gates.flatten(1).sigmoid()
         output: torch.Tensor = self.o_proj(attended)
         return output
 
 
 class Layer(nn.Module):
-    """Attention and MLP, summed over all ranks and added to the residual stream; their inputs, their outputs or
-    both are normed. One operation sums, adds and norms.
+    """Attention, or a gated delta net, and MLP, summed over all ranks and added to the residual stream; their
+    inputs, their outputs or both are normed. One operation sums, adds and norms.
     """
 
     def __init__(self, config: ModelConfig, layer: int, ranks: Collective) -> None:
@@ -89,8 +96,7 @@ class Layer(nn.Module):
         self._stream_eps, self._eps = config.stream_eps, config.norms.eps
         before, after = config.norms.before, config.norms.after
         self.input_norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps) if before else None
-        is_latent = isinstance(config.attention, LatentAttentionConfig)
-        self.attention = LatentAttention(config, layer) if is_latent else Attention(config, layer, ranks)
+        self.attention = _mixer(config, layer, ranks)
         self.attended_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps) if after else None
         self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps) if before else None
         experts = config.experts_in(layer)
@@ -103,7 +109,7 @@ class Layer(nn.Module):
         branch: torch.Tensor | None,
         operations: Operations,
         step: AttentionStep,
-        pages: torch.Tensor,
+        pages: torch.Tensor | LayerState,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Map the residual stream and the branch to add, [N, hidden_size] each, to those after this layer.
 
@@ -137,6 +143,14 @@ class Layer(nn.Module):
         if norm is None:
             return part
         return operations.add_norm(self._ranks.sum(part), None, norm.weight, self._eps)[1]
+
+
+def _mixer(config: ModelConfig, layer: int, ranks: Collective) -> nn.Module:
+    """Return what mixes a layer's tokens: one of the kinds of attention, or a gated delta net."""
+    if config.layers[layer].is_recurrent:
+        return GatedDeltaNet(config)
+    is_latent = isinstance(config.attention, LatentAttentionConfig)
+    return LatentAttention(config, layer) if is_latent else Attention(config, layer, ranks)
 
 
 class Decoder(nn.Module):

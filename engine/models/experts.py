@@ -46,6 +46,7 @@ class Experts(nn.Module):
         self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * inner)) if is_biased else None
         self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if is_biased else None
         self.shared = MLP(MLPConfig(config.shared_size), hidden_size) if config.shared_size else None
+        self.shared_gate = nn.Parameter(torch.empty(1, hidden_size)) if config.shared_is_gated else None
 
     @property
     def rounds(self) -> bool:
@@ -67,7 +68,12 @@ class Experts(nn.Module):
             output = pairs.view(*chosen.shape, -1).sum(1)
         else:
             output = self._routed(x, chosen, weights, operations)
-        return output if self.shared is None else output + self.shared(x, operations)
+        if self.shared is None:
+            return output
+        shared: torch.Tensor = self.shared(x, operations)
+        if self.shared_gate is not None:
+            shared = F.linear(x, self.shared_gate).sigmoid() * shared
+        return output + shared
 
     def _routed(
         self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, operations: Operations

@@ -46,6 +46,8 @@ class ExpertsConfig:
     """Factor of the experts' weights."""
     shared_size: int = 0
     """Inner size of the MLP that every token goes through beside its experts; 0 where there is none."""
+    shared_is_gated: bool = False
+    """Whether that MLP's output is multiplied by the sigmoid of a gate of its own (Qwen2-MoE)."""
     router_bias: bool = False
     clamp: Clamp | None = None
     """The clamped activation of experts with biases (gpt-oss); None: SiLU, without biases."""
@@ -109,7 +111,8 @@ class ExpertsConfig:
         if self.clamp is not None:
             expert += 2 * self.intermediate_size + hidden_size
         router = self.num_experts * (hidden_size + self.router_bias)
-        return router + experts_each * expert + 3 * hidden_size * self.shared_size
+        shared = 3 * hidden_size * self.shared_size + hidden_size * self.shared_is_gated
+        return router + experts_each * expert + shared
 
     def expected_experts(self, num_tokens: float) -> float:
         """Return the mean number of a layer's experts that so many tokens use, if choices are equally likely."""

@@ -20,10 +20,23 @@ class ExpertNames:
     down: str = "down_proj"
     correction: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
+    may_be_stacked: bool = False
+    """Whether the experts of a layer may be one tensor, [experts, outputs, inputs], gates before ups."""
     are_stacked: bool = False
     """Whether the experts of a layer are one tensor, [experts, inputs, outputs]."""
     takes_turns: bool = True
     """Whether gates and ups of such a tensor take turns; otherwise all gates come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetNames:
+    """The names of a recurrent layer's projections, below "linear_attn"."""
+
+    projections: tuple[str, ...]
+    """To queries, keys and values and to z: two, or one that has those of each key head together."""
+    gates: tuple[str, ...]
+    """To strengths and to decays: two, or one that has those of each key head together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,8 @@ class WeightNames:
     mlp_output_norm: str = "post_feedforward_layernorm"
     """The norm after the MLP, in families that have one."""
     experts: ExpertNames = ExpertNames()
+    delta_net: DeltaNetNames | None = None
+    """Of families that have recurrent layers."""
     left_out: tuple[str, ...] = ()
     """What the names of weights that text does not need begin with; "{layers}" stands for the number of layers."""
 

@@ -42,6 +42,8 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         return "it does not compute norms of heads without weights"
     if config.experts is not None and config.experts.scales_inputs:
         return "it does not scale the inputs of experts"
+    if config.delta_net is not None:
+        return "it does not compute gated delta nets"
     if config.attention.later_scale is not None:
         return "it does not compute queries scaled by position"
     sizes = {

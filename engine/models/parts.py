@@ -1,7 +1,8 @@
 """Descriptions of the parts that the one decoder is composed of. A model family is a choice among them.
 
     ModelConfig ─┬─ attention   heads, scale, biases, norms of queries and keys     one for all layers
-                 ├─ layers      window and rotation                                 one of each layer
+                 ├─ delta_net   heads, convolution                                  of the recurrent layers
+                 ├─ layers      window and rotation, or recurrence                  one of each layer
                  ├─ mlp         inner size, activation, biases                      of the dense layers
                  ├─ experts     router, number and size of experts                  of the sparse layers
                  ├─ norms       where a layer norms, and how
@@ -58,6 +59,9 @@ class AttentionConfig:
     """Whether each head has a sink: a score that takes part in the softmax and has no value (gpt-oss)."""
     later_scale: LaterScale | None = None
     """What queries at later positions are multiplied by; None: nothing."""
+    has_output_gate: bool = False
+    """Whether outputs are multiplied by the sigmoid of a gate, which is projected beside the queries
+    (Qwen3-Next)."""
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
@@ -86,8 +90,8 @@ class AttentionConfig:
 
     @property
     def qkv_outputs(self) -> int:
-        """Outputs of the fused projection to queries, keys and values."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        """Outputs of the fused projection to queries, keys and values, and to gates."""
+        return ((1 + self.has_output_gate) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def matrices(self, hidden_size: int) -> list[tuple[int, int]]:
         """List (outputs, inputs) of one layer's projections that may be quantized."""
@@ -160,6 +164,54 @@ class LatentAttentionConfig(AttentionConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaNetConfig:
+    """Layers that keep a state of constant size in place of KV: gated delta nets (Yang et al. 2024,
+    arXiv:2412.06464).
+    """
+
+    num_key_heads: int
+    """Heads of queries and of keys."""
+    num_value_heads: int
+    """Heads of values, each with a state of its own; consecutive ones share a key head."""
+    key_dim: int
+    """Numbers of a query's or a key's head."""
+    value_dim: int
+    kernel: int
+    """Positions that the convolution over queries, keys and values sees, its own included."""
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token's queries, keys and values together, which the convolution mixes over time."""
+        return 2 * self.num_key_heads * self.key_dim + self.values
+
+    @property
+    def values(self) -> int:
+        """Numbers of a token's values in all heads."""
+        return self.num_value_heads * self.value_dim
+
+    def matrices(self, hidden_size: int) -> list[tuple[int, int]]:
+        """List (outputs, inputs) of one layer's projections that may be quantized."""
+        return [(self.channels + self.values, hidden_size), (hidden_size, self.values)]
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Return the number of weights of one layer."""
+        matrices = sum(outputs * inputs for outputs, inputs in self.matrices(hidden_size))
+        gates = 2 * self.num_value_heads * (hidden_size + 1)
+        return matrices + gates + self.channels * self.kernel + self.value_dim
+
+    def state_bytes(self, element_bytes: int) -> int:
+        """Return the bytes of one layer's state: the last inputs of the convolution, and a matrix for each head,
+        which is float32 whatever the model's type.
+        """
+        matrices = self.num_value_heads * self.key_dim * self.value_dim
+        return self.channels * (self.kernel - 1) * element_bytes + 4 * matrices
+
+    def draft_bytes(self, element_bytes: int) -> int:
+        """Return the bytes that one layer keeps of a draft token until it is known whether it is right."""
+        return (self.channels + 2 * self.num_value_heads) * element_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKind:
     """What may differ from one layer's attention to the next one's."""
 
@@ -170,6 +222,8 @@ class LayerKind:
     chunk: int | None = None
     """A query attends to positions from the last multiple of this on; None for all. Layers with chunks have equal
     ones, and no window."""
+    is_recurrent: bool = False
+    """Whether it is no attention but a gated delta net (`DeltaNetConfig`), which has neither of these."""
 
     def for_context(self, num_tokens: int) -> LayerKind:
         """Return the layer for contexts of at most so many tokens."""
@@ -237,3 +291,4 @@ class ModelParts:
     norms: NormConfig
     experts: ExpertsConfig | None = None
     scales: Scales = Scales()
+    delta_net: DeltaNetConfig | None = None

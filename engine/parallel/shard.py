@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
-from engine.models.parts import AttentionConfig
+from engine.models.parts import AttentionConfig, DeltaNetConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,13 @@ class Shard:
             attention=self.attention(config.attention),
             mlp=replace(config.mlp, intermediate_size=config.mlp.intermediate_size // self.size),
             experts=None if config.experts is None else self.experts(config.experts),
+            delta_net=None if config.delta_net is None else self.delta_net(config.delta_net),
         )
+
+    def delta_net(self, whole: DeltaNetConfig) -> DeltaNetConfig:
+        """Return the shape of this rank's recurrent layers."""
+        keys, values = whole.num_key_heads // self.size, whole.num_value_heads // self.size
+        return replace(whole, num_key_heads=keys, num_value_heads=values)
 
     def attention(self, whole: AttentionConfig) -> AttentionConfig:
         """Return the shape of this rank's attention."""
@@ -108,6 +114,8 @@ def _divides(config: ModelConfig, size: int, splits_experts: bool) -> bool:
 def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
     """Return what ranks divide of MLPs: of dense ones, if a layer has one, and of experts."""
     counts, experts = {}, config.experts
+    if config.delta_net is not None:
+        counts["key heads of recurrent layers"] = config.delta_net.num_key_heads
     if experts is None or len(experts.layers) < config.num_layers:
         counts["inner columns"] = config.intermediate_size
     if experts is not None and experts.shared_size:

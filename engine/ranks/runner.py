@@ -41,6 +41,7 @@ class ParallelRunner:
         self._runner, self.rank_group = runner, rank_group
         self.model_config = runner.model_config
         self.num_pages, self.page_size = runner.num_pages, runner.page_size
+        self.num_state_slots = runner.num_state_slots
         self.host_memory = runner.host_memory
         self.lower_tier = runner.lower_tier
         self.page_memory = runner.page_memory

@@ -12,6 +12,7 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
 from engine.attention.page_memory import BytesOfPages
+from engine.attention.state_slots import StateSlots
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.row_assignment import RowLayout
 from engine.graphs.step_graphs import Capture, sizes_up_to
@@ -57,6 +58,9 @@ class ModelRunner:
         self.kv_dtype = pages.data.dtype
         self.page_size = pages.page_size
         self.num_pages = pages.num_pages
+        states = pages.states
+        self.num_state_slots = 0 if states is None else states.num_slots
+        """Slots for the states of recurrent layers; 0 in a model without any."""
         self.attention_name = attention.name
         self.max_model_len = model_config.max_position_embeddings
         self.fingerprint = ""
@@ -72,7 +76,7 @@ class ModelRunner:
         """The host pages; none until `add_host_pages`."""
         self.lower_tier: LowerTier = NoLowerTier()
         """What holds prefixes for which the host pages have no room; nothing until `add_lower_tier`."""
-        self._places = Places(pages.page_size, pages.null_page)
+        self._places = Places(pages.page_size, pages.null_page, None if states is None else states.null_slot)
         self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one may begin with these tokens
         self._underway = TokensUnderway(torch.empty(0, dtype=torch.int64), None)  # the same tokens for the host
@@ -99,8 +103,8 @@ class ModelRunner:
     @property
     def page_memory(self) -> PageMemory | None:
         """The bytes of the pages, for other engines; None without host pages, and where ranks share each page."""
-        if self._host is None or self._ranks.shard.size > 1:
-            return None
+        if self._host is None or self._ranks.shard.size > 1 or self._pages.states is not None:
+            return None  # KV without the state after it would be of no use there.
         return BytesOfPages(self._pages, self._host, self.fingerprint)
 
     def add_graphs(self, max_running: int, capture: Capture) -> DecodeGraphs:
@@ -126,10 +130,15 @@ class ModelRunner:
         )
         return self._decodes
 
-    def with_pages(self, num_pages: int) -> ModelRunner:
-        """Return a runner with the same model and other pages, all empty."""
+    def with_pages(self, num_pages: int, num_slots: int = 1, max_drafts: int = 0) -> ModelRunner:
+        """Return a runner with the same model and other pages and slots for states, all empty. Each slot has room
+        for `max_drafts` draft tokens.
+        """
         model = self.model_config
-        pages = KVPages.of(model, num_pages, self.page_size, self.kv_dtype, self.device)
+        before = self._pages.states
+        dtype = self.kv_dtype if before is None else before.dtype
+        states = StateSlots.of(model, num_slots, max_drafts, dtype, self.device)
+        pages = KVPages.of(model, num_pages, self.page_size, self.kv_dtype, self.device, states)
         runner = ModelRunner(model, self._decoder, self._attention, pages, self._ranks)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner

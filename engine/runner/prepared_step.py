@@ -25,11 +25,12 @@ from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
 
 
 class Places:
-    """The layout of pages, and the row of the last prepared step that belongs to each request."""
+    """The layout of pages and of states, and the row of the last prepared step that belongs to each request."""
 
-    def __init__(self, page_size: int, null_page: int) -> None:
+    def __init__(self, page_size: int, null_page: int, null_slot: int | None = None) -> None:
         self.page_size = page_size
         self.null_page = null_page
+        self.null_slot = null_slot
         self.rows: dict[str, int] = {}
 
 
@@ -78,11 +79,16 @@ class PreparedStep:
         if len(waiting) < len(sampling):
             tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
 
+        batch = None
+        if chunks:
+            batch = AttentionBatch.from_chunks(
+                chunks, places.page_size, places.null_page, device, places.null_slot
+            )
         prepared = cls(
             plan.copies,
             plan.swap_out,
             plan.swap_in,
-            AttentionBatch.from_chunks(chunks, places.page_size, places.null_page, device) if chunks else None,
+            batch,
             on_device(ids, device),
             on_device(pending, device),
             on_device(np.array(sources, dtype=np.int64), device),

@@ -105,6 +105,23 @@ _LLAMA4 = {
     "floor_scale": 8,
     "rope_parameters": _LLAMA3_ROPE,
 }
+_HYBRID = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "initializer_range": 0.05,  # with larger weights, transformers in float32 is farther from float64 than 1e-4
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+_SHARED_EXPERT = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 48,
+}
+_LISTED_LAYERS = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 
 FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 6}),
@@ -147,6 +164,9 @@ MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
     "deepseek_v3": ("DeepseekV3", _DEEPSEEK_V3),
     "deepseek_v3_direct": ("DeepseekV3", {**_DEEPSEEK_V3, "q_lora_rank": None, "rope_interleave": False}),
+    "qwen3_next": ("Qwen3Next", {**_HYBRID, **_SHARED_EXPERT}),
+    "qwen3_5": ("Qwen3_5Text", {**_HYBRID, "tie_word_embeddings": True}),
+    "qwen3_5_moe": ("Qwen3_5MoeText", {**_HYBRID, **_SHARED_EXPERT, "layer_types": _LISTED_LAYERS}),
     "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
     "seed_oss": ("SeedOss", {"attention_out_bias": True}),
     "ministral3": ("Ministral3", {"rope_parameters": _MINISTRAL3_ROPE}),

@@ -1,0 +1,72 @@
+"""How the rows of a step's batch use the slots of recurrent states.
+
+a decode            [ x ]              its state advances by one token: all such rows at once
+a prompt            [ a b c | d e ]    its state is kept at borders too, for others who begin alike
+with draft tokens   [ b c | x d d ]    b and c, drafts of the step before, are applied first; nothing of this row is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.scheduling.plan import Chunk
+from engine.scheduling.state_use import StateUse
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """A row that does not simply advance by one token."""
+
+    first: int
+    """Index of its first token in the step."""
+    num_tokens: int
+    source: int
+    """Slot with the state before it."""
+    target: int
+    """Slot for the state after it; with draft tokens, after those of the step before."""
+    num_replayed: int
+    """Draft tokens of the step before that `source` keeps and that turned out to be right."""
+    has_drafts: bool
+    borders: Sequence[tuple[int, int]]
+    """Numbers of its tokens, ascending, after which the state is kept in a slot as well, and the slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateBatch:
+    """The use that one step makes of states."""
+
+    plain: torch.Tensor
+    """int64 [D]: the tokens of rows that advance by one token, by their index in the step."""
+    sources: torch.Tensor
+    """int64 [D]: slots with the states before them."""
+    targets: torch.Tensor
+    """int64 [D]: slots for the states after them."""
+    rows: Sequence[StateRow]
+    """All other rows."""
+
+    @classmethod
+    def from_chunks(cls, chunks: Sequence[Chunk], null_slot: int, device: torch.device) -> StateBatch:
+        """Build the batch of a plan's chunks. One without a `StateUse`, as steps outside of a scheduler have it,
+        uses slot 0.
+        """
+        plain: list[tuple[int, int, int]] = []
+        rows: list[StateRow] = []
+        first = 0
+        for chunk in chunks:
+            use = chunk.state or StateUse(0 if chunk.start else None, 0)
+            source = null_slot if use.source is None else use.source
+            if chunk.num_tokens == 1 and not use.num_replayed and not use.borders:
+                plain.append((first, source, use.target))
+            else:
+                borders = [(position - chunk.start, slot) for position, slot in use.borders]
+                drafts = chunk.num_drafts > 0
+                row = StateRow(first, chunk.num_tokens, source, use.target, use.num_replayed, drafts, borders)
+                rows.append(row)
+            first += chunk.num_tokens
+        indices = np.array(plain, dtype=np.int64).reshape(-1, 3).T.copy()
+        tokens, sources, targets = (torch.from_numpy(part).to(device) for part in indices)
+        return cls(tokens, sources, targets, rows)

@@ -1,0 +1,24 @@
+"""What an engine does not do with a model that has recurrent layers: said at its start, never done wrongly."""
+
+from __future__ import annotations
+
+from engine.config import EngineConfig
+from engine.models.config import ModelConfig
+
+
+def check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise ValueError if the settings ask for something that such a model cannot have."""
+    if model.delta_net is None:
+        return
+    reason = "keeps KV outside of the engine's memory, but not the recurrent state that this model needs after it"
+    for name, is_set in (("host_kv_gib", bool(config.host_kv_gib)), ("kv_tier", config.kv_tier is not None)):
+        if is_set:
+            raise ValueError(
+                f"{name} {reason} ({model.architecture}); leave it out. More prefixes stay reusable "
+                "with a larger state_snapshots"
+            )
+
+
+def max_drafts(config: EngineConfig) -> int:
+    """Return how many draft tokens a request has in a step at most."""
+    return 0 if config.speculation is None else config.speculation.max_drafts

@@ -1,0 +1,78 @@
+"""What a target of weights is, and the projections and vectors that all kinds of layers have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.parallel.shard import Shard
+
+Own = slice | torch.Tensor
+"""Rows of a tensor: a slice, or int64 indices."""
+
+
+class WeightTarget(NamedTuple):
+    """Where a tensor of the checkpoint goes."""
+
+    parameter: str
+    rows: slice | tuple[int, slice]
+    """Rows of the parameter; in a stack of experts' matrices, the rows of one expert."""
+    shape: tuple[int, ...]
+    """The shape the checkpoint must have; copied with broadcasting."""
+    part: tuple[Own, ...] = ()
+    """The part of the tensor that this rank has."""
+    view: tuple[int, ...] | None = None
+    """The shape that this part gets; None: the one it has."""
+    added: float | None = None
+    """What is added to the tensor, whose parameter is then float32; None: nothing, and it has the model's type."""
+    is_turned: bool = False
+    """Whether the last two axes of this part change places."""
+
+
+def whole(parameter: str, *shape: int) -> WeightTarget:
+    """Return the target of a tensor that every rank has as it is."""
+    return WeightTarget(parameter, slice(None), shape)
+
+
+def fused(
+    names: Sequence[str], ours: str, parts: Sequence[tuple[int, Own]], inputs: int, bias: bool
+) -> Iterator[tuple[str, WeightTarget]]:
+    """Yield projections of the same input, stacked by rows. `parts`: all outputs of each, and this rank's.
+
+    A single name is that of a projection that is stacked in the checkpoint too.
+    """
+    if len(names) == 1 < len(parts):
+        parts = [_stacked(parts)]
+    first = 0
+    for name, (outputs, own) in zip(names, parts, strict=True):
+        rows = slice(first, first + _length(own, outputs))
+        yield f"{name}.weight", WeightTarget(f"{ours}.weight", rows, (outputs, inputs), (own,))
+        if bias:
+            yield f"{name}.bias", WeightTarget(f"{ours}.bias", rows, (outputs,), (own,))
+        first = rows.stop
+
+
+def _stacked(parts: Sequence[tuple[int, Own]]) -> tuple[int, Own]:
+    """Return all outputs of projections that are one in the checkpoint, and this rank's."""
+    total = sum(outputs for outputs, _ in parts)
+    firsts = [sum(outputs for outputs, _ in parts[:index]) for index in range(len(parts))]
+    own = [torch.arange(first, first + n)[rows] for first, (n, rows) in zip(firsts, parts, strict=True)]
+    rows = torch.cat(own)
+    return total, slice(0, total) if torch.equal(rows, torch.arange(total)) else rows
+
+
+def _length(rows: Own, total: int) -> int:
+    return len(rows) if isinstance(rows, torch.Tensor) else len(range(total)[rows])
+
+
+def summed(
+    theirs: str, ours: str, outputs: int, inputs: int, shard: Shard, bias: bool
+) -> Iterator[tuple[str, WeightTarget]]:
+    """Yield a projection with inputs divided among ranks and outputs summed; rank 0 adds the bias."""
+    part = (slice(None), shard.part(inputs))
+    yield f"{theirs}.weight", WeightTarget(f"{ours}.weight", slice(None), (outputs, inputs), part)
+    if bias:
+        rows = slice(None) if shard.rank == 0 else slice(0)
+        yield f"{theirs}.bias", WeightTarget(f"{ours}.bias", rows, (outputs,), (rows,))

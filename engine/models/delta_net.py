@@ -1,0 +1,219 @@
+"""A gated delta net, a layer with a state of constant size in place of KV (Yang et al. 2024, arXiv:2412.06464).
+
+    x ─┬─ queries, keys, values ─ convolution over time, SiLU ─▶ q, k, v ─┐
+       ├─ decay g, strength beta ────────────────────────────────────────┼─▶ S, the state of each head ─▶ S q
+       └─ z ────────────────────────────────────────────────────────────── gated norm, output ◀──────────┘
+
+Each token makes the state forget by a factor and learn what its key should lead to:
+
+    S ← exp(g) S        S ← S + k (beta (v - S k))ᵀ        output S q
+
+Decodes do just that. Prompts are computed in pieces of up to `_PIECE` tokens, in which the updates are the solution
+of one triangular system (section 3.3 of the paper). The state is float32, whatever the model's type.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.attention.base import AttentionStep
+from engine.attention.state_batch import StateRow
+from engine.attention.state_slots import LayerState
+from engine.models.config import ModelConfig
+from engine.models.operations import Operations
+
+_PIECE = 64
+_UNIT_EPS = 1e-6
+"""Of the norms that make queries and keys unit vectors, whatever the model's other norms have."""
+
+
+class GatedDeltaNet(nn.Module):
+    """One recurrent layer. Ranks have the states of their own heads."""
+
+    rounds = False
+    """Whether its input may be rounded, which its gates read, too."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        shape = config.delta_net
+        assert shape is not None
+        self._shape, self._eps = shape, config.norms.eps
+        self.in_proj = nn.Linear(config.hidden_size, shape.channels + shape.values, bias=False)
+        # Not a linear layer, which would be quantized: it is small, and errors of decays add up over a text.
+        self.gates_proj = nn.Parameter(torch.empty(2 * shape.num_value_heads, config.hidden_size))
+        self.conv = nn.Parameter(torch.empty(shape.channels, shape.kernel))
+        self.log_decay = nn.Parameter(torch.empty(shape.num_value_heads))
+        self.decay_bias = nn.Parameter(torch.empty(shape.num_value_heads))
+        self.norm = nn.Parameter(torch.empty(shape.value_dim))
+        self.o_proj = nn.Linear(shape.values, config.hidden_size, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, operations: Operations, step: AttentionStep, state: LayerState
+    ) -> torch.Tensor:
+        """Map [N, hidden_size] to the same shape; reads and writes states as the step says."""
+        batch = step.batch.states
+        assert batch is not None, "a step of a recurrent model has states"
+        mixed, z = self.in_proj(x).tensor_split((self._shape.channels,), dim=1)
+        gates = F.linear(x, self.gates_proj)
+        if not batch.rows:
+            found = self._advance(mixed, gates, state, batch.sources, batch.targets)
+        else:
+            found = x.new_empty((len(x), self._shape.num_value_heads, self._shape.value_dim), dtype=torch.float32)
+            if len(batch.plain):
+                rows = mixed[batch.plain], gates[batch.plain]
+                found[batch.plain] = self._advance(*rows, state, batch.sources, batch.targets)
+            for row in batch.rows:
+                own = slice(row.first, row.first + row.num_tokens)
+                found[own] = self._row(mixed[own], gates[own], state, row)
+        normed = F.rms_norm(found, (self._shape.value_dim,), eps=self._eps) * self.norm
+        gated = normed * F.silu(z.view(normed.shape).float())
+        output: torch.Tensor = self.o_proj(gated.to(x.dtype).flatten(1))
+        return output
+
+    def _advance(
+        self,
+        mixed: torch.Tensor,
+        gates: torch.Tensor,
+        state: LayerState,
+        sources: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Advance the states of D rows by one token each; return float32 [D, num_value_heads, value_dim].
+
+        mixed: [D, channels]; gates: [D, 2 * num_value_heads]; sources, targets: int64 [D]
+        """
+        seen = torch.cat((state.inputs.index_select(0, sources), mixed[:, None]), 1)
+        state.inputs.index_copy_(0, targets, seen[:, 1:])
+        query, key, value = self._heads(F.silu((seen * self.conv.t()).sum(1)))
+        decay, strength = self._strengths(gates)
+        matrices = state.matrices.index_select(0, sources)
+        output = advance(matrices, query, key, value, decay, strength)
+        state.matrices.index_copy_(0, targets, matrices)
+        return output
+
+    def _row(self, mixed: torch.Tensor, gates: torch.Tensor, state: LayerState, row: StateRow) -> torch.Tensor:
+        """Compute one row of T tokens; return float32 [T, num_value_heads, value_dim].
+
+        mixed: [T, channels]; gates: [T, 2 * num_value_heads]
+        """
+        num_replayed, num_channels = row.num_replayed, mixed.shape[1]
+        fresh = torch.cat((mixed, gates), 1)
+        if num_replayed:
+            earlier = state.drafts[row.source, :num_replayed]
+            mixed, gates = torch.cat((earlier, fresh)).tensor_split((num_channels,), dim=1)
+        if row.has_drafts:
+            state.drafts[row.target, : len(fresh)] = fresh
+        seen = torch.cat((state.inputs[row.source], mixed))
+        # Depthwise: each channel by itself, over time.
+        convolved = F.conv1d(seen.t()[None], self.conv[:, None], groups=num_channels)[0].t()
+        query, key, value = (part.transpose(0, 1) for part in self._heads(F.silu(convolved)))
+        decay, strength = (part.t() for part in self._strengths(gates))
+        matrices, outputs, begin = state.matrices[row.source], [], 0
+        last = num_replayed if row.has_drafts else len(mixed)
+        ends = [(num_replayed + position, slot) for position, slot in row.borders]
+        for end, slot in [*ends, (last, row.target), (len(mixed), None)]:
+            part = slice(begin, end)
+            output, matrices = advance_by_many(
+                matrices, query[:, part], key[:, part], value[:, part], decay[:, part], strength[:, part]
+            )
+            outputs.append(output)
+            begin = end
+            if slot is not None:
+                state.matrices[slot] = matrices
+                state.inputs[slot] = seen[end : end + self._shape.kernel - 1]
+        return torch.cat(outputs, 1)[:, num_replayed:].transpose(0, 1)
+
+    def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Split [T, channels] into queries, keys and values of each value head, float32 [T, num_value_heads, dim].
+        Queries and keys are unit vectors, and queries are scaled.
+        """
+        shape, wide = self._shape, mixed.float()
+        keys = shape.num_key_heads * shape.key_dim
+        query, key, value = wide.tensor_split((keys, 2 * keys), dim=1)
+        each = shape.num_value_heads // shape.num_key_heads
+        query, key = (
+            _unit(part.unflatten(1, (-1, shape.key_dim))).repeat_interleave(each, 1) for part in (query, key)
+        )
+        return query * shape.key_dim**-0.5, key, value.unflatten(1, (-1, shape.value_dim))
+
+    def _strengths(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map [T, 2 * num_value_heads] to the logarithm of the decay and to the strength of the update, float32
+        [T, num_value_heads] each.
+        """
+        strength, decay = gates.chunk(2, 1)
+        decay = -self.log_decay.float().exp() * F.softplus(decay.float() + self.decay_bias)
+        return decay, strength.sigmoid().float()
+
+
+def advance(
+    matrices: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    strength: torch.Tensor,
+) -> torch.Tensor:
+    """Advance the states of D rows by one token, in place; return [D, H, value_dim].
+
+    matrices: [D, H, key_dim, value_dim]; query, key: [D, H, key_dim]; value: [D, H, value_dim]
+    decay, strength: [D, H]
+    """
+    matrices.mul_(decay.exp()[..., None, None])
+    known = (key[..., None, :] @ matrices).squeeze(-2)
+    learned = (value - known) * strength[..., None]
+    matrices.add_(key[..., :, None] * learned[..., None, :])
+    return (query[..., None, :] @ matrices).squeeze(-2)
+
+
+def advance_by_many(
+    matrices: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    strength: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs of T tokens of one row, [H, T, value_dim], and the states after them.
+
+    matrices: [H, key_dim, value_dim]; query, key: [H, T, key_dim]; value: [H, T, value_dim]
+    decay, strength: [H, T]
+    """
+    outputs = [value[:, :0]]
+    for begin in range(0, value.shape[1], _PIECE):
+        part = slice(begin, begin + _PIECE)
+        output, matrices = _piece(
+            matrices, query[:, part], key[:, part], value[:, part], decay[:, part], strength[:, part]
+        )
+        outputs.append(output)
+    return torch.cat(outputs, 1), matrices
+
+
+def _piece(
+    matrices: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    strength: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do what `advance_by_many` does for few tokens."""
+    total = decay.cumsum(1)  # of the piece's tokens so far, in logarithms
+    later = torch.ones(total.shape[1], total.shape[1], dtype=torch.bool, device=total.device).triu(1)
+    between = (total[:, :, None] - total[:, None, :]).masked_fill(later, -torch.inf).exp()
+    taught = key * strength[..., None]
+    # What each token learns depends on what those before it have learned: a unit lower triangular system.
+    system = (taught @ key.transpose(1, 2)) * between
+    known = torch.cat((value * strength[..., None], taught * total.exp()[..., None]), -1)
+    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    learned, recalled = solved.tensor_split((value.shape[-1],), dim=-1)
+    learned = learned - recalled @ matrices
+    output = (query * total.exp()[..., None]) @ matrices
+    output = output + ((query @ key.transpose(1, 2)) * between) @ learned
+    kept = key * (total[:, -1:] - total).exp()[..., None]
+    return output, matrices * total[:, -1:, None].exp() + kept.transpose(1, 2) @ learned
+
+
+def _unit(heads: torch.Tensor) -> torch.Tensor:
+    return heads * (heads.square().sum(-1, keepdim=True) + _UNIT_EPS).rsqrt()

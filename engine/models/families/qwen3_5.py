@@ -1,0 +1,24 @@
+"""Qwen3.5 and 3.6 (Qwen 2026), the text model of a model that also sees: Qwen3-Next's layers, with MLPs or experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.models.families.qwen3_next import SHARED_EXPERT, read_hybrid
+from engine.models.family import DeltaNetNames, Family, WeightNames
+
+FAMILY = Family(
+    (
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
+    ),
+    read_hybrid,
+    WeightNames(
+        experts=replace(SHARED_EXPERT, may_be_stacked=True),
+        delta_net=DeltaNetNames(("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a")),
+        left_out=("mtp.", "model.visual.", "visual."),
+    ),
+    {"partial_rotary_factor": 0.25},
+)
