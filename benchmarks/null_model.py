@@ -30,6 +30,7 @@ class NullRunner:
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
     lower_tier = NoLowerTier()
+    num_state_slots = 0
     page_memory = None
 
     def __init__(self, num_pages: int = 65_536, step_s: float = 0.0, token: int = 101) -> None:

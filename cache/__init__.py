@@ -8,11 +8,13 @@ from cache.accounting import CacheStats, PageAccount
 from cache.eviction import EvictionStrategy
 from cache.kv_cache_manager import KVCacheManager
 from cache.lease import Lease, Match, PageCopy
+from cache.lease_state import StateStep
 from cache.node import Namespace
 from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
 from cache.shared_prefixes import SharedPrefixes
+from cache.snapshots import StateAccount
 
 __all__ = [
     "CacheStats",
@@ -28,4 +30,6 @@ __all__ = [
     "PrefixLog",
     "RadixTree",
     "SharedPrefixes",
+    "StateAccount",
+    "StateStep",
 ]

@@ -15,6 +15,7 @@ from cache.block_record import BlockRecord
 from cache.eviction import EvictionStrategy, eviction_strategy
 from cache.insertion import insert
 from cache.lease import Lease, Match, PageCopy
+from cache.lease_state import LeaseState, keep
 from cache.loans import ANY_TOKEN, Loan, Loans
 from cache.node import Namespace, Node
 from cache.page_ages import PageAges
@@ -22,6 +23,7 @@ from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
 from cache.shared_prefixes import SharedPrefixes, own_namespace
+from cache.snapshots import Snapshots, deepest_snapshot
 
 MAX_PAGE_SIZE = 256
 
@@ -40,11 +42,13 @@ class KVCacheManager:
         eviction: str | EvictionStrategy = "lru",
         prefix_cache: bool = True,
         block_tokens: int | None = None,
+        num_state_slots: int = 0,
     ) -> None:
         """`page_size` is in tokens. Without `prefix_cache` no match is found; only forks share pages, while they
         live.
 
         With `block_tokens`, which need not equal the page size, `prefix_log` reports which blocks are held.
+        With `num_state_slots`, the model has recurrent states: leases have one each, matches end at snapshots.
         """
         if not 1 <= page_size <= MAX_PAGE_SIZE:
             raise ValueError(f"page_size must be between 1 and {MAX_PAGE_SIZE} tokens, got {page_size}")
@@ -61,7 +65,11 @@ class KVCacheManager:
         record = BlockRecord(block_tokens) if block_tokens else None
         self.prefix_log: PrefixLog | None = record.log if record is not None else None
         """Feed of stored and evicted block hashes, for routers; None without `block_tokens`."""
-        self._tree = RadixTree(page_size, eviction_strategy(eviction), record if prefix_cache else None)
+        self.snapshots = Snapshots(num_state_slots) if num_state_slots else None
+        """Slots for recurrent states; None in a model without any."""
+        self._tree = RadixTree(
+            page_size, eviction_strategy(eviction), record if prefix_cache else None, self.snapshots
+        )
         self._loans = Loans(self._tree)
         self._num_private = self._num_groups = 0
         self._block_tokens = block_tokens
@@ -94,7 +102,7 @@ class KVCacheManager:
 
     def peek(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Count the tokens that a match would find; change nothing, not even the eviction order. O(result)."""
-        return self._find(namespace, tokens)[1]
+        return self._reusable(*self._find(namespace, tokens))[1]
 
     def block_hashes(self, namespace: Namespace, tokens: Sequence[int]) -> list[int]:
         """Return the hashes of the whole blocks of `tokens`, as `prefix_log` names them. O(tokens)."""
@@ -108,21 +116,24 @@ class KVCacheManager:
         Splits the nodes in which the match and its whole pages end, and touches the path. O(tokens in the nodes
         passed).
         """
-        node, length = self._find(namespace, tokens)
+        node, seen = self._find(namespace, tokens)
+        node, length = self._reusable(node, seen)
         if node is None or not length:
-            return Match(namespace, 0)
+            return Match(namespace, 0, seen=seen)
         partial = length % self.page_size
         node = self._tree.cut(node, length)
         self._tree.touch(node, now)
         source = node if partial else None
         aligned = length - partial
-        return Match(namespace, length, partial, self._tree.cut(node, aligned) if aligned else None, source)
+        whole = self._tree.cut(node, aligned) if aligned else None
+        return Match(namespace, length, partial, whole, source, seen)
 
     def lock(self, match: Match, *, priority: int = 0) -> Lease:
         """Hold what was matched. Lock before any allocation, which may evict: locked nodes are safe from eviction.
 
         The page in which the match ends is locked on its own until `release_copy`, so `available` shrinks by the
-        whole match: check for room after locking. Raises ValueError when the tree changed since the match.
+        whole match: check for room after locking. With recurrent states, the lease's `state` is None if there is
+        no slot for it. Raises ValueError when the tree changed since the match.
         """
         tree = self._tree
         for node, end in ((match.node, match.aligned), (match.source, match.length)):
@@ -136,7 +147,10 @@ class KVCacheManager:
             tree.lock(match.source)
             match.source.copying += 1
         pages = tree.table(held)
-        return Lease(pages, len(pages), match.length, priority, held, match.source, match.partial)
+        lease = Lease(pages, len(pages), match.length, priority, held, match.source, match.partial)
+        if self.snapshots is not None:
+            lease.state = LeaseState.begin(self.snapshots, match.source or match.node)
+        return lease
 
     def lend(self, namespace: Namespace, tokens: Sequence[int]) -> Loan | None:
         """Keep the whole pages of the longest held prefix of `tokens` as they are until `take_back`; None if there
@@ -166,9 +180,13 @@ class KVCacheManager:
         if node is None or found < length:
             raise ValueError(f"{length} tokens are to be shared, but only {found} of them are held: compute them")
         end = self._tree.cut(node, length)
+        if self.snapshots is not None and end.state is None:
+            raise ValueError(f"{length} tokens are to be shared, but the state after them is not held")
         if end not in self._shared_ends:
             self._shared_ends.append(end)
             self._tree.lock(end)
+            if self.snapshots is not None:
+                self.snapshots.pin(end)  # for good
             tables = map(self._tree.table, self._shared_ends)
             self.num_shared_pages = len({page for table in tables for page in table})
         return shared.add(tokens[:length])
@@ -241,6 +259,15 @@ class KVCacheManager:
         if lease.source is not None and not lease.partial:
             self._release_source(lease)
 
+    def keep_states(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """Note that a step has computed a chunk, up to the end of `tokens`, which are inserted: make snapshots of
+        the states that it has kept. No-op without recurrent states.
+        """
+        if lease.state is not None:
+            lease.state.release_origin()
+            for kept in lease.state.take_kept(len(tokens)):
+                keep(self._tree, held_node(lease), tokens, *kept)
+
     def insert(self, lease: Lease, tokens: Sequence[int], now: float) -> None:
         """Make `tokens`, the request's leading tokens whose KV is computed, reusable while the request continues.
 
@@ -305,6 +332,10 @@ class KVCacheManager:
         """
         self.insert(lease, tokens, now)
         held = held_node(lease)
+        if lease.state is not None:
+            for kept in lease.state.end_at(len(tokens)):
+                keep(self._tree, held, tokens, *kept)
+            lease.state = None
         if lease.source is not None:
             self._release_source(lease)
         self._pool.free(lease.pages[lease.num_shared :])
@@ -370,6 +401,13 @@ class KVCacheManager:
             if root is end:
                 return end, length
         return (None, 0) if root is None else self._tree.walk(root, tokens, stop)
+
+    def _reusable(self, node: Node | None, length: int) -> tuple[Node | None, int]:
+        """Return where what was found can be continued: with recurrent states, at the deepest snapshot."""
+        if self.snapshots is None:
+            return node, length
+        node = deepest_snapshot(node, length)
+        return node, 0 if node is None else node.end
 
     def _release_source(self, lease: Lease) -> None:
         assert lease.source is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cache.lease_state import LeaseState
 from cache.node import Namespace, Node
 
 
@@ -33,6 +34,8 @@ class Match:
     """The node that ends at `length - partial`; None when that is 0."""
     source: Node | None = None
     """The node that ends at `length`, inside the page to copy; None when `partial` is 0."""
+    seen: int = 0
+    """Tokens whose KV is held, with those after `length` that no snapshot of a recurrent state leads to."""
 
     @property
     def aligned(self) -> int:
@@ -66,5 +69,7 @@ class Lease:
     """Tokens to be copied; 0 once `extend` has returned the copy."""
     capacity: int = 0
     """Tokens that `extend` has made room for: a request that needs no more need not call it."""
+    state: LeaseState | None = None
+    """Its recurrent state; None in a model without any, and where there was no slot for it."""
     is_admitted: bool = False
     """Whether it ever got pages; only then does its match count as a use of the path."""

@@ -37,6 +37,7 @@ class Node:
         "priority",
         "queued",
         "start",
+        "state",
         "tokens",
     )
 
@@ -78,6 +79,8 @@ class Node:
         """Number of admitted requests that reused it."""
         self.priority = 0
         """Priority of the most urgent request that wrote or reused it: the lowest number."""
+        self.state: int | None = None
+        """Slot with the recurrent state after its last token, in a model that has one (see `snapshots`)."""
         self.queued = False
         """Whether the eviction queue has an entry for it (at most one)."""
 

@@ -31,12 +31,20 @@ from collections.abc import Callable, Sequence
 from cache.block_record import BlockRecord
 from cache.eviction import EvictionQueue, EvictionStrategy
 from cache.node import Namespace, Node
+from cache.snapshots import Snapshots
 
 
 class RadixTree:
     """Nodes, their locks and their order of eviction. The caller supplies pages and gets them back."""
 
-    def __init__(self, page_size: int, strategy: EvictionStrategy, record: BlockRecord | None = None) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        strategy: EvictionStrategy,
+        record: BlockRecord | None = None,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        """`snapshots` are dropped with the nodes that they belong to."""
         self.page_size = page_size
         self.evictable_pages = 0
         """Pages of unlocked nodes. All of them can be evicted: nothing below an unlocked node is locked."""
@@ -45,7 +53,7 @@ class RadixTree:
         """Pages that are no longer needed. They belong to the caller, which empties this list."""
         self._roots: dict[Namespace, Node] = {}
         self._queue = EvictionQueue(strategy)
-        self._record = record
+        self._record, self.snapshots = record, snapshots
 
     # Finding
 
@@ -301,6 +309,8 @@ class RadixTree:
         if parent.going_on is node:
             parent.going_on = None
         node.parent = None
+        if self.snapshots is not None:
+            self.snapshots.drop(node)
         if self._record is not None:
             self._record.remove(node)
         if not parent.is_locked:
@@ -309,12 +319,14 @@ class RadixTree:
     def _rejoin(self, leaf: Node) -> bool:
         """Join a leaf with its unlocked parent if it is the only child. O(tokens in the leaf)."""
         parent = leaf.parent
-        if parent is None or parent.is_locked or len(parent.children) > 1:
+        if parent is None or parent.is_locked or len(parent.children) > 1 or parent.state is not None:
             return False
         parent.tokens.extend(leaf.tokens)
         parent.last_access = max(parent.last_access, leaf.last_access)
         if self._record is not None:
             self._record.join(parent, leaf)
+        if self.snapshots is not None:
+            self.snapshots.move(leaf, parent)
         self._remove(leaf)
         return True
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cache import KVCacheManager, Namespace
+from cache import KVCacheManager, Namespace, SharedPrefixes
 from engine.config import EngineConfig
 from engine.drafting.base import Drafter
 from engine.drafting.ngram import NgramDrafter
@@ -70,6 +70,11 @@ class LoadedRunner(Runner, Protocol):
         ...
 
     @property
+    def num_state_slots(self) -> int:
+        """Slots that it allocated for recurrent states; 0 if the model has none."""
+        ...
+
+    @property
     def host_memory(self) -> HostMemory:
         """Host pages to which it can copy KV pages."""
         ...
@@ -109,6 +114,7 @@ class Engine:
             eviction=config.eviction,
             prefix_cache=config.prefix_cache,
             block_tokens=config.block_tokens,
+            num_state_slots=runner.num_state_slots,
         )
         self._host = HostKV(
             runner.host_memory,
@@ -238,7 +244,12 @@ class Engine:
                 "prefixes cannot be shared without a prefix cache: set engine.prefix_cache or leave them out"
             )
         sampling, done = SamplingParams(max_tokens=1, temperature=0.0, seed=0), Precomputed()
-        for number, token_ids in enumerate(prefixes):
+        unit = SharedPrefixes(self.config.page_size, self.config.block_tokens).unit
+        for number, whole in enumerate(prefixes):
+            # A recurrent state is kept at the end of what is computed, which has to be the end of what is shared.
+            token_ids = whole if self.cache.snapshots is None else whole[: len(whole) - len(whole) % unit]
+            if not token_ids:
+                continue
             request = self.new_request(f"shared-{number}", token_ids, sampling)
             computed = precompute(self.loop, [request], math.inf)
             if not computed.num_prompts:

@@ -104,6 +104,8 @@ class Request:
     queue_position: QueuePosition = _NOT_QUEUED
     """Its position among the requests of its engine."""
     status: Status = Status.WAITING
+    state_borders: list[int] = field(default_factory=list)
+    """Positions, ascending, at which its recurrent state is going to be kept (`engine.scheduling.recurrent`)."""
     lease: Lease | None = None
     """Its hold on KV pages while running."""
     num_cached: int | None = None

@@ -81,7 +81,7 @@ class KVPages:
         device: torch.device,
         states: StateSlots | None = None,
     ) -> KVPages:
-        """Allocate the pages of a model, or of a rank's share of it. `states` are those of its recurrent layers."""
+        """Allocate the pages of a model, or of a rank's share of it. `states`: those of recurrent layers."""
         parts, heads, numbers = model.attention.kv_shape
         recurrent = [layer.is_recurrent for layer in model.layers]
         return cls(

@@ -2,7 +2,7 @@
 
 a decode            [ x ]              its state advances by one token: all such rows at once
 a prompt            [ a b c | d e ]    its state is kept at borders too, for others who begin alike
-with draft tokens   [ b c | x d d ]    b and c, drafts of the step before, are applied first; nothing of this row is
+with draft tokens   [ b c | x d d ]    drafts of the step before, b and c, are applied; those of this one are not
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from cache import StateStep
 from engine.scheduling.plan import Chunk
-from engine.scheduling.state_use import StateUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,21 @@ class StateBatch:
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], null_slot: int, device: torch.device) -> StateBatch:
-        """Build the batch of a plan's chunks. One without a `StateUse`, as steps outside of a scheduler have it,
-        uses slot 0.
+        """Build the batch of a plan's chunks. One without a `StateStep`, as steps outside of a scheduler have
+        it, uses slot 0.
         """
         plain: list[tuple[int, int, int]] = []
         rows: list[StateRow] = []
         first = 0
         for chunk in chunks:
-            use = chunk.state or StateUse(0 if chunk.start else None, 0)
+            use = chunk.state or StateStep(0 if chunk.start else None, 0, 0, ())
             source = null_slot if use.source is None else use.source
-            if chunk.num_tokens == 1 and not use.num_replayed and not use.borders:
+            if chunk.num_tokens == 1 and not use.num_missing and not use.borders:
                 plain.append((first, source, use.target))
             else:
                 borders = [(position - chunk.start, slot) for position, slot in use.borders]
                 drafts = chunk.num_drafts > 0
-                row = StateRow(first, chunk.num_tokens, source, use.target, use.num_replayed, drafts, borders)
+                row = StateRow(first, chunk.num_tokens, source, use.target, use.num_missing, drafts, borders)
                 rows.append(row)
             first += chunk.num_tokens
         indices = np.array(plain, dtype=np.int64).reshape(-1, 3).T.copy()

@@ -32,8 +32,8 @@ def slots_for(config: EngineConfig, bytes_free: int | None, state_bytes: int) ->
     """Return the number of slots for recurrent states: one for each running request, and those for snapshots.
 
     Without `config.state_snapshots` these are as many, but no more than leave half of the memory for KV pages.
-    `bytes_free` is as for `pages_for`; None where `config.kv_pages` says how many pages there are. Raises ValueError
-    if they leave no memory for KV pages.
+    `bytes_free` is as for `pages_for`; None where `config.kv_pages` says how many pages there are. Raises
+    ValueError if they leave no memory for KV pages.
     """
     running, snapshots = config.max_running, config.state_snapshots
     if not config.prefix_cache:
@@ -45,9 +45,9 @@ def slots_for(config: EngineConfig, bytes_free: int | None, state_bytes: int) ->
         snapshots = min(running, max(1, budget // 2 // state_bytes - running))
     if (running + snapshots) * state_bytes >= budget:
         raise ValueError(
-            f"no memory for KV pages beside recurrent states: one takes {state_bytes / 2**20:.1f} MiB, and there are "
-            f"to be {running} for running requests (max_running) and {snapshots} snapshots (state_snapshots) in "
-            f"{_gib(budget)}, {config.kv_memory_share:.0%} of the free memory; lower max_running, for which "
+            f"no memory for KV pages beside recurrent states: one takes {state_bytes / 2**20:.1f} MiB, and there "
+            f"are to be {running} for running requests (max_running) and {snapshots} snapshots (state_snapshots) "
+            f"in {_gib(budget)}, {config.kv_memory_share:.0%} of the free memory; lower max_running, for which "
             f"{max(1, budget // 2 // state_bytes - snapshots)} would be enough, or state_snapshots, or raise "
             "kv_memory_share"
         )

@@ -117,8 +117,8 @@ def _attention_targets(
 
 
 def _gates_and_queries(heads: slice, order: torch.Tensor) -> torch.Tensor:
-    """Return the rows of some heads' gates and, after them, of their queries, whose numbers come in this order. Files
-    have each head's query before its gate.
+    """Return the rows of some heads' gates and, after them, of their queries, whose numbers come in this order.
+    Files have each head's query before its gate.
     """
     dim, first = len(order), 2 * torch.arange(heads.start, heads.stop)[:, None] * len(order)
     return torch.cat(((first + dim + torch.arange(dim)).flatten(), (first + order).flatten()))

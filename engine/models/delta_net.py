@@ -8,8 +8,8 @@ Each token makes the state forget by a factor and learn what its key should lead
 
     S ← exp(g) S        S ← S + k (beta (v - S k))ᵀ        output S q
 
-Decodes do just that. Prompts are computed in pieces of up to `_PIECE` tokens, in which the updates are the solution
-of one triangular system (section 3.3 of the paper). The state is float32, whatever the model's type.
+Decodes do just that. Prompts are computed in pieces of up to `_PIECE` tokens, whose updates are the solution of a
+triangular system (section 3.3 of the paper). The state is float32, whatever the model's type.
 """
 
 from __future__ import annotations

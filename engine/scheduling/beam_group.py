@@ -25,6 +25,11 @@ def check(request: Request, width: int, cache: KVCacheManager, max_running: int)
         raise NeverFits(
             f"{width} beams, but this engine runs at most {max_running} sequences at a time (engine.max_running)"
         )
+    if cache.snapshots is not None:
+        raise NeverFits(
+            "beam search is not there for models with recurrent layers, whose states it does not copy; sample "
+            "several answers instead (n)"
+        )
     if request.num_resumed:
         raise NeverFits("a beam search cannot resume from generated tokens; send it again with its prompt alone")
     size, longest = cache.page_size, request.num_prompt + request.sampling.max_tokens

@@ -14,9 +14,9 @@ import bisect
 import enum
 from collections.abc import Sequence
 
-from cache import KVCacheManager, Lease, OutOfPages
+from cache import KVCacheManager, Lease, Match, OutOfPages
 from engine.request import Request, Status
-from engine.scheduling import beam_group
+from engine.scheduling import beam_group, recurrent
 from engine.scheduling.host_kv import HostKV
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.step_builder import StepBuilder
@@ -153,7 +153,7 @@ class KVAllocator:
         lease = self.cache.lock(match, priority=request.priority)
         # The copy is not needed if the host has the page that the match ends in, and it may be one page too many.
         if num_reached > match.length or not self._fits(request, lease):
-            self.cache.drop_partial(lease)
+            lease = self._without_partial(lease, match, request.priority, now)
         if not self._fits(request, lease):
             if self.running:
                 self.cache.finish(lease, [], now)
@@ -162,14 +162,29 @@ class KVAllocator:
         self.waiting.remove(request)
         self._start(request, lease.num_cached, now)
         request.lease = lease
+        if lease.state is not None:
+            recurrent.begin(request, lease.num_cached, match.seen, self.cache.page_size)
         self._enter(request)
         return AdmissionOutcome.STARTED
+
+    def _without_partial(self, lease: Lease, match: Match, priority: int, now: float) -> Lease:
+        """Return a lease without the tokens that need a copy; alone with a recurrent state, without any, as the
+        state after fewer tokens may not be held.
+        """
+        if self.cache.snapshots is None:
+            self.cache.drop_partial(lease)
+        elif not self.running and match.length:
+            self.cache.finish(lease, [], now)
+            return self.cache.lock(Match(match.namespace, 0), priority=priority)
+        return lease
 
     def _fits(self, request: Request, lease: Lease) -> bool:
         """Whether there is room for a request beside the running ones, with some room for all of them to grow.
 
         Call it after locking the lease, which may have made evictable pages unavailable.
         """
+        if self.cache.snapshots is not None and lease.state is None:
+            return False
         growth = _growth(request)
         needed = self._pages_after(request, lease, growth)
         return needed + self._pages_promised(growth) <= self.cache.available
@@ -234,6 +249,8 @@ class KVAllocator:
 
         Deferring `request` lets a burst of prompts that begin alike compute the common part once.
         """
+        if self.cache.snapshots is not None:
+            return recurrent.is_awaited(request, num_cached, self.running, self.cache.page_size)
         end = num_cached + self.cache.page_size
         tokens = request.reusable
         page = tokens[num_cached:end]

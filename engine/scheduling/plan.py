@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from cache import PageCopy
+from cache import PageCopy, StateStep
 from engine.logprobs import PackedLogprobs
 from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
 from engine.scheduling.host_pool import PagePair
-from engine.scheduling.state_use import StateUse
 from engine.stream_delta import StreamDelta
 from engine.structs import Struct
 
@@ -46,7 +45,7 @@ class Chunk(Struct, frozen=True, gc=False):
     requests none does."""
     num_drafts: int = 0
     """How many of its last tokens are draft tokens, of which the correct ones are kept."""
-    state: StateUse | None = None
+    state: StateStep | None = None
     """The slots of recurrent states that it reads and writes; None in a model without any."""
 
 

@@ -30,6 +30,7 @@ from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.prefill_sharing import PrefillSharing
 from engine.scheduling.queue_policy import policy_named
+from engine.scheduling.recurrent import plan_state
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
@@ -223,7 +224,8 @@ class Scheduler:
         if drafts:
             ids += drafts
         samples = is_last and request.pooling is None
-        step.chunks.append(Chunk(request, start, len(ids), ids, lease.pages, samples, len(drafts)))
+        state = None if lease.state is None else plan_state(request, start, end, has_drafts=bool(drafts))
+        step.chunks.append(Chunk(request, start, len(ids), ids, lease.pages, samples, len(drafts), state))
         request.num_planned = end
         if is_last:
             tokens.append(PENDING)
@@ -297,6 +299,8 @@ class Scheduler:
             or lease.num_shared * self._page_size < num_prompt
         ):
             self.cache.insert(lease, request.tokens[:end], now)
+        if lease.state is not None:
+            self.cache.keep_states(lease, request.tokens[:end])
 
     def _scored(self, request: Request, scores: PackedLogprobs) -> StreamDelta:
         request.num_prompt_reported = scores.end

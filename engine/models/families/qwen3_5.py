@@ -1,4 +1,6 @@
-"""Qwen3.5 and 3.6 (Qwen 2026), the text model of a model that also sees: Qwen3-Next's layers, with MLPs or experts."""
+"""Qwen3.5 and 3.6 (Qwen 2026): Qwen3-Next's layers, with MLPs or experts, in a model that also sees, whose
+vision is left out.
+"""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ class ScriptedRunner:
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
     lower_tier = NoLowerTier()
+    num_state_slots = 0
     page_memory = None
 
     def __init__(self, config: EngineConfig) -> None:

@@ -52,6 +52,7 @@ class CountingRunner:
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
     lower_tier = NoLowerTier()
+    num_state_slots = 0
     page_memory = None
 
     def __init__(self, num_pages: int) -> None:

@@ -15,13 +15,16 @@ from tests.engine.support.hash_model import EOS, next_token
 class MemoryRunner:
     """Keeps (token, position) in each KV slot and samples from what the page table leads to.
 
-    A page shared, copied or freed wrongly shows as a context that is not the request's own.
+    A page shared, copied or freed wrongly shows as a context that is not the request's own. So does a slot: the
+    state of a model that has one is here the tokens that it contains.
     """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}
         self.host: dict[tuple[int, int], tuple[int, int]] = {}
+        self.states: dict[int, list[int]] = {}
+        self.drafts: dict[int, list[int]] = {}
         self.plans: list[StepPlan] = []
         self.eos_after: dict[str, int] = {}
         """Request id to the number of output tokens after which its next token is EOS."""
@@ -51,6 +54,11 @@ class MemoryRunner:
         for chunk in plan.chunks:
             last = (chunk.start + chunk.num_tokens - 1) // self.page_size
             written.update(chunk.pages[chunk.start // self.page_size : last + 1])
+        states = [chunk.state for chunk in plan.chunks if chunk.state is not None]
+        slots = Counter(slot for use in states for slot in (use.target, *(slot for _, slot in use.borders)))
+        read = {use.source for use in states if use.source != use.target}
+        if max(slots.values(), default=1) > 1 or read & set(slots):
+            self.mistakes.append(f"slots written twice in a step, or read by another request: {slots}, {read}")
         if max(written.values(), default=1) > 1:
             self.mistakes.append(f"pages written twice in a step: {written.most_common(3)}")
 
@@ -67,6 +75,9 @@ class MemoryRunner:
                 for position in range(chunk.start, chunk.start + chunk.num_tokens):
                     page, slot = divmod(position, self.page_size)
                     self.memory[table[page], slot] = (-2, -2)
+                if chunk.state is not None:
+                    for slot in (chunk.state.target, *(slot for _, slot in chunk.state.borders)):
+                        self.states[slot] = [-2]
             raise RuntimeError("scripted failure")
         for device, host in plan.swap_out:
             _copy_page(self.memory, device, self.host, host, self.page_size)
@@ -92,6 +103,8 @@ class MemoryRunner:
         for chunk, table, ids in zip(plan.chunks, tables, written, strict=True):
             is_lost = chunk.request.request_id in lost
             context = [1] if is_lost else self._context(chunk, table, ids)
+            if chunk.state is not None:
+                self._advance(chunk, ids, is_lost)
             if not is_lost:
                 scores.update(_scores(chunk, context))
             if chunk.samples:
@@ -117,6 +130,25 @@ class MemoryRunner:
         if held[chunk.start :] != ids:
             self.mistakes.append(f"{chunk.request.request_id} finds {held[chunk.start :]}, not {ids}")
         return held
+
+    def _advance(self, chunk: Chunk, ids: list[int], is_lost: bool) -> None:
+        """Read a request's state, which must be that before the chunk, and write it where the plan says."""
+        use = chunk.state
+        assert use is not None
+        state = [] if use.source is None else list(self.states.get(use.source, [-1]))
+        if use.num_missing and use.source is not None:
+            state += self.drafts.get(use.source, [-1])[: use.num_missing]
+        if state != chunk.request.tokens[: chunk.start] and not is_lost:
+            self.mistakes.append(f"{chunk.request.request_id} finds the state {state} at {chunk.start}")
+        for position, slot in use.borders:
+            if not chunk.start < position < chunk.start + chunk.num_tokens:
+                self.mistakes.append(
+                    f"{chunk.request.request_id} keeps a state at {position}, outside of its chunk"
+                )
+            self.states[slot] = state + ids[: position - chunk.start]
+        self.states[use.target] = list(state) if chunk.num_drafts else state + ids
+        if chunk.num_drafts:
+            self.drafts[use.target] = list(ids)
 
     def _sample(self, request: Request, context: list[int]) -> int:
         if self.eos_after.get(request.request_id) == len(context) - request.num_prompt:

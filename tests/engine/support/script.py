@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cache import KVCacheManager, Namespace
+from cache import KVCacheManager, Namespace, StateAccount
+from cache.radix_tree import sequence
 from engine.beam_search import Hypothesis
 from engine.drafting.base import Drafter
 from engine.drafting.speculator import Speculator
@@ -52,6 +53,8 @@ class Script:
     max_drafts: int = 4
     is_adaptive: bool = False
     eviction: str = "lru"
+    state_slots: int = 0
+    """Slots for recurrent states; 0: the model has none."""
 
     def __post_init__(self) -> None:
         self.now = 0.0
@@ -61,6 +64,7 @@ class Script:
             eviction=self.eviction,
             prefix_cache=self.prefix_cache,
             block_tokens=self.block_tokens,
+            num_state_slots=self.state_slots,
         )
         limits = {"max_step_ms": None, "max_step_stretch": None, **self.limits}
         max_model_len = limits.pop("max_model_len", 10**6)
@@ -128,7 +132,24 @@ class Script:
         account = self.scheduler.account()
         assert sum(account) == self.num_pages, account
         assert self.host.account().total == self.host_pages, self.host.account()
+        self.check_states()
         return events
+
+    def check_states(self) -> None:
+        """Check that the slots add up, and that each snapshot contains the tokens up to the end of its node."""
+        if (snapshots := self.cache.snapshots) is None:
+            return
+        account = snapshots.account()
+        assert account.total == self.state_slots, account
+        nodes = list(self.cache._tree._roots.values())
+        for node in nodes:
+            nodes += [*node.children.values(), *(node.gates or {}).values()]
+        slots = [node.state for node in nodes if node.state is not None]
+        assert len(set(slots)) == len(slots) == account.evictable + account.locked, account
+        for node in nodes:
+            if node.state is not None:
+                held = self.runner.states.get(node.state)
+                assert held == list(sequence(node)), f"slot {node.state} has {held}, not what leads to {node}"
 
     def run(self, until: Callable[[], bool] = lambda: False, most: int = 5000) -> None:
         """Step until nothing is left to do, or until a condition holds."""
@@ -201,7 +222,9 @@ class Script:
         prefixes = self.host._prefixes
         arriving = prefixes._arriving
         assert not prefixes._held and not prefixes._keys and not arriving._awaited, "of requests that have ended"
-        return account.locked == account.private == self.host.account().held == 0
+        states = StateAccount(0, 0, 0, 0) if self.cache.snapshots is None else self.cache.snapshots.account()
+        nothing = account.locked == account.private == self.host.account().held == 0
+        return nothing and states.locked == states.private == 0
 
 
 def _check_promises(allocator: KVAllocator) -> None:

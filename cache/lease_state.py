@@ -1,0 +1,120 @@
+"""The recurrent state of a running request: in which slot it is, and what the next chunk does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cache.node import Node
+from cache.radix_tree import RadixTree
+from cache.snapshots import Snapshots
+
+
+class StateStep(NamedTuple):
+    """Slots that a chunk reads and writes."""
+
+    source: int | None
+    """Slot with the state before the chunk, or before the tokens that it lacks; None: before a text."""
+    target: int
+    """Slot for the state after it."""
+    num_missing: int
+    """Tokens before the chunk that `source` lacks."""
+    borders: tuple[tuple[int, int], ...]
+    """Positions within the chunk at which the state is kept as well, and the slots for it."""
+
+
+class LeaseState:
+    """The state of one lease. Slots are written by steps in the order in which they were planned, so all this is
+    known before they run.
+    """
+
+    def __init__(self, snapshots: Snapshots, slot: int, origin: Node | None) -> None:
+        """`slot` was taken for it. `origin` has the snapshot from which it goes on; None: from the beginning."""
+        self._snapshots, self._slot = snapshots, slot
+        self.origin = origin
+        """The node whose snapshot is pinned until the first chunk is computed."""
+        self._source = None if origin is None else snapshots.pin(origin)
+        self.end = 0 if origin is None else origin.end
+        """Tokens that the state contains when the steps planned so far are done."""
+        self.kept: list[tuple[int, int]] = []
+        """Positions at which states are kept that are not snapshots yet, and their slots."""
+
+    @classmethod
+    def begin(cls, snapshots: Snapshots, origin: Node | None) -> LeaseState | None:
+        """Return the state of a new lease; None if there is no slot for it."""
+        if origin is not None:
+            snapshots.pin(origin)  # so that it is not what makes room
+        slot = snapshots.take()
+        state = None if slot is None else cls(snapshots, slot, origin)
+        if origin is not None:
+            snapshots.unpin(origin)
+        return state
+
+    def plan(self, start: int, end: int, borders: Sequence[int], *, has_drafts: bool) -> StateStep:
+        """Plan a chunk of the tokens `start` to `end`, and keep the state at `borders` (start <= border < end),
+        ascending, while there are slots. With draft tokens after its first, the state does not advance by the
+        chunk: it is not known yet by how much.
+        """
+        source, inside = self._source, []
+        for border in borders:
+            is_here = border == start == self.end
+            if is_here and source != self._slot:
+                continue  # It goes on from a snapshot at this very border.
+            slot = self._snapshots.take()
+            if slot is None:
+                continue
+            if is_here:
+                self.kept.append((border, self._slot))
+                self._slot = slot
+            else:
+                self.kept.append((border, slot))
+                inside.append((border, slot))
+        step = StateStep(source, self._slot, start - self.end, tuple(inside))
+        self._source, self.end = self._slot, start if has_drafts else end
+        return step
+
+    def release_origin(self) -> None:
+        """Note that the first chunk is computed. Idempotent."""
+        if self.origin is not None:
+            self._snapshots.unpin(self.origin)
+            self.origin = None
+
+    def keeps_between(self, first: int, last: int) -> bool:
+        """Whether a state is kept after `first`, up to `last`, that is no snapshot yet."""
+        return any(first < position <= last for position, _ in self.kept)
+
+    def take_kept(self, num_tokens: int) -> list[tuple[int, int]]:
+        """Return positions and slots of kept states that are computed, as `num_tokens` tokens are; they are the
+        caller's from now on.
+        """
+        done = [place for place in self.kept if place[0] <= num_tokens]
+        if done:
+            self.kept = [place for place in self.kept if place[0] > num_tokens]
+        return done
+
+    def end_at(self, num_tokens: int) -> list[tuple[int, int]]:
+        """Return what `take_kept` does, with the state itself if it contains no more than these tokens. All other
+        slots are free now.
+        """
+        self.release_origin()
+        done = self.take_kept(num_tokens)
+        if self._source == self._slot and 0 < self.end <= num_tokens:
+            done.append((self.end, self._slot))
+        else:
+            self._snapshots.free(self._slot)
+        for _, slot in self.kept:
+            self._snapshots.free(slot)
+        self.kept = []
+        return done
+
+
+def keep(tree: RadixTree, held: Node, tokens: Sequence[int], position: int, slot: int) -> None:
+    """Make the state at a position of `tokens` a snapshot, where the tree has them and they are not shared by all
+    namespaces; else free its slot. `held` is the node of a lease that has inserted its tokens.
+    """
+    assert tree.snapshots is not None
+    node, reached = (held, held.end) if position <= held.end else tree.walk(held, tokens, position)
+    if tree.origin(node).end < position <= reached:
+        tree.snapshots.keep(tree.cut(node, position), slot)
+    else:
+        tree.snapshots.free(slot)

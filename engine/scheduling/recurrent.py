@@ -1,0 +1,74 @@
+"""Where the recurrent state of a prompt is kept, in a model that has one: what later requests can go on from.
+
+    prompt   [ as another prompt in the tree | ............ | up to a page ]
+                                  branching ─┘        end ──┘
+
+A state only leads on from where it was taken, and not every position can have one. So it is kept where this pays:
+at the end of what a prompt has in common with an earlier one, and at the last page's border before the prompt's
+end, for those who send it again. What a request leaves when it ends or is preempted is kept by the cache.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from cache import StateStep
+from engine.request import Request
+
+
+def begin(request: Request, num_cached: int, num_seen: int, page_size: int) -> None:
+    """Note where the state of a request is to be kept that starts after `num_cached` tokens; KV of `num_seen` is
+    held, so there an earlier request has gone another way.
+    """
+    last = request.num_tokens - 1
+    places = {num_seen - num_seen % page_size, last - last % page_size}
+    request.state_borders = sorted(place for place in places if place > num_cached)
+
+
+def plan_state(request: Request, start: int, end: int, *, has_drafts: bool) -> StateStep | None:
+    """Return what a chunk of the tokens `start` to `end` does with states; None in a model without them."""
+    assert request.lease is not None
+    state, borders = request.lease.state, request.state_borders
+    if state is None:
+        return None
+    now = [border for border in borders if start <= border < end]
+    if borders:
+        request.state_borders = [border for border in borders if border >= end]
+    return state.plan(start, end, now, has_drafts=has_drafts)
+
+
+def is_awaited(request: Request, num_cached: int, running: Sequence[Request], page_size: int) -> bool:
+    """Whether a running prompt is about to leave a state from which `request` can go on, at least a page after the
+    `num_cached` tokens that it finds now.
+
+    Prompts that begin alike thus compute the common part once: where `request` parts with one that is being
+    computed, its state is kept, if it has not come so far yet.
+    """
+    tokens = request.reusable
+    for other in running:
+        if other.namespace != request.namespace or not other.is_prefilling or other.lease is None:
+            continue
+        common = _common(tokens, other.tokens, min(len(tokens), other.num_tokens) - 1)
+        common -= common % page_size
+        if common < num_cached + page_size:
+            continue
+        if common >= other.num_planned:
+            if common not in other.state_borders:
+                bisect.insort(other.state_borders, common)
+            return True
+        if other.lease.state is not None and other.lease.state.keeps_between(num_cached, common):
+            return True
+    return False
+
+
+def _common(ours: Sequence[int], theirs: Sequence[int], most: int) -> int:
+    """Return how many leading tokens, at most `most`, are the same. Compares slices: O(most)."""
+    low, high = 0, most + 1  # the same before `low`, but not all before `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        if ours[low:middle] == theirs[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
