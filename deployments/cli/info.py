@@ -17,7 +17,7 @@ from rich.text import Text
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.units import count_text, size_text
 from engine.config import DType, EngineConfig
-from engine.loading.kv_memory import available_ram, pages_for
+from engine.loading.kv_memory import available_ram, beside_slots, pages_for, slots_for
 from engine.loading.model_directory import resolve_metadata
 from engine.machine import usable_cores
 from engine.models.config import ELEMENT_BYTES, ModelConfig
@@ -73,6 +73,8 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     on_gpus = facts.dtype if config.dtype == "auto" else dtype
     _add_computing(table, facts, config.page_size, dtype, on_gpus, machine.device)
     table.add_row("KV pages here", _pages(facts, config, machine, element))
+    if facts.delta_net is not None:
+        table.add_row("states here", _states(facts, config, machine, element))
     return table
 
 
@@ -86,6 +88,21 @@ def _kind(facts: ModelConfig, dtype: str) -> str:
         return f"{dtype}, widened from {stored.name}"
     apart = "; experts are computed one after another" if experts is not None and experts.are_apart else ""
     return f"{stored.name} and {dtype}{apart}"
+
+
+def _states(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str:
+    """Describe the slots for recurrent states that an engine would allocate."""
+    free, state_bytes = _free(facts, machine, element), facts.state_bytes(element)
+    try:
+        slots = slots_for(config, free, state_bytes)
+    except ValueError as error:
+        return one_line(error)
+    each = f"{size_text(state_bytes)} each, of {facts.num_recurrent_layers} recurrent layers"
+    return f"{slots} ({each}; {config.max_running} for running requests, the others for snapshots)"
+
+
+def _free(facts: ModelConfig, machine: Machine, element: int) -> int:
+    return max(0, machine.free_bytes - facts.weight_bytes(element))
 
 
 def _feed_forward(facts: ModelConfig) -> str:
@@ -153,10 +170,12 @@ def machine(device: str) -> Machine:
 
 def _pages(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str:
     """Describe the pages that an engine would allocate in a share of the memory that its weights leave."""
-    free = max(0, machine.free_bytes - facts.weight_bytes(element))
+    free, state_bytes = _free(facts, machine, element), facts.state_bytes(element)
     per_token = facts.kv_bytes_per_token(element)
     try:
-        pages = pages_for(config, free, per_token, config.max_model_len or facts.max_position_embeddings)
+        slots = slots_for(config, free, state_bytes) if state_bytes else 0
+        room = beside_slots(config, free, slots * state_bytes)
+        pages = pages_for(config, room, per_token, config.max_model_len or facts.max_position_embeddings)
     except ValueError as error:
         return one_line(error)
     size = size_text(pages * per_token * config.page_size)

@@ -40,9 +40,9 @@ def _model(plan: CapacityPlan) -> Table:
         )
         table.add_row(f"weights, {name}", size_text(num_bytes), runs or made_of)
     heads = f"2 x {facts.num_kv_heads} KV heads x {facts.head_dim} x {replica.kv_element_bytes} bytes"
-    per_layer = replica.kv_bytes_per_token // facts.num_layers
+    per_layer = replica.kv_bytes_per_token // facts.num_kv_layers
     table.add_row("KV per token and layer", f"{per_layer:,} B", heads)
-    table.add_row("KV per token", f"{replica.kv_bytes_per_token:,} B", f"x {facts.num_layers} layers")
+    table.add_row("KV per token", f"{replica.kv_bytes_per_token:,} B", f"x {facts.num_kv_layers} layers")
     table.add_row("from", "", plan.model.source)
     return table
 
@@ -57,6 +57,11 @@ def _replica(plan: CapacityPlan) -> Table:
     table.add_row("reserve", f"{assumed.reserve_gib:.1f} GiB", "CUDA and a step's tensors: assumed, then measured")
     table.add_row("left for KV", size_text(replica.free_bytes * engine.kv_memory_share), _share(plan))
     table.add_row("KV pages", f"{replica.num_pages:,}", f"of {engine.page_size} tokens")
+    if slots := replica.num_state_slots:
+        each = (
+            f"of {size_text(replica.state_bytes / replica.tp)}: max_running = {engine.max_running}, and snapshots"
+        )
+        table.add_row("recurrent states", f"{slots:,}", each)
     table.add_row("tokens that fit", f"{replica.num_tokens:,}", "pages x tokens of a page")
     concurrent = replica.concurrent_requests(plan.request.num_tokens)
     each = f"of {plan.request.num_tokens:,} tokens; at most max_running = {engine.max_running}"

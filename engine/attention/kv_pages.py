@@ -88,13 +88,17 @@ class KVPages:
             model.num_kv_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, recurrent
         )
 
-    def layer(self, index: int) -> torch.Tensor | LayerState:
-        """Return a view of one layer: [2 or 1, num_pages + 1, page_size, num_kv_heads, head_dim]; of a recurrent
-        one, its states.
+    def layer(self, index: int) -> torch.Tensor:
+        """Return a view of one of the layers that have pages, counted without the others: [2 or 1, num_pages + 1,
+        page_size, num_kv_heads, head_dim].
         """
-        is_recurrent, place = self._places[index]
+        return self.data[index]
+
+    def memory(self, layer: int) -> torch.Tensor | LayerState:
+        """Return what one of all layers has: its pages, or its states."""
+        is_recurrent, place = self._places[layer]
         if not is_recurrent:
-            return self.data[place]
+            return self.layer(place)
         assert self.states is not None, "a recurrent model has states"
         return self.states.layer(place)
 

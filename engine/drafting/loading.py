@@ -47,6 +47,11 @@ def load_with_draft_model(
             cuda_graphs="off",  # Its steps return logits, which graphs do not.
         )
     )
+    if draft.num_state_slots:
+        raise ValueError(
+            f"speculation.model {settings.model!r} has recurrent layers, whose states it would lose after rejected "
+            "draft tokens; take one without them"
+        )
     if settings.kv_pages is not None:
         runner = load_runner(config, launcher=launcher)
     else:

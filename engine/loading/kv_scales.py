@@ -12,6 +12,7 @@ from typing import cast
 from cache import Namespace
 from engine.attention.kv_pages import MAX_FP8, KVPages
 from engine.models.decoder import Decoder, Layer
+from engine.models.delta_net import GatedDeltaNet
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk, StepPlan
@@ -38,8 +39,10 @@ class KVScaleCalibration:
     def set_scales(self, decoder: Decoder, pages: KVPages) -> None:
         """Set the scales of the decoder's layers from the KV that the plan left in the pages."""
         largest = pages.data.abs().amax(dim=(2, 3, 4, 5)).tolist()
-        for layer, parts in zip(decoder.layers, largest, strict=True):  # Keys, and values if they lie apart.
-            cast("Layer", layer).attention.kv_scales = _scale(parts[0]), _scale(parts[-1])
+        mixers = [cast("Layer", layer).attention for layer in decoder.layers]
+        with_pages = [mixer for mixer in mixers if not isinstance(mixer, GatedDeltaNet)]
+        for attention, parts in zip(with_pages, largest, strict=True):  # Keys, and values if they lie apart.
+            attention.kv_scales = _scale(parts[0]), _scale(parts[-1])
 
 
 def _scale(largest: float) -> float:

@@ -15,7 +15,14 @@ from engine.attention.state_slots import StateSlots
 from engine.config import EngineConfig
 from engine.graphs.setup import capture_all, graph_bytes, why_not
 from engine.graphs.step_graphs import CudaCapture
-from engine.loading.kv_memory import available_ram, check_room, host_pages_for, pages_for, slots_for
+from engine.loading.kv_memory import (
+    available_ram,
+    beside_slots,
+    check_room,
+    host_pages_for,
+    pages_for,
+    slots_for,
+)
 from engine.loading.kv_scales import KVScaleCalibration
 from engine.loading.model_directory import fingerprint, resolve_model
 from engine.loading.recurrent import check_recurrent, max_drafts
@@ -121,7 +128,7 @@ class _Loading:
             slots = self._ranks.least(
                 slots_for(config, None if config.kv_pages else free, state_bytes), self._device
             )
-            free = max(0, free - int(slots * state_bytes / config.kv_memory_share))
+            free = beside_slots(config, free, slots * state_bytes)
         fitting = pages_for(config, free, per_token, self._limit)
         is_graphed = self._not_graphed is None
         num_pages = self._ranks.least(fitting, self._device) + is_graphed

@@ -145,7 +145,7 @@ class Layer(nn.Module):
         return operations.add_norm(self._ranks.sum(part), None, norm.weight, self._eps)[1]
 
 
-def _mixer(config: ModelConfig, layer: int, ranks: Collective) -> nn.Module:
+def _mixer(config: ModelConfig, layer: int, ranks: Collective) -> Attention | LatentAttention | GatedDeltaNet:
     """Return what mixes a layer's tokens: one of the kinds of attention, or a gated delta net."""
     if config.layers[layer].is_recurrent:
         return GatedDeltaNet(config)
@@ -183,7 +183,7 @@ class Decoder(nn.Module):
         operations = self.operations(step.batch)
         branch = None
         for index, layer in enumerate(self.layers):
-            x, branch = layer(x, branch, operations, step, pages.layer(index))
+            x, branch = layer(x, branch, operations, step, pages.memory(index))
         if branch is None:
             return x
         return x + (branch if self.config.norms.after else self._ranks.sum(branch))

@@ -19,7 +19,7 @@ from typing import get_args
 
 from deployments.cli.planning.known import Gpu
 from engine.config import DType, EngineConfig
-from engine.loading.kv_memory import pages_for
+from engine.loading.kv_memory import beside_slots, pages_for, slots_for
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 from engine.parallel.shard import Shard, check_divides, possible_sizes
 
@@ -96,7 +96,18 @@ class ReplicaPlan:
     @property
     def num_pages(self) -> int:
         """KV pages, as the engine itself would count them on each of its GPUs."""
-        return pages_for(self.engine, self.free_bytes, self.kv_bytes_per_token // self.tp, self.longest_request)
+        free = beside_slots(self.engine, self.free_bytes, self.num_state_slots * self.state_bytes // self.tp)
+        return pages_for(self.engine, free, self.kv_bytes_per_token // self.tp, self.longest_request)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one request's recurrent state, on all GPUs together; 0 in models without one."""
+        return self.facts.state_bytes(self.element_bytes)
+
+    @property
+    def num_state_slots(self) -> int:
+        """Slots for recurrent states, as the engine itself would count them."""
+        return slots_for(self.engine, self.free_bytes, self.state_bytes // self.tp) if self.state_bytes else 0
 
     @property
     def num_tokens(self) -> int:
@@ -138,7 +149,7 @@ class ReplicaPlan:
 
     def prefill_tokens_per_s(self, prompt_tokens: float) -> float:
         """Return the prefill rate for prompts of that length, half of which each token attends to on average."""
-        heads = self.facts.num_layers * self.facts.num_heads * self.facts.head_dim
+        heads = self.facts.num_kv_layers * self.facts.num_heads * self.facts.head_dim
         return self.flops / (2 * self.facts.active_parameters + 2 * heads * prompt_tokens)
 
 

@@ -17,7 +17,7 @@ from engine.llm import LLM
 from engine.loading.kv_scales import KVScaleCalibration
 from engine.loading.model_directory import demo_model_path, fingerprint
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, Layer
+from engine.models.decoder import Attention, Decoder, Layer
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepPlan
 from tests.engine.support.oracle import save_tiny
@@ -64,7 +64,9 @@ def test_a_warm_prompt_gives_what_a_cold_one_does() -> None:
 
 def scales_of(decoder: Decoder) -> KVScales:
     """Return the KV scales of the first layer."""
-    return cast("Layer", decoder.layers[0]).attention.kv_scales
+    attention = cast("Layer", decoder.layers[0]).attention
+    assert isinstance(attention, Attention)
+    return attention.kv_scales
 
 
 @pytest.mark.parametrize("largest", [1e-3, 0.9, 60.0, 1e4])

@@ -1,4 +1,4 @@
-"""Models with recurrent states: where they are kept, found, given up and copied. The runner notices a wrong state."""
+"""Models with recurrent states: where they are kept, found and given up. The runner notices a wrong state."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.beam_search import BeamParams
 from engine.errors import NeverFits
-from engine.sampling_params import BeamParams
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.script import Script
 
@@ -39,7 +39,6 @@ def test_a_prompt_that_comes_again_goes_on_from_its_last_page() -> None:
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_next_turn_goes_on_from_the_end_of_the_answer(page_size: int, overlap: bool) -> None:
-    """With a step in flight when the answer ends, the state has gone on by a token; then the prompt's state is found."""
     script = hybrid(page_size=page_size, overlap=overlap)
     name = script.arrive(SYSTEM, max_tokens=9)
     script.run()
@@ -119,7 +118,7 @@ def test_right_drafts_are_applied_to_the_state_in_the_next_step() -> None:
 
 def test_beam_search_is_refused_with_what_to_do() -> None:
     script = hybrid()
-    with pytest.raises(NeverFits, match="recurrent layers.*several answers"):
+    with pytest.raises(NeverFits, match=r"recurrent layers.*several answers"):
         script.arrive(SYSTEM, beams=BeamParams(width=2))
 
 
@@ -160,7 +159,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     right: float | None,
     step_tokens: int,
 ) -> None:
-    """Whatever is preempted, ended, drafted and forgotten: all states and pages are those of the request's tokens."""
+    """Whatever is preempted, ended, drafted and forgotten: states and pages are those of a request's tokens."""
     num_pages, page_size = shape
     script = Script(
         num_pages=num_pages,
