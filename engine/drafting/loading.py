@@ -49,7 +49,7 @@ def load_with_draft_model(
     )
     if draft.num_state_slots:
         raise ValueError(
-            f"speculation.model {settings.model!r} has recurrent layers, whose states it would lose after rejected "
+            f"speculation.model {settings.model!r} has recurrent layers, whose states it would lose with wrong "
             "draft tokens; take one without them"
         )
     if settings.kv_pages is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cache import Namespace, PageCopy
+from cache import Namespace, PageCopy, StateStep
 from engine.attention.batch import AttentionBatch
 from engine.graphs.decode_graphs import GraphStep
 from engine.graphs.row_assignment import RowChanges
@@ -41,11 +41,11 @@ def step() -> PreparedStep:
         for n, params in enumerate(sampling)
     ]
     chunks = (
-        Chunk(requests[0], 9, 1, [PENDING], [4, 5, 6], True),
-        Chunk(requests[1], 0, 9, list(range(9)), [1, 2, 3], True),
+        Chunk(requests[0], 9, 1, [PENDING], [4, 5, 6], True, state=StateStep(3, 3, 0, ())),
+        Chunk(requests[1], 0, 9, list(range(9)), [1, 2, 3], True, state=StateStep(None, 1, 0, ((4, 2),))),
     )
     plan = StepPlan(chunks, (PageCopy(7, 4, 2),), swap_out=((1, 0),), swap_in=((2, 5), (3, 6)))
-    return PreparedStep.of(plan, Places(4, 99), CPU)
+    return PreparedStep.of(plan, Places(4, 99, 8), CPU)
 
 
 def received_step(step: PreparedStep) -> PreparedStep:
@@ -57,13 +57,17 @@ def received_step(step: PreparedStep) -> PreparedStep:
 def test_a_step_arrives_as_it_was_sent(step: PreparedStep) -> None:
     received = received_step(step)
     assert isinstance(step.batch, AttentionBatch) and isinstance(received.batch, AttentionBatch)
-    for field in (*fields(PreparedStep), *fields(AttentionBatch)):
-        source, target = (step, received) if hasattr(step, field.name) else (step.batch, received.batch)
-        sent, got = getattr(source, field.name), getattr(target, field.name)
-        if isinstance(sent, torch.Tensor):
-            assert sent.dtype == got.dtype and torch.equal(sent, got), field.name
-        elif field.name not in ("chunks", "tails", "has_drafts", "batch"):  # only rank 0 samples
-            assert list(sent) == list(got) if field.name != "num_decodes" else sent == got, field.name
+    pairs: list[tuple[Any, Any]] = [(step, received), (step.batch, received.batch)]
+    pairs.append((step.batch.states, received.batch.states))
+    for source, target in pairs:
+        assert source is not None
+        for field in fields(source):
+            sent, got = getattr(source, field.name), getattr(target, field.name)
+            if isinstance(sent, torch.Tensor):
+                assert sent.dtype == got.dtype and torch.equal(sent, got), field.name
+            elif field.name not in ("chunks", "tails", "has_drafts", "batch", "states"):  # only rank 0 samples
+                assert list(sent) == list(got) if field.name != "num_decodes" else sent == got, field.name
+    assert step.batch.states is not None and step.batch.states.rows[0].borders == [(4, 2)]
     received.token_ids(torch.tensor([17, 18]))  # it can be written to
     assert received.ids[0] == 17
 
