@@ -110,8 +110,11 @@ def _attention_targets(
     )
     for name, rows, count, numbers in heads:
         if attention.qk_norm == "heads":
-            whole = _in_order(slice(0, 1), order)
-            yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (dim,), (whole,), None, _added(config))
+            one_head = _in_order(slice(0, 1), order)
+            yield (
+                f"{theirs}.{name}.weight",
+                WeightTarget(norm, rows, (dim,), (one_head,), None, _added(config)),
+            )
         elif attention.qk_norm == "full":
             yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (count * dim,), (numbers,), (-1, dim))
 
@@ -197,8 +200,8 @@ def _experts_targets(
         for part, rows in ((names.gate, slice(0, width)), (names.up, slice(width, 2 * width))):
             target = _expert(own, ours, "gate_up_proj", place, rows, (inner, hidden), (columns,))
             yield f"{name}.{part}.weight", target
-        whole = slice(None)
-        target = _expert(own, ours, "down_proj", place, whole, (hidden, inner), (whole, columns))
+        every = slice(None)
+        target = _expert(own, ours, "down_proj", place, every, (hidden, inner), (every, columns))
         yield f"{name}.{names.down}.weight", target
 
 
