@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from cache.tiers import Tier
@@ -19,6 +20,8 @@ from router.overlap import Overlap
 
 NUM_SOURCES = 2
 """Holders of a prompt's beginning among which a replica has the choice."""
+_MOST_ASKED = 8
+"""Replicas that are expected to hold it, of which is looked up what they have reported."""
 
 
 class PlannedFetch(NamedTuple):
@@ -81,10 +84,10 @@ class FetchSources:
     ) -> RouteQuery:
         """Return the prompt with the best holders and the files as its sources; as it is where there are none.
 
-        `reach` is that of `ReadableFiles`.
+        `reach` is that of `ReadableFiles`, and returns of a replica what it has reported.
         """
         stores = self._fleet.stores()
-        peers = self._peers(overlap)
+        peers = self._peers(overlap, reach)
         if not peers and not stores:
             return query
         return FetchQuery(
@@ -100,16 +103,21 @@ class FetchSources:
             1.0,
         )
 
-    def _peers(self, overlap: Overlap) -> list[Source]:
+    def _peers(self, overlap: Overlap, reach: Callable[[str, int], int]) -> list[Source]:
+        """Return the deepest holders that lend, as far as they have reported: what a replica is about to compute
+        is not there yet.
+        """
         lenders, rate = self._fleet.lenders(), self._fleet.fetch_rate()
-        names: list[str] = []
-        if lenders and rate:
-            for _, mask in overlap.levels:
-                same = [name for name in overlap.names(mask) if name in lenders]
-                names += sorted(same, key=self._transfers.__getitem__)
-                if len(names) >= NUM_SOURCES:
-                    break
-        return [Source(name, overlap.get(name, 0), rate, 0.0) for name in names[:NUM_SOURCES]]
+        if not lenders or not rate:
+            return []
+        held = ((name, reach(name, 0)) for name in islice(self._lending(overlap, lenders), _MOST_ASKED))
+        there = ((name, num_tokens) for name, num_tokens in held if num_tokens)
+        return [Source(name, num_tokens, rate, 0.0) for name, num_tokens in islice(there, NUM_SOURCES)]
+
+    def _lending(self, overlap: Overlap, lenders: Mapping[str, KVAddress]) -> Iterator[str]:
+        for _, mask in overlap.levels:
+            same = [name for name in overlap.names(mask) if name in lenders]
+            yield from sorted(same, key=self._transfers.__getitem__)
 
     def best_holder(self, overlap: Overlap) -> tuple[KVAddress, int] | None:
         """Return who lends most of a prompt, and how many of its tokens."""

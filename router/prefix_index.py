@@ -192,13 +192,14 @@ class PrefixIndex:
         below = self._lower.finder(chain, lambda: self._check(version))
         return Overlap(levels, self._slots, self._names, below=below)
 
-    def reach(self, store: str, chain: Sequence[int], first: int) -> int:
-        """Return how many leading blocks of `chain` there are, given the `first` ones, with those in a store.
+    def reach(self, name: str, chain: Sequence[int], first: int) -> int:
+        """Return how many leading blocks of `chain` there are, given the `first` ones, with those in a store, or
+        with those that a replica has reported.
 
         O(log(blocks)). Files are given up one by one, so it may lack some before the last that it has: this finds
         an end of what it has, which may be one before a gap. It advises, as all of the index.
         """
-        slot = self._slots.get(store)
+        slot = self._slots.get(name)
         if slot is None or first >= len(chain):
             return first
         mask = self._held.masks({})

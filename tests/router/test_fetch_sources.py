@@ -67,6 +67,18 @@ def test_a_prompt_whose_holder_is_busy_goes_elsewhere_and_fetches() -> None:
     assert placing.placer.totals()["predicted"] == placing.placer.totals()["actual"] == 3600
 
 
+def test_what_a_replica_is_about_to_compute_is_not_fetched_from_it() -> None:
+    """It holds a beginning of the prompt, and was sent all of it a moment ago."""
+    placing = Placing("ab", {"a": 500})
+    placing.fleet.record_load("a", IDLE)
+    assert placing.place()[1:] == ("a", "")
+    placing.fleet.record_load("a", BUSY)
+    request_id, chosen, source = placing.place()
+    assert (chosen, source) == ("b", "a")
+    planned = placing.placer.planned_fetch(request_id)
+    assert planned is not None and planned.num_tokens == 500 * BLOCK
+
+
 def test_an_idle_holder_computes_and_fetches_nothing() -> None:
     placing = Placing("abcd", {"a": 900})
     placing.fleet.record_load("a", IDLE)
