@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from cache.block_counts import BlockCounts
 from cache.page_keys import PageKeys
 from cache.prefix_log import PrefixLog
 
@@ -47,7 +48,7 @@ class PageTier:
 
     def __init__(self, log: PrefixLog | None = None) -> None:
         """`log` is told which blocks are here."""
-        self._log = log or PrefixLog()
+        self._log, self._counts = log or PrefixLog(), BlockCounts()
         self._found: dict[bytes, TierPage] = {}
         self._arriving: dict[int, TierPage] = {}
         self._arriving_keys: set[bytes] = set()
@@ -99,6 +100,7 @@ class PageTier:
         assert key not in self._found and key not in self._arriving_keys
         self._arriving[page] = TierPage(key, page, blocks)
         self._arriving_keys.add(key)
+        self._counts.add(blocks)
         (self._log.keep if is_from_device else self._log.bring)(blocks)
 
     def describe(self, key: bytes, blocks: Sequence[int]) -> None:
@@ -107,7 +109,9 @@ class PageTier:
         """
         page = self._found.get(key)
         if page is not None:
-            page.blocks = page.blocks or blocks
+            if not page.blocks:
+                page.blocks = blocks
+                self._counts.add(blocks)
             self._log.keep(page.blocks)
 
     def settle(self, pages: Iterable[int]) -> Settled:
@@ -191,10 +195,10 @@ class PageTier:
 
     def _forget(self, page: TierPage) -> None:
         del self._found[page.key]
-        self._log.drop(page.blocks)
+        self._log.drop(self._counts.remove(page.blocks))
 
     def _forget_arriving(self, page: TierPage) -> None:
         if page.is_wanted:
             page.is_wanted = False
             self._arriving_keys.remove(page.key)
-            self._log.drop(page.blocks)
+            self._log.drop(self._counts.remove(page.blocks))

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cache.block_counts import BlockCounts
 from cache.store_log import StoreLog
 from engine.kv_tier.page_file import WRITING, RankFiles, SpoiltFile
 
@@ -65,6 +66,7 @@ class PageFiles:
         self.directory = directory
         self.log = StoreLog()
         """Which blocks are here, as far as that was read."""
+        self._counts = BlockCounts()
         self._max_bytes = max_bytes
         self._own = RankFiles(directory, page_bytes, 0, num_ranks)
         self._files: OrderedDict[bytes, _File] = OrderedDict()  # by key, the least recently used first
@@ -155,7 +157,7 @@ class PageFiles:
             file = self._files.get(key)
             if file is not None and file.blocks is None:
                 self._files[key] = file._replace(blocks=blocks)
-                self.log.store(blocks)
+                self.log.store(self._counts.add(blocks))
 
     def use(self, keys: Iterable[bytes]) -> None:
         """Note that pages are of use, so that others go first; the last one goes last."""
@@ -184,7 +186,7 @@ class PageFiles:
         with self._lock:
             self._drop(key)
             self._put(key, _File(self._own.size(len(blocks)) * self._own.num_ranks, tuple(blocks)))
-            self.log.store(blocks)
+            self.log.store(self._counts.add(blocks))
 
     def read(self, key: bytes, pieces: Sequence[memoryview]) -> bool:
         """Read a page into memory; False if it is not there or not what was written, which is then forgotten.
@@ -243,7 +245,7 @@ class PageFiles:
         file = self._files.pop(key, None)
         if file is not None:
             self._bytes -= file.size
-            self.log.evict(file.blocks or ())
+            self.log.evict(self._counts.remove(file.blocks or ()))
 
 
 def _open(directory: Path, identity: dict[str, str | int]) -> str:
