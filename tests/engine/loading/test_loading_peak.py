@@ -28,10 +28,17 @@ def peak_and_weights(model: Path) -> tuple[int, int]:
     return tensors.peak, weights
 
 
+_LISTED: dict[str, dict[str, Any]] = {
+    "smollm3": {"no_rope_layers": [1, 0] * (NUM_LAYERS // 2)},
+    "qwen3_5_moe": {"layer_types": ["linear_attention", "full_attention"] * (NUM_LAYERS // 2)},
+}
+"""What lists something for each layer."""
+
+
 @pytest.mark.parametrize("family", ["llama2", "mixtral", "qwen3_moe", *MORE_FAMILIES])
 def test_a_plain_model(family: str, tmp_path: Path) -> None:
     layers: dict[str, Any] = {"num_hidden_layers": NUM_LAYERS}
-    layers |= {"no_rope_layers": [1, 0] * (NUM_LAYERS // 2)} if family == "smollm3" else {}
+    layers |= _LISTED.get(family, {})
     peak, weights = peak_and_weights(save_tiny(family, tmp_path, **layers))
     assert weights <= peak <= 1.3 * weights
 

@@ -126,7 +126,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no architecture": (lambda m: edit(m / "config.json", architectures=None), "none named"),
     "other architecture": (
         lambda m: edit(m / "config.json", architectures=["GPT2LMHeadModel"]),
-        "GPT2LMHeadModel.*GraniteForCausalLM, LlamaForCausalLM, .*Qwen3ForCausalLM, Qwen3MoeForCausalLM",
+        "GPT2LMHeadModel.*GraniteForCausalLM, LlamaForCausalLM, .*Qwen3ForCausalLM, .*Qwen3MoeForCausalLM",
     ),
     "quantized": (lambda m: edit(m / "config.json", quantization_config={"quant_method": "awq"}), "awq"),
     "activation": (lambda m: edit(m / "config.json", hidden_act="gelu"), "gelu"),
