@@ -71,6 +71,8 @@ class Connector:
         new = [address for replica, address in addresses.items() if replica not in self._connections]
         is_complete = self._connect_to(new[:TURN_CONNECTIONS], len(addresses))
         has_more = is_complete and len(new) > TURN_CONNECTIONS
+        if is_complete and not has_more:
+            self._short_of = None
         self._synced_version = version if is_complete and not has_more and not in_use else None
         return has_more
 
@@ -88,7 +90,7 @@ class Connector:
             except zmq.ZMQError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                if self._short_of != size:  # once, and not at every tick
+                if self._short_of != size:  # once, also where some files become free and are not enough
                     logger.error(shortage(len(self._connections), size))
                 self._short_of = size
                 return False
@@ -96,7 +98,6 @@ class Connector:
             self._dispatch.changed()
             if (watch := self._watch(replica)) is not None:
                 self._watches[replica] = watch
-        self._short_of = None
         return True
 
     def _disconnect(self, replica: str) -> None:

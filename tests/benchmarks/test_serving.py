@@ -75,7 +75,8 @@ def test_a_closed_loop_measures_what_the_server_does(
     assert len(fake_server.bodies) == 20 and 2 <= fake_server.most_open <= 4
     assert (summary["output_tokens"], summary["prompt_tokens"]) == (20 * 8, 20 * 40)
     assert summary["cached_share"] > 0.3
-    assert TOKEN_SECONDS <= summary["latency"]["itl"]["p50"] < 0.1
+    # The server takes at least this long; tokens that a busy machine delivers late come close upon each other.
+    assert all(sample["duration"] >= 8 * TOKEN_SECONDS for sample in result["samples"])
     assert summary["latency"]["ttft"]["p50"] < summary["latency"]["e2e"]["p50"]
     assert all(len(sample["gaps"]) == 7 for sample in result["samples"])
     assert "ignore_eos" not in fake_server.bodies[0], "servers refuse fields they do not know"
