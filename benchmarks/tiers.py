@@ -41,7 +41,7 @@ LINKS = (1e9, 2e9, 5e9, 12.5e9, 50e9)
 """Bandwidths between peers, in bytes/s."""
 PREFILL = (10, 12)
 """Replicas of 16 that compute prompts, where others decode."""
-LOADS = (0.85, 1.1, 1.3)
+LOADS = (0.85, 1.1, 1.3, 1.4)
 
 
 def tiers_of(size: int) -> dict[str, Tiers]:
@@ -112,7 +112,7 @@ class Study:
         return [
             {"tiers": name, **self.run(policy, replace(self._small(found[name]), load=load))}
             for load in LOADS
-            for name, policy in (("none", "cost"), ("host_peers", "cost_fetch"))
+            for name, policy in (("none", "cost"), ("host", "cost"), ("host_peers", "cost_fetch"))
         ]
 
     def roles(self) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ def _check_scaled(scenarios: Sequence[Scenario], plot_path: Path | None) -> None
     if scenarios[0].kills:
         raise ValueError("--autoscale and --kill exclude each other: replicas that come and go do not die as well")
     if scenarios[0].roles is not None:
-        raise ValueError("--autoscale and --roles exclude each other: the number of replicas of a role is fixed")
+        raise ValueError("--autoscale and --roles exclude each other: only replicas that do both are scaled")
     if plot_path is not None:
         raise ValueError(
             "--autoscale and --plot exclude each other: only routing is drawn; --json has all figures"

@@ -120,8 +120,6 @@ class ModelArgs(Settings):
             missing = "engines.kv_fetch is null: leave it out"
         elif not engine.prefix_cache:
             missing = "engine.prefix_cache is false: leave it out"
-        elif engine.tensor_parallel_size > 1:
-            missing = f"engine.tensor_parallel_size is {engine.tensor_parallel_size}: only engines of 1 rank do"
         if missing:
             raise ValueError(
                 f"engines.roles has replicas fetch KV from each other, but {missing}; or remove roles"

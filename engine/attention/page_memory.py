@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import torch
 
@@ -43,10 +44,39 @@ class BytesOfPages:
         """Return the memory of a host page, layer by layer."""
         return self._host.pieces(page)
 
+    def reading(self, is_device: bool, page: int) -> PageNow:
+        """Implement `PageMemory`."""
+        return PageNow(self, is_device, page)
+
+    def on_read(self, call: Callable[[], None]) -> None:
+        """Implement `PageMemory`: pages are always ready."""
+
+    def write(self, page: int, data: memoryview) -> None:
+        """Implement `PageMemory`."""
+        start = 0
+        for piece in self.host(page):
+            piece[:] = data[start : start + len(piece)]
+            start += len(piece)
+
     def regions(self) -> tuple[PageRegion, PageRegion]:
         """Return where the pages of the device, whose keys lie apart from their values, and of the host lie."""
         device, host = self._pages.flatten(0, 1), self._host.data
         return _region(device, device[0, 0].nbytes), _region(host, host[0, 0].nbytes)
+
+
+class PageNow:
+    """A page that is read when its bytes are wanted."""
+
+    def __init__(self, memory: BytesOfPages, is_device: bool, page: int) -> None:
+        self._memory, self._is_device, self._page = memory, is_device, page
+
+    def is_ready(self) -> bool:
+        """Implement `PageReading`."""
+        return True
+
+    def take(self) -> bytes | memoryview:
+        """Implement `PageReading`."""
+        return self._memory.device(self._page) if self._is_device else b"".join(self._memory.host(self._page))
 
 
 def _region(pages: torch.Tensor, stride: int) -> PageRegion:

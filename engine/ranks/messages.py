@@ -1,7 +1,7 @@
 """The messages between rank 0 and the other ranks, in msgpack, never pickle.
 
-rank 0 ── LoadTask, StepTask, ReplayTask, WritePage, ReadPage ──▶ other rank ── RankReady, MovedPage ──▶ rank 0
-                                                                       └── at most one RankFailed, the last ──┘
+rank 0 ── LoadTask, StepTask, ReplayTask, ... ──▶ other rank ── RankReady, MovedPage, PagePart, ... ──▶ rank 0
+                                                       └── at most one RankFailed, the last ──┘
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.scheduling.host_pool import PagePair
 
 T = TypeVar("T")
 MAX_REPORT_BYTES = 2**20
-"""Largest message of another rank to rank 0; a longer one ends its connection."""
+"""Largest message of another rank to rank 0, but for a page's bytes in it; a longer one ends its connection."""
 
 
 class LoadTask(msgspec.Struct, frozen=True, tag=True):
@@ -75,6 +75,35 @@ class MovedPage(msgspec.Struct, frozen=True, tag=True):
     is_write: bool
     page: int
     is_done: bool
+
+
+class LendPage(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Send this rank's part of a page, as it is after the steps before."""
+
+    number: int
+    """Names the reading in the answer."""
+    is_device: bool
+    page: int
+
+
+class StorePage(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Write this rank's part of a page that came from another engine, between the steps before and after."""
+
+    page: int
+    """The host page."""
+    data: memoryview
+
+
+class PagePart(msgspec.Struct, frozen=True, tag=True):
+    """A rank's part of a page."""
+
+    rank: int
+    number: int
+    data: memoryview
+
+
+class StoredPage(msgspec.Struct, frozen=True, tag=True):
+    """A rank has written a `StorePage`."""
 
 
 class StepTask(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -180,14 +209,18 @@ def _unpacked(kind: type, value: Any) -> object:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
-_work = msgspec.msgpack.Decoder(StepTask | ReplayTask | WritePage | ReadPage, dec_hook=_unpacked)
-_report = msgspec.msgpack.Decoder(RankReady | RankFailed | MovedPage)
+_work = msgspec.msgpack.Decoder(
+    StepTask | ReplayTask | WritePage | ReadPage | LendPage | StorePage, dec_hook=_unpacked
+)
+_report = msgspec.msgpack.Decoder(RankReady | RankFailed | MovedPage | PagePart | StoredPage)
 _task = msgspec.msgpack.Decoder(LoadTask)
 
 
-Work = StepTask | ReplayTask | WritePage | ReadPage
+PageTask = WritePage | ReadPage | LendPage | StorePage
+Work = StepTask | ReplayTask | PageTask
 """What the other ranks are told to do once they have loaded their share."""
-Report = RankReady | RankFailed | MovedPage
+PageReport = MovedPage | PagePart | StoredPage
+Report = RankReady | RankFailed | PageReport
 
 
 def encode(message: LoadTask | Work | Report) -> bytes:

@@ -29,13 +29,19 @@ from engine.ranks.entrance import Entrance
 from engine.ranks.launcher import RankSpec, WorkerLauncher, Workers
 from engine.ranks.messages import (
     MAX_REPORT_BYTES,
+    LendPage,
     LoadTask,
     MovedPage,
+    PagePart,
+    PageReport,
+    PageTask,
     RankFailed,
     RankReady,
     ReadPage,
     ReplayTask,
     StepTask,
+    StoredPage,
+    StorePage,
     WritePage,
     encode,
     read_report,
@@ -60,7 +66,10 @@ class RankGroup:
         self._reason = ""
         self._on_lost: list[Callable[[str], None]] = []
         self._on_moved: Callable[[Moved], None] = lambda moved: None
+        self._on_part: Callable[[PagePart | StoredPage], None] = lambda part: None
+        self.max_report_bytes = MAX_REPORT_BYTES
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._end = weakref.finalize(self, _end, workers, connections)
 
     @classmethod
@@ -135,11 +144,31 @@ class RankGroup:
         """Have `call` called, in a thread, with each part that another rank has moved or could not move."""
         self._on_moved = call
 
-    def take_part(self, moved: MovedPage) -> None:
-        """Take in what another rank reports of its part of a page."""
-        self._on_moved(Moved(moved.is_write, moved.page, moved.is_done))
+    def lend_page(self, task: LendPage) -> None:
+        """Have the other ranks send their parts of a page."""
+        self._send_unless_lost(task)
 
-    def _send_unless_lost(self, work: WritePage | ReadPage) -> None:
+    def store_page(self, page: int, parts: Sequence[memoryview]) -> None:
+        """Have each of the other ranks write its part of a host page, before steps that are sent from now on."""
+        with contextlib.suppress(OSError), self._sending:
+            for connection, part in zip(self._connections, parts, strict=True):
+                connection.send_bytes(encode(StorePage(page, part)))
+
+    def on_part(self, call: Callable[[PagePart | StoredPage], None], part_bytes: int) -> None:
+        """Have `call` called, in a thread, with each part of a page, of so many bytes, that another rank sends or
+        has stored.
+        """
+        self.max_report_bytes = MAX_REPORT_BYTES + part_bytes
+        self._on_part = call
+
+    def take_report(self, report: PageReport) -> None:
+        """Take in what another rank reports of its part of a page."""
+        if isinstance(report, MovedPage):
+            self._on_moved(Moved(report.is_write, report.page, report.is_done))
+        else:
+            self._on_part(report)
+
+    def _send_unless_lost(self, work: PageTask) -> None:
         with contextlib.suppress(OSError):  # Whoever watches the group hears that a rank has ended.
             self._send(encode(work))
 
@@ -188,8 +217,9 @@ class RankGroup:
         self._end()
 
     def _send(self, message: bytes) -> None:
-        for connection in self._connections:
-            connection.send_bytes(message)
+        with self._sending:
+            for connection in self._connections:
+                connection.send_bytes(message)
 
     def _read_ready(self, connection: Connection) -> RankReady:
         try:
@@ -239,9 +269,9 @@ def _take(ready: Sequence[Connection], group: RankGroup, open_ones: list[Connect
     try:
         while ready:
             for connection in ready:
-                news = read_report(connection.recv_bytes(MAX_REPORT_BYTES))
-                if isinstance(news, MovedPage):
-                    group.take_part(news)
+                news = read_report(connection.recv_bytes(group.max_report_bytes))
+                if not isinstance(news, RankReady | RankFailed):
+                    group.take_report(news)
                     continue
                 why = news.reason if isinstance(news, RankFailed) else f"rank {news.rank} began anew"
                 reason = reason or why

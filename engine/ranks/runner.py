@@ -25,6 +25,7 @@ from engine.models.config import ModelConfig
 from engine.parallel.shard import check_divides
 from engine.ranks.launcher import LocalProcesses, WorkerLauncher
 from engine.ranks.messages import ReplayTask, StepTask, to_device
+from engine.ranks.pages_of_ranks import PagesOfRanks
 from engine.ranks.rank_group import RankGroup
 from engine.ranks.worker import device_name
 from engine.runner.model_runner import ModelRunner
@@ -44,7 +45,8 @@ class ParallelRunner:
         self.num_state_slots = runner.num_state_slots
         self.host_memory = runner.host_memory
         self.lower_tier = runner.lower_tier
-        self.page_memory = runner.page_memory
+        own = runner.page_memory
+        self.page_memory = None if own is None else PagesOfRanks(own, rank_group)
         self.device, self.kv_dtype = runner.device, runner.kv_dtype
         self.attention_name = runner.attention_name
         self.max_model_len, self.fingerprint = runner.max_model_len, runner.fingerprint

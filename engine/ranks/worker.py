@@ -16,19 +16,25 @@ from multiprocessing.connection import Client, Connection
 import msgspec
 import torch
 
+from engine.attention.part_reader import PartReader
 from engine.kv_tier.rank_pages import RankPages
 from engine.loading.load_model import load_model
 from engine.parallel.collective import HOST, find_store, join
 from engine.parallel.shard import Shard
 from engine.ranks.launcher import RankSpec
 from engine.ranks.messages import (
+    LendPage,
     LoadTask,
     MovedPage,
+    PagePart,
+    PageTask,
     RankFailed,
     RankReady,
+    ReadPage,
     ReplayTask,
     Report,
     StepTask,
+    StoredPage,
     Work,
     WritePage,
     encode,
@@ -79,20 +85,30 @@ def _compute(spec: RankSpec, task: LoadTask, reports: _Reports, inbox: queue.Sim
     pages: RankPages | None = None
     if config.kv_tier is not None:
         pages = runner.rank_pages(config.kv_tier, lambda moved: reports.send(MovedPage(*moved)))
-    doing = _Doing(runner, pages, device)
+    parts = runner.part_reader(lambda number, data: reports.send(PagePart(spec.rank, number, memoryview(data))))
+    doing = _Doing(runner, pages, parts, reports, device)
     try:
         while (message := inbox.get()) is not None:
             doing.do(read_work(message))
     finally:
-        if pages is not None:
-            pages.close()
+        for closing in (pages, parts):
+            if closing is not None:
+                closing.close()
 
 
 class _Doing:
     """Does what rank 0 sends, in order."""
 
-    def __init__(self, runner: ModelRunner, pages: RankPages | None, device: torch.device) -> None:
-        self._runner, self._pages, self._device = runner, pages, device
+    def __init__(
+        self,
+        runner: ModelRunner,
+        pages: RankPages | None,
+        parts: PartReader | None,
+        reports: _Reports,
+        device: torch.device,
+    ) -> None:
+        self._runner, self._pages, self._parts = runner, pages, parts
+        self._reports, self._device = reports, device
         self._underway: StepUnderway | None = None
         """The last step, if it was launched as a graph: rank 0 alone waits for tokens."""
 
@@ -107,11 +123,22 @@ class _Doing:
         if self._underway is not None:  # It may still copy pages.
             self._underway.wait()
             self._underway = None
-        assert self._pages is not None, "only ranks with files are told to move pages"
-        if isinstance(work, WritePage):
-            self._pages.write(work.key, work.page, work.blocks)
-        else:
-            self._pages.read(work.key, work.page)
+        self._move(work)
+
+    def _move(self, task: PageTask) -> None:
+        if isinstance(task, WritePage | ReadPage):
+            assert self._pages is not None, "only ranks with files are told to move pages to and from them"
+            if isinstance(task, WritePage):
+                self._pages.write(task.key, task.page, task.blocks)
+            else:
+                self._pages.read(task.key, task.page)
+            return
+        assert self._parts is not None, "only ranks with host pages are told to lend and store pages"
+        if isinstance(task, LendPage):
+            self._parts.read(task.number, task.is_device, task.page)
+            return
+        self._parts.write(task.page, task.data)
+        self._reports.send(StoredPage())
 
 
 def device_name(device: torch.device) -> str:

@@ -12,6 +12,7 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
 from engine.attention.page_memory import BytesOfPages
+from engine.attention.part_reader import PartReader
 from engine.attention.state_slots import StateSlots
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.row_assignment import RowLayout
@@ -35,7 +36,6 @@ from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
 from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.lower_tier import LowerTier, NoLowerTier
-from engine.scheduling.peers import PageMemory
 from engine.scheduling.plan import Step, StepPlan, StepResult, result_of
 
 
@@ -101,11 +101,18 @@ class ModelRunner:
         return RankPages(files, self._host.pieces, report, partial(_fence, self.device))
 
     @property
-    def page_memory(self) -> PageMemory | None:
-        """The bytes of the pages, for other engines; None without host pages, and where ranks share each page."""
-        if self._host is None or self._ranks.shard.size > 1 or self._pages.states is not None:
+    def page_memory(self) -> BytesOfPages | None:
+        """The bytes of the pages, for other engines, of several ranks this one's part; None without host pages."""
+        if self._host is None or self._pages.states is not None:
             return None  # KV without the state after it would be of no use there.
         return BytesOfPages(self._pages, self._host, self.fingerprint)
+
+    def part_reader(self, report: Callable[[int, bytes | memoryview], None]) -> PartReader | None:
+        """Return what reads the parts of pages that a rank after the first has, and reports them; None where there
+        is no `page_memory`.
+        """
+        memory = self.page_memory
+        return None if memory is None else PartReader(memory, report, partial(_fence, self.device))
 
     def add_graphs(self, max_running: int, capture: Capture) -> DecodeGraphs:
         """Make graphs that replay steps of decodes. Reserves the last page, to which unused rows write, so

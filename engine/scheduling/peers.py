@@ -59,6 +59,18 @@ class PageRegion(NamedTuple):
     num_pages: int
 
 
+class PageReading(Protocol):
+    """A page that is being read."""
+
+    def is_ready(self) -> bool:
+        """Return whether all its bytes are there."""
+        ...
+
+    def take(self) -> bytes | memoryview:
+        """Return its bytes once they are there."""
+        ...
+
+
 class PageMemory(Protocol):
     """The memory of an engine's pages. Pages of both kinds have the same bytes in the same order."""
 
@@ -72,16 +84,22 @@ class PageMemory(Protocol):
         """Bytes of a page."""
         ...
 
-    def device(self, page: int) -> memoryview:
-        """Return a copy of a page of the device."""
+    def reading(self, is_device: bool, page: int) -> PageReading:
+        """Begin to read a page of the device, or of the host, that stays as it is meanwhile."""
         ...
 
-    def host(self, page: int) -> Sequence[memoryview]:
-        """Return the memory of a host page, in pieces."""
+    def on_read(self, call: Callable[[], None]) -> None:
+        """Have `call` called, in any thread, when a page is ready that was not when its reading began."""
         ...
 
-    def regions(self) -> tuple[PageRegion, PageRegion]:
-        """Return where the pages of the device and of the host lie. Their pieces are in the order of the bytes."""
+    def write(self, page: int, data: memoryview) -> None:
+        """Write a host page, before any step that is sent to the device from now on."""
+        ...
+
+    def regions(self) -> tuple[PageRegion, PageRegion] | None:
+        """Return where the pages of the device and of the host lie, their pieces in the order of the bytes; None
+        where they lie in the memory of several processes.
+        """
         ...
 
 

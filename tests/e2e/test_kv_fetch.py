@@ -13,9 +13,11 @@ PROMPT = "The same long beginning of many prompts. " * 20
 
 
 def test_a_long_prompt_is_computed_by_one_replica_and_answered_by_the_other(service: Service) -> None:
-    """The second answer comes from the second replica alone, which has fetched the prompt's KV for the first."""
+    """The second answer comes from the second replica alone, which has fetched the prompt's KV for the first, each
+    rank its part.
+    """
     arguments = {
-        "engine": {"model": "demo", "kv_pages": 512, "threads": 1, "host_kv_gib": 0.05},
+        "engine": {"model": "demo", "kv_pages": 512, "threads": 1, "host_kv_gib": 0.05, "tensor_parallel_size": 2},
         "engines": {
             "num_cpus": 0.1,
             "roles": {"prefill": {"min": 1, "max": 2}, "decode": 1, "disaggregate_above_tokens": 100},

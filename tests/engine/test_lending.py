@@ -10,6 +10,7 @@ import pytest
 from cache import Namespace
 from engine.engine import Engine
 from engine.scheduling.peers import LentPages
+from tests.engine.support.in_process_peers import read_pages
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of
 
@@ -26,8 +27,7 @@ def lent_bytes(engine: Engine, tokens: Sequence[int]) -> tuple[LentPages, list[b
     memory = engine.runner.page_memory
     assert memory is not None
     lent = engine.scheduler.lend(Namespace(engine.config.name), tokens, 0)
-    device = [bytes(memory.device(page)) for page in lent.device]
-    return lent, device + [b"".join(memory.host(page)) for page in lent.host]
+    return lent, read_pages(memory, lent)
 
 
 def test_a_page_is_the_same_from_the_device_from_the_host_and_from_another_engine(model: Path) -> None:
@@ -55,7 +55,7 @@ def test_requests_run_beside_a_loan_and_change_nothing_of_it(model: Path) -> Non
         (events,) = run_prompts(engine, [prompt])
         assert tokens_of(events) == oracle_greedy(model, prompt, GREEDY.max_tokens)
     memory = engine.runner.page_memory
-    assert memory is not None and [bytes(memory.device(page)) for page in lent.device] == before
+    assert memory is not None and read_pages(memory, lent) == before
     assert engine.cache.account().lent == 5
     engine.scheduler.give_back(lent.number)
     assert engine.cache.account().lent == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from deployments.config.kv_fetch import KvFetchSettings
@@ -12,11 +13,25 @@ from deployments.replica.kv_fetch.sender import KVSender
 from engine.engine import Engine
 from engine.scheduling.peers import PageMemory
 
+logger = logging.getLogger("ray.serve")
+
 
 def check_transport(settings: KvFetchSettings | None) -> None:
     """Raise RuntimeError when pages cannot go here as `settings` say, with what to do."""
     if settings is not None and settings.transport == "nixl":
         check_nixl()
+
+
+def _agent_for(memory: PageMemory, settings: KvFetchSettings) -> NixlAgent | None:
+    if settings.transport != "nixl":
+        return None
+    if (regions := memory.regions()) is None:
+        logger.warning(
+            "engines.kv_fetch.transport is nixl, but NIXL reads the memory of one process, and this model's ranks "
+            "have one each: its pages go over sockets"
+        )
+        return None
+    return NixlAgent(regions)
 
 
 class KVExchange:
@@ -28,7 +43,7 @@ class KVExchange:
         """Raises OSError when no port of `wire.ports` is free, and RuntimeError when NIXL does not work."""
         self.page_bytes = memory.page_bytes
         self._settings = settings
-        self._agent = NixlAgent(memory.regions()) if settings.transport == "nixl" else None
+        self._agent = _agent_for(memory, settings)
         self.sender = KVSender(host, engine.loop, memory, settings, wire, self._agent)
         self.fetcher = KVFetcher(memory, engine.config.page_size, settings, self._agent)
         engine.connect_peers(self.fetcher)
@@ -39,7 +54,7 @@ class KVExchange:
         cls, engine: Engine, host: str, settings: KvFetchSettings | None, wire: WireSettings
     ) -> KVExchange | None:
         """Return the exchange of an engine; None if it is turned off, or the engine has no memory for it: it needs
-        host pages, a prefix cache and a single rank.
+        host pages and a prefix cache.
         """
         memory = engine.runner.page_memory
         if settings is None or memory is None or not engine.config.prefix_cache:

@@ -278,10 +278,8 @@ class KVFetcher:
 
     def _store(self, transfer: _Transfer, data: memoryview) -> None:
         """Copy a transfer's next page to where it belongs."""
-        host, start = transfer.hosts[transfer.num_come], 0
-        for piece in self._memory.host(host):
-            piece[:] = data[start : start + len(piece)]
-            start += len(piece)
+        host = transfer.hosts[transfer.num_come]
+        self._memory.write(host, data)
         transfer.num_come += 1
         self._num_loaded += 1
         self._over.append((host, True))

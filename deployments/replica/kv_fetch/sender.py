@@ -47,7 +47,7 @@ from deployments.wire.messages import unpack_tokens
 from deployments.wire.sockets import bind, make_router
 from deployments.wire.wake_up import WakeUp
 from engine.errors import EngineStopped
-from engine.scheduling.peers import LentPages, PageMemory
+from engine.scheduling.peers import LentPages, PageMemory, PageReading
 from router.addresses import KVAddress
 
 logger = logging.getLogger("ray.serve")
@@ -88,6 +88,8 @@ class _Transfer:
     """Or were read."""
     pages: list[tuple[bool, int]] = field(default_factory=list)
     """Whether a page is on the device, and its id."""
+    readings: deque[PageReading] = field(default_factory=deque)
+    """Of the next pages, as many as may be sent."""
 
 
 class KVSender:
@@ -124,6 +126,7 @@ class KVSender:
         self.address = KVAddress(endpoint, self._doorkeeper.secret, self._doorkeeper.public_key)
         """Where fetchers connect, and the keys they need."""
         self._wake_up = WakeUp()
+        memory.on_read(self._wake_up.wake)
         self._thread = threading.Thread(target=self._run, name="kv-sender", daemon=True)
 
     @property
@@ -145,6 +148,7 @@ class KVSender:
             self._thread.join(_STOP_S)
         for transfer in list(self._transfers.values()):
             self._end(transfer)
+        self._memory.on_read(lambda: None)
         self._context.destroy(linger=0)
         self._wake_up.close()
 
@@ -232,16 +236,19 @@ class KVSender:
             self.counts["malformed"] += 1
             self._post(transfer.peer, End(transfer.number, "other pages were read than are lent"))
             return self._end(transfer)
-        is_in_gpu = any(is_device for is_device, _ in pages) and self._regions[0].gpu is not None
-        checksums = [] if is_in_gpu else [xxh3_64_intdigest(self._bytes_of(*page)) for page in pages]
+        checksums = [] if self._is_in_gpu(pages) else [self._checksum(*page) for page in pages]
         transfer.num_sent += check.count
         self.counts["pages"] += check.count
         if not self._post(transfer.peer, Held(transfer.number, check.position, checksums)):
             self._end(transfer)
         return None
 
-    def _bytes_of(self, is_device: bool, page: int) -> bytes | memoryview:
-        return self._memory.device(page) if is_device else b"".join(self._memory.host(page))
+    def _is_in_gpu(self, pages: Sequence[tuple[bool, int]]) -> bool:
+        has_gpu = self._regions is not None and self._regions[0].gpu is not None
+        return has_gpu and any(is_device for is_device, _ in pages)
+
+    def _checksum(self, is_device: bool, page: int) -> int:
+        return xxh3_64_intdigest(self._memory.reading(is_device, page).take())
 
     def _take_loans(self) -> None:
         """Begin with what the engine has lent meanwhile."""
@@ -262,16 +269,18 @@ class KVSender:
                 self._end(transfer)
 
     def _told_of(self, transfer: _Transfer, loan: LentPages) -> Lent | Readable:
-        if not transfer.is_read or self._agent is None:
+        if not transfer.is_read or self._agent is None or self._regions is None:
             return Lent(transfer.number, len(transfer.pages))
         device, host = (Region(region.gpu, list(region.starts), region.stride) for region in self._regions)
         return Readable(transfer.number, self._agent.metadata, device, list(loan.device), host, list(loan.host))
 
     def _send_next(self, transfer: _Transfer) -> None:
         """Send a transfer's next page if it is granted, and end a transfer of which all was sent."""
+        begun = transfer.num_sent + len(transfer.readings)
+        for page in transfer.pages[begun : transfer.num_sent + transfer.credit]:
+            transfer.readings.append(self._memory.reading(*page))
         if _is_sendable(transfer):
-            is_device, page = transfer.pages[transfer.num_sent]
-            data = self._bytes_of(is_device, page)
+            data = transfer.readings.popleft().take()
             header = Page(transfer.number, transfer.first + transfer.num_sent, zlib.crc32(data))
             if not self._post(transfer.peer, header, data):
                 return self._end(transfer)
@@ -317,4 +326,4 @@ class KVSender:
 
 
 def _is_sendable(transfer: _Transfer) -> bool:
-    return transfer.credit > 0 and transfer.num_sent < len(transfer.pages)
+    return bool(transfer.readings) and transfer.readings[0].is_ready()

@@ -100,7 +100,6 @@ def test_roles_of_several_models_are_deployments_that_no_model_s_name_can_clash_
         ({}, ROLES, r"engine\.host_kv_gib is 0: set it"),
         (ENGINE, {**ROLES, "kv_fetch": None}, r"engines\.kv_fetch is null: leave it out"),
         ({**ENGINE, "prefix_cache": False}, ROLES, r"engine\.prefix_cache is false"),
-        ({**ENGINE, "tensor_parallel_size": 2}, ROLES, r"engine\.tensor_parallel_size is 2"),
     ],
 )
 def test_roles_that_cannot_work_are_refused(

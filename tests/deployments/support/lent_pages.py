@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -34,6 +34,16 @@ class Pages:
         self.reads += 1
         return [memoryview(layer[page]) for layer in self._data[1]]
 
+    def reading(self, is_device: bool, page: int) -> Reading:
+        return Reading(self, is_device, page)
+
+    def on_read(self, call: Callable[[], None]) -> None:
+        pass
+
+    def write(self, page: int, data: memoryview) -> None:
+        for piece, start in zip(self.host(page), range(0, PAGE_BYTES, PAGE_BYTES // NUM_LAYERS), strict=True):
+            piece[:] = data[start : start + len(piece)]
+
     def regions(self) -> tuple[PageRegion, PageRegion]:
         _, num_pages, stride = self._data.shape[1:]
         device, host = (
@@ -44,6 +54,19 @@ class Pages:
     def host_bytes(self, page: int) -> bytes:
         """Return a copy of a host page."""
         return b"".join(self.host(page))
+
+
+class Reading:
+    """A page that is read at once."""
+
+    def __init__(self, pages: Pages, is_device: bool, page: int) -> None:
+        self._pages, self._is_device, self._page = pages, is_device, page
+
+    def is_ready(self) -> bool:
+        return True
+
+    def take(self) -> bytes | memoryview:
+        return self._pages.device(self._page) if self._is_device else self._pages.host_bytes(self._page)
 
 
 class ScriptedLender:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from cache import Namespace
 from engine.engine import Engine
 from engine.scheduling.lower_tier import Finished
-from engine.scheduling.peers import KVSource, PageMemory, PeerTotals
+from engine.scheduling.peers import KVSource, LentPages, PageMemory, PeerTotals
 
 _Fetch = tuple[KVSource, Namespace, list[int], int, list[int]]
 
@@ -70,20 +71,21 @@ class InProcessPeers:
         lent = engine.loop.lend(namespace, tokens, first).result(60)
         theirs, ours = engine.runner.page_memory, self._receiver.runner.page_memory
         assert theirs is not None and ours is not None and theirs.identity == ours.identity
-        pages = [theirs.device(page) for page in lent.device]
-        pages += [b"".join(theirs.host(page)) for page in lent.host]  # type: ignore[misc]
+        pages = read_pages(theirs, lent)
         self.num_pages.append(len(pages[: self.most]))
         for number, host in enumerate(hosts):
             self.is_open.wait()
             is_there = number < min(len(pages), self.most)
             if is_there:
-                _write(ours, host, pages[number])
+                ours.write(host, memoryview(pages[number]))
             self._over.append((host, is_there))
         engine.loop.give_back(lent.number)
 
 
-def _write(memory: PageMemory, host: int, content: memoryview) -> None:
-    start = 0
-    for piece in memory.host(host):
-        piece[:] = content[start : start + len(piece)]
-        start += len(piece)
+def read_pages(memory: PageMemory, lent: LentPages) -> list[bytes]:
+    """Read what is lent, the parts of all ranks."""
+    readings = [memory.reading(True, page) for page in lent.device]
+    readings += [memory.reading(False, page) for page in lent.host]
+    while not all(reading.is_ready() for reading in readings):
+        time.sleep(0.001)
+    return [bytes(reading.take()) for reading in readings]

@@ -1,0 +1,114 @@
+"""The pages that several ranks share, as who moves pages between engines sees them: the parts of all, one after
+the other.
+
+    reading   rank 0 ── LendPage ──▶ other ranks ── PagePart ──▶ rank 0: its own part, those of 1, 2, ...
+    write     rank 0 ── StorePage ─▶ other ranks ── StoredPage ─▶ rank 0
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine.attention.page_memory import BytesOfPages
+from engine.ranks.messages import LendPage, PagePart, StoredPage
+from engine.scheduling.peers import PageReading
+
+_MOST_UNSTORED = 32
+"""Pages on their way to a rank; so many wait there at most while it computes a step."""
+_STORE_S = 60.0
+"""Seconds after which a rank that stores nothing is no longer waited for: its end, or that of its step, is noticed
+elsewhere.
+"""
+
+
+class LendingRanks(Protocol):
+    """The part of `RankGroup` that is used."""
+
+    size: int
+
+    def lend_page(self, task: LendPage) -> None:
+        """Have the other ranks send their parts of a page."""
+        ...
+
+    def store_page(self, page: int, parts: Sequence[memoryview]) -> None:
+        """Have the other ranks store their parts of a page."""
+        ...
+
+    def on_part(self, call: Callable[[PagePart | StoredPage], None], part_bytes: int) -> None:
+        """Have `call` called with what the other ranks send and have stored."""
+        ...
+
+
+class PagesOfRanks:
+    """Implements `PageMemory`. Pages can be read and written in any thread."""
+
+    def __init__(self, own: BytesOfPages, ranks: LendingRanks) -> None:
+        """`own` has the first rank's parts; those of the others are as large."""
+        self.identity = json.dumps({"rank": json.loads(own.identity), "ranks": ranks.size}, sort_keys=True)
+        self.page_bytes = own.page_bytes * ranks.size
+        self._own, self._ranks = own, ranks
+        self._numbers = itertools.count()
+        self._awaited: dict[int, _Parts] = {}
+        self._on_read: Callable[[], None] = lambda: None
+        self._num_unstored = 0
+        self._stored = threading.Condition()
+        ranks.on_part(self._take, own.page_bytes)
+
+    def reading(self, is_device: bool, page: int) -> _Parts:
+        """Implement `PageMemory`."""
+        number = next(self._numbers)
+        parts = self._awaited[number] = _Parts(self._own.reading(is_device, page), self._ranks.size - 1)
+        self._ranks.lend_page(LendPage(number, is_device, page))
+        return parts
+
+    def on_read(self, call: Callable[[], None]) -> None:
+        """Implement `PageMemory`."""
+        self._on_read = call
+
+    def write(self, page: int, data: memoryview) -> None:
+        """Implement `PageMemory`. Waits while the other ranks have much to store."""
+        size, others = self._own.page_bytes, self._ranks.size - 1
+        with self._stored:
+            self._stored.wait_for(lambda: self._num_unstored < _MOST_UNSTORED * others, _STORE_S)
+            self._num_unstored += others
+        self._ranks.store_page(page, [data[start : start + size] for start in range(size, len(data), size)])
+        self._own.write(page, data[:size])
+
+    def regions(self) -> None:
+        """Implement `PageMemory`: each rank has a process of its own."""
+
+    def _take(self, report: PagePart | StoredPage) -> None:
+        if isinstance(report, StoredPage):
+            with self._stored:
+                self._num_unstored -= 1
+                self._stored.notify()
+            return
+        parts = self._awaited[report.number]
+        parts.add(report.rank, report.data)
+        if parts.is_ready():  # also when nobody waits for it any more
+            del self._awaited[report.number]
+            self._on_read()
+
+
+class _Parts:
+    """A page whose parts come from all ranks. Implements `PageReading`."""
+
+    def __init__(self, own: PageReading, num_others: int) -> None:
+        self._own, self._num_others = own, num_others
+        self._others: dict[int, memoryview] = {}
+
+    def add(self, rank: int, data: memoryview) -> None:
+        """Take another rank's part."""
+        self._others[rank] = data
+
+    def is_ready(self) -> bool:
+        """Implement `PageReading`."""
+        return len(self._others) == self._num_others
+
+    def take(self) -> bytes:
+        """Implement `PageReading`."""
+        return b"".join((self._own.take(), *(self._others[rank] for rank in sorted(self._others))))
