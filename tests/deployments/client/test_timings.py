@@ -90,7 +90,7 @@ def stream_of(api: Api) -> Stream:
 
 def test_a_stream_that_moved_sums_its_parts() -> None:
     async def scenario() -> None:
-        async with api_over(2) as api:
+        async with api_over(2, health={"lost_after_s": 3.0}) as api:
             api.engines.runners[0].step_s = 0.02
             asked = asyncio.create_task(api.complete(stream=True, max_tokens=200))
             await until(lambda: bool(api.client._tasks) and len(stream_of(api).journal) >= 20)

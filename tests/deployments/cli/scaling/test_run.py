@@ -20,7 +20,7 @@ from router.simulator.trace import Trace, TraceRequest
 from tests.router.support.traffic import BLOCK, conversations, steady
 
 NUM = 4
-PROMPT = 12_288
+PROMPT = 24_576
 LOAD = 0.7
 """Share of what four replicas prefill that comes before the burst."""
 RATE = NUM * Scenario().service.prefill_rate

@@ -170,7 +170,7 @@ def test_grammars_are_followed_beside_other_rows(sampler: Sampler) -> None:
     assert tokens[1] in ids("bb bbb bbbb") and tokens[2] == GRAMMAR_FAILED
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 2**32))
 def test_any_course_of_requests_is_penalized_as_their_whole_histories(seed: int) -> None:
     play(Sampler(EOS, TritonChooser()), seed, DEVICE.type)
