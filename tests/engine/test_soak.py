@@ -18,7 +18,7 @@ from engine.scheduling.host_prefixes import HostPrefixes
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.swap import SwapSpace
 
-NUM_EPISODES = 200
+NUM_EPISODES = 120
 GROUPS = 4
 """So that they spread over the processes that run the tests."""
 

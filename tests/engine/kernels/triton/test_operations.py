@@ -23,7 +23,7 @@ from engine.models.rope import RopeConfig
 from engine.models.torch_operations import TorchOperations
 from engine.models.triton_operations import TritonOperations
 from engine.scheduling.plan import StepPlan
-from tests.engine.support.oracle import FAMILIES, save_tiny
+from tests.engine.support.oracle import save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -205,7 +205,10 @@ def test_pages_of_eight_bits_hold_what_was_scaled_and_cut(scales: tuple[float, f
     assert torch.equal(pages.float(), expected.clamp(-448, 448))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "phi3", "gemma3"])
+# What else tells families apart is computed by torch: positions' angles, names of weights, which layers have experts.
+@pytest.mark.parametrize(
+    "family", ["llama_biased", "mistral", "qwen3", "mqa", "mixtral", "qwen3_moe", "phi3", "gemma3"]
+)
 def test_a_whole_model_computes_the_same(family: str, tmp_path: Path) -> None:
     model = save_tiny(family, tmp_path, num_hidden_layers=2)
     expected, found = (logits_by(kind, model) for kind in (TorchOperations, TritonOperations))
