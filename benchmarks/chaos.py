@@ -2,12 +2,14 @@
 
     python -m benchmarks.chaos [--seconds 60] [--seed 0] [--streams 32] [--replicas 3] [--ingresses 2]
                                [--faults kill,kill2,pause,wedge,ingress,cut] [--json benchmarks/results/chaos.json]
-    python -m benchmarks.chaos --apart --streams 16     # source, receiver, stall, tier: while KV is on its way
+    python -m benchmarks.chaos --apart --streams 16     # source, receiver, stall: KV is on its way
+    python -m benchmarks.chaos --apart --streams 16 --faults tier     # it goes to files and comes back
     python -m benchmarks.chaos --nodes 3 --replicas 2 --faults node     # several Ray nodes on this machine
 
 Starts the embedded model in a private Ray, records every request's undisturbed answer, and sends it again under
 faults, one after another, each followed by recovery. With `--apart`, the undisturbed answers come from an engine
-that keeps no KV, and the faults strike where each prompt's KV goes from one replica to another, and to files. The
+that keeps no KV, and the faults strike where each prompt's KV goes from one replica to another, or, for the fault
+`tier`, to files that all replicas share. The
 exit code is 1 when a request failed whose ingress lived, when a text or a count of tokens differs from the
 undisturbed one, or when KV pages are still held, or in no state, at the end.
 The program touches only processes that it started. Linux only: it reads, and shuts, other processes' sockets.
@@ -105,7 +107,8 @@ class Report:
 
 def main() -> None:
     options = _options()
-    size = Size(options.replicas, options.ingresses, options.nodes, options.apart)
+    has_files = options.apart and "tier" in options.faults
+    size = Size(options.replicas, options.ingresses, options.nodes, options.apart, has_files)
     known = _cold_answers(options) if options.apart else None
     with started(size) as app:
         report = asyncio.run(_run(app, options, known))
@@ -314,7 +317,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=32, help="requests kept open")
     parser.add_argument("--rate", type=float, default=None, help="requests a second instead, at Poisson times")
     parser.add_argument("--asks", type=int, default=48, help="different requests")
-    parser.add_argument("--apart", action="store_true", help="prefill and decode apart, and KV in files")
+    parser.add_argument("--apart", action="store_true", help="prefill and decode apart")
     parser.add_argument("--replicas", type=int, default=3, help="engine replicas")
     parser.add_argument("--ingresses", type=int, default=1)
     parser.add_argument("--nodes", type=int, default=1, help="Ray nodes for engines; more than 1 starts a cluster")
@@ -322,7 +325,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
     options = parser.parse_args()
     if options.faults is None:
-        possible = {"ingress": options.ingresses > 1, "node": options.nodes > 1}
+        possible = {"ingress": options.ingresses > 1, "node": options.nodes > 1, "tier": False}
         faults = TRANSFER_FAULTS if options.apart else PROCESS_FAULTS
         options.faults = [name for name in faults if possible.get(name, True)]
     return options

@@ -32,8 +32,9 @@ class Size:
     nodes: int = 1
     """Ray nodes for engines besides the head, if more than one; all but one suffice for all `replicas`."""
     apart: bool = False
-    """Whether prompts are computed by replicas of their own, so that their KV goes from one to another, and KV is
-    kept in files too."""
+    """Whether prompts are computed by replicas of their own, so that their KV goes from one to another."""
+    files: bool = False
+    """Whether KV is kept in files too. All replicas share them, so little of it then goes from one to another."""
 
     @property
     def seats(self) -> int:
@@ -166,15 +167,15 @@ def arguments(size: Size, port: int) -> dict[str, Any]:
     }
 
 
-def apart(size: Size, tier: Path) -> dict[str, Any]:
+def apart(size: Size, tier: Path | None) -> dict[str, Any]:
     """Return what `Size.apart` changes: memory for fewer prompts than there are, and small windows, so that KV is
     on its way most of the time.
     """
     num_prefill = max(1, size.replicas // 3)
     roles = {"prefill": num_prefill, "decode": size.replicas - num_prefill, "disaggregate_above_tokens": 200}
-    files = {"directory": str(tier), "disk_gib": 0.03, "rescan_s": 1.0, "retry_s": 1.0}
+    files = {"kv_tier": {"directory": str(tier), "disk_gib": 0.03, "rescan_s": 1.0, "retry_s": 1.0}}
     return {
-        "engine": {"kv_pages": 384, "host_kv_gib": 0.01, "kv_tier": files},
+        "engine": {"kv_pages": 384, "host_kv_gib": 0.01, **({} if tier is None else files)},
         "engines": {"roles": roles, "kv_fetch": {"window_mib": 0.2}},
     }
 
@@ -198,9 +199,10 @@ def started(
         try:
             port = free_port()
             serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
-            args, tier = arguments(size, port), Path(directory) / "tier"
-            if size.apart:
+            args, tier = arguments(size, port), Path(directory) / "tier" if size.files else None
+            if tier is not None:
                 tier.mkdir()
+            if size.apart:
                 changes = {**apart(size, tier), **(changes or {})}
                 del args["engines"]["count"]
             for section, settings in (changes or {}).items():
@@ -208,7 +210,7 @@ def started(
                     {**args.get(section, {}), **settings} if isinstance(settings, Mapping) else settings
                 )
             serve.run(build(AppArgs.model_validate(args)), name="chaos")
-            yield App(f"http://127.0.0.1:{port}", "chaos", size, cluster, headers, tier if size.apart else None)
+            yield App(f"http://127.0.0.1:{port}", "chaos", size, cluster, headers, tier)
         finally:
             for process in psutil.Process(os.getpid()).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
