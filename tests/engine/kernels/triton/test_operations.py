@@ -205,7 +205,7 @@ def test_pages_of_eight_bits_hold_what_was_scaled_and_cut(scales: tuple[float, f
     assert torch.equal(pages.float(), expected.clamp(-448, 448))
 
 
-# What else tells families apart is computed by torch: positions' angles, names of weights, which layers have experts.
+# Families differ in more, but in nothing that a kernel computes, such as the names of weights.
 @pytest.mark.parametrize(
     "family", ["llama_biased", "mistral", "qwen3", "mqa", "mixtral", "qwen3_moe", "phi3", "gemma3"]
 )
