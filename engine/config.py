@@ -87,6 +87,9 @@ class EngineConfig(SchedulerSettings):
     overlap: bool | None = None
     """Whether the next step is planned while one runs; the tokens are the same either way. None: yes, unless
     as many threads compute a step as there are cores, because planning would then only slow them down."""
+    stream_interval_ms: float = 8.0
+    """Least milliseconds between two deliveries of a stream's tokens, where steps are shorter: those that come
+    meanwhile go together. First tokens and ends never wait. 0: each step's tokens at once."""
     prefix_cache: bool = True
     """Whether KV of finished requests is kept for prompts that begin alike."""
     eviction: str = "lru"
@@ -133,6 +136,8 @@ class EngineConfig(SchedulerSettings):
         for name in ("kv_pages", "max_model_len", "threads"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 1, 2**40)
+        if not 0 <= self.stream_interval_ms < 10_000:
+            raise ValueError(f"stream_interval_ms must be in [0, 10000), got {self.stream_interval_ms}")
         if self.state_snapshots is not None:
             _check_range("state_snapshots", self.state_snapshots, 0, 2**40)
         for name in ("max_step_ms", "max_step_stretch"):

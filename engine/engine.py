@@ -130,7 +130,12 @@ class Engine:
         longest = config.max_model_len or self.model.max_position_embeddings
         self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, self._host, speculator)
         self.grammars = Compiler(self._vocabulary, config.grammar_cache_bytes)
-        self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
+        self.loop = EngineLoop(
+            self.scheduler,
+            runner,
+            overlap=config.overlap is not False,
+            stream_interval_s=config.stream_interval_ms / 1000,
+        )
         runner.lower_tier.on_finished(self.loop.wake)
         self._peers: KVPeers = NO_PEERS
         self._rank_group = rank_group

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from cache import Namespace
+from engine.deliveries import Deliveries
 from engine.errors import EngineStopped, QueueFull, RankLost
 from engine.request import Request
 from engine.runner.device_thread import DeviceThread, Launched
@@ -47,9 +48,17 @@ class EngineLoop:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, clock: Clock = time.monotonic, *, overlap: bool = False
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Clock = time.monotonic,
+        *,
+        overlap: bool = False,
+        stream_interval_s: float = 0.0,
     ) -> None:
-        """With `overlap`, steps run in a separate thread while this one plans the next."""
+        """With `overlap`, steps run in a separate thread while this one plans the next. The thread hands on tokens
+        of short steps together, so that `stream_interval_s` lies between two deliveries (`engine/deliveries.py`).
+        """
         self.scheduler = scheduler
         self.clock = clock
         self._runner = runner
@@ -64,6 +73,7 @@ class EngineLoop:
         self._stopping = False
         self._load = scheduler.load(clock())
         self._load_at = clock()
+        self._deliveries = Deliveries(stream_interval_s)
         self._on_step: Callable[[StepStats], None] = lambda _: None
         self._on_failure: Callable[[str], None] = lambda _: None
         self.failure: str | None = None
@@ -164,13 +174,14 @@ class EngineLoop:
         on_step: Callable[[StepStats], None] | None = None,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
-        """Step in a thread until `stop`. `on_events` and `on_step` are called in it, once per step, and must not
-        block. `on_failure` is called in any thread with the reason when the loop ends by itself.
+        """Step in a thread until `stop`. `on_events` and `on_step` are called in it, at most once per step, and
+        must not block. `on_failure` is called in any thread with the reason when the loop ends by itself.
         """
         if self._thread is not None:
             raise RuntimeError("the loop is running already; call start once")
         self._on_step, self._on_failure = on_step or self._on_step, on_failure or self._on_failure
-        self._thread = threading.Thread(target=self._run, args=(on_events,), name="engine-loop", daemon=True)
+        self._deliveries.deliver = on_events
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._thread.start()
 
     def stop(self, timeout: float = 10.0) -> None:
@@ -183,7 +194,7 @@ class EngineLoop:
         if self._device is not None:
             self._device.close(timeout)
 
-    def _run(self, on_events: Callable[[list[StreamDelta]], None]) -> None:
+    def _run(self) -> None:
         try:
             while not self._stopping and self.failure is None:
                 self._wake.clear()
@@ -192,9 +203,11 @@ class EngineLoop:
                     self.scheduler.take_in_transfers()
                     self._wake.wait(timeout=1.0)
                     continue
-                events = self.step()
-                if events:
-                    on_events(events)
+                self._deliveries.add(self.step())
+                if self._in_flight is not None:
+                    self._settle(self._in_flight.plan)
+                elif not self.has_work:
+                    self._deliveries.settle(self.clock(), math.inf)
         except RankLost as error:
             self.fail(str(error))
         except Exception as error:  # a defect: the health check then has this replica replaced
@@ -226,6 +239,11 @@ class EngineLoop:
             self._wait_for_arrivals()
         return events
 
+    def _settle(self, plan: StepPlan) -> None:
+        """Hand on what streams have gained, unless it can wait for the step that comes next."""
+        now = self.clock()
+        self._deliveries.settle(now, math.inf if plan.is_empty else now + self.scheduler.expected_seconds(plan))
+
     def _wait_for_arrivals(self) -> None:
         """Wait a little for what the requests wait for, if there are any: KV on its way to host memory."""
         self._wake.clear()
@@ -250,6 +268,7 @@ class EngineLoop:
         plan = self.scheduler.schedule(started)
         scheduled = self.clock()
         events += plan.ended
+        self._settle(plan)
         if plan.is_empty:
             return None
         if self._load.num_running + self._load.num_waiting == 0:

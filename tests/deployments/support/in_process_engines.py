@@ -125,7 +125,8 @@ class InProcessEngines:
         """
         health = HealthSettings(stall_timeout_s=0.5, heartbeat_s=wire.heartbeat_s)
         settings = ReplicaSettings(health=health, timings=wire, kv_fetch=kv_fetch)
-        engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
+        at_once = {"stream_interval_ms": 0.0}  # tests hold steps back, but none of the tokens before
+        engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **at_once, **config})
         self.stopping: set[str] = set()
         """Replicas that Serve has asked to shut down."""
         self.runners = [CountingRunner(engine_config.kv_pages or 64) for _ in range(0 if load else count)]
