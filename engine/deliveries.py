@@ -45,7 +45,7 @@ class Deliveries:
 
     def settle(self, now: float, next_at: float) -> None:
         """Hand on what is held, unless all of it can wait until `next_at`, when the next chance is expected."""
-        if not self._held or not (self._is_urgent or next_at >= self._delivered_at + self._interval_s):
+        if not self._held or not (self._is_urgent or next_at > self._delivered_at + self._interval_s):
             return
         held, self._held = list(self._held.values()), {}
         self._is_urgent, self._delivered_at = False, now
