@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu_sections.random_model import load_engine
+from engine.graphs.step_graphs import DecodeSize
 
 _TOY: dict[str, Any] = {
     "hidden_size": 64,
@@ -103,6 +104,6 @@ def _names(raw: Mapping[str, Any], quantization: str | None) -> Counter[str]:
     with patch.object(InterpretedFunction, "run", note), patch.object(Fp8Linear, "forward", multiply):
         names.clear()
         with _Counting(names):
-            graphs._forward(1)
+            graphs._forward(DecodeSize(1, runner.max_model_len))
             graphs._choose_all(1)
     return names

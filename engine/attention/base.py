@@ -113,6 +113,9 @@ class AttentionBackend(Protocol):
     is_capturable: bool
     """Whether a decode step depends only on its batch's tensors, their shapes and bounds of `kv_lens_host`: a CUDA
     graph of it then stays valid when the tensors' values change."""
+    plans_by_bounds: bool
+    """Whether launches depend on how large these bounds are, so that a graph recorded for the longest contexts is
+    slow on short ones."""
 
     def __init__(self, shape: AttentionShape) -> None: ...
 
@@ -132,7 +135,7 @@ class HybridAttention:
     def __init__(self, prompts: AttentionBackend, decodes: AttentionBackend) -> None:
         self._prompts, self._decodes = prompts, decodes
         self.name = f"{prompts.name},{decodes.name}"
-        self.is_capturable = decodes.is_capturable
+        self.is_capturable, self.plans_by_bounds = decodes.is_capturable, decodes.plans_by_bounds
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -28,6 +28,7 @@ class FlashAttention:
 
     name = "flash_attn"
     is_capturable = True
+    plans_by_bounds = True
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

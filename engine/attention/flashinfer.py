@@ -36,6 +36,7 @@ class FlashInferAttention:
 
     name = "flashinfer"
     is_capturable = False
+    plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

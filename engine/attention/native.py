@@ -26,6 +26,7 @@ class NativeAttention:
 
     name = "native"
     is_capturable = False
+    plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape, isa: str | None = None) -> None:
         """Use the kernels of `isa`, or the best that run here. They are looked up at the first step."""

@@ -76,6 +76,7 @@ class ReferenceAttention:
 
     name = "reference"
     is_capturable = False
+    plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

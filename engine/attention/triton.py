@@ -25,6 +25,7 @@ class TritonAttention:
 
     name = "triton"
     is_capturable = True
+    plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

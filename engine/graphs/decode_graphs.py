@@ -20,7 +20,7 @@ from cache import PageCopy
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
-from engine.graphs.step_graphs import Capture, StepGraphs
+from engine.graphs.step_graphs import Capture, DecodeSize, DecodeSizes, StepGraphs
 from engine.logprobs import TokenLogprobs
 from engine.request import PENDING
 from engine.runner.prepared_step import Places
@@ -43,8 +43,8 @@ class GraphStep:
     swap_out: Sequence[PagePair]
     swap_in: Sequence[PagePair]
     changes: RowChanges
-    size: int
-    """Number of rows of the graph."""
+    size: DecodeSize
+    """Of the graph."""
     tails: Sequence[int | None] | None
     """None if the sampler graph chooses all tokens. Else, for each row, the row of the previous step that sampled
     its last token, None if that is known."""
@@ -84,8 +84,7 @@ class DecodeGraphs:
         choose: GraphChooser,
         sample: Sample,
         layout: RowLayout,
-        sizes: Sequence[int],
-        max_len: int,
+        sizes: DecodeSizes,
         vocab_size: int,
         device: torch.device,
         capture: Capture,
@@ -93,13 +92,18 @@ class DecodeGraphs:
         """`sample` chooses the tokens of steps in which some row asks for more than a temperature."""
         self._decode, self._choose, self._sample, self._layout = decode, choose, sample, layout
         self._book = RowAssigner(layout)
-        self._rows = DeviceRows(layout, max_len, device)
+        self._rows = DeviceRows(layout, device)
         self._logits = torch.zeros(layout.max_rows, vocab_size, dtype=torch.float32, device=device)
-        self.sizes = sizes
-        self._forwards = StepGraphs(sizes, self._forward, capture)
-        self._samplers = StepGraphs(sizes, self._choose_all, capture)
+        self._sizes = sizes
+        self._forwards = StepGraphs(sizes.all, self._forward, capture)
+        self._samplers = StepGraphs(sizes.rows, self._choose_all, capture)
         self._last = -1  # Number of the last step that the device's rows include.
         self._is_broken = False
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs of all sizes."""
+        return len(self._sizes.all) + len(self._sizes.rows)
 
     def capture_all(self) -> None:
         """Record the graphs of all sizes (`StepGraphs.capture_all`)."""
@@ -112,11 +116,10 @@ class DecodeGraphs:
         Graphs run steps in which every request computes one token and samples one.
         """
         chunks = plan.chunks
-        size = self._forwards.size_for(len(chunks))
-        if not chunks or size is None or plan.num_tokens > len(chunks):
+        if not chunks or plan.num_tokens > len(chunks):
             return None
-        longest = self._layout.max_pages * self._layout.page_size
-        if not all(chunk.samples and chunk.start < longest and fits_forward(chunk) for chunk in chunks):
+        size = self._sizes.of(len(chunks), max(chunk.start for chunk in chunks) + 1)
+        if size is None or not all(chunk.samples and fits_forward(chunk) for chunk in chunks):
             return None
         if self._is_broken:
             self._book.forget()
@@ -156,7 +159,7 @@ class DecodeGraphs:
         with self._breaking():
             reports: list[TokenLogprobs | None] = [None] * count
             if step.tails is None:
-                self._samplers.run(step.size)
+                self._samplers.run(step.size.rows)
             else:
                 chosen, reports = self._sample(self._logits[:count], step.sampling_rows(known))
                 self._rows.advance(count, chosen)
@@ -176,9 +179,10 @@ class DecodeGraphs:
             raise
 
     @torch.inference_mode()
-    def _forward(self, count: int) -> None:
+    def _forward(self, size: DecodeSize) -> None:
+        count, batch = size.rows, self._rows.batch(*size)
         self._rows.enter(count)
-        self._decode(self._rows.token_ids(count), self._rows.batch(count), self._logits[:count])
+        self._decode(self._rows.token_ids(count), batch, self._logits[:count])
 
     @torch.inference_mode()
     def _choose_all(self, count: int) -> None:

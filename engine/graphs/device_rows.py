@@ -28,9 +28,8 @@ class DeviceRows:
     to the KV it has just written to the page of empty rows.
     """
 
-    def __init__(self, layout: RowLayout, max_len: int, device: torch.device) -> None:
-        """`max_len`: maximum number of positions of a request."""
-        self._layout, self._max_len = layout, max_len
+    def __init__(self, layout: RowLayout, device: torch.device) -> None:
+        self._layout = layout
         self._words = torch.zeros(layout.num_words, dtype=torch.int32, device=device)
         size, field = layout.max_rows, layout.field
 
@@ -87,15 +86,19 @@ class DeviceRows:
         self._slots[:count] = pages * size + positions % size
         self._num_output[:count] = positions + 1 - self._num_prompt[:count]
 
-    def batch(self, count: int) -> AttentionBatch:
-        """Return the batch of the first `count` rows; its host-side lengths are upper bounds."""
+    def batch(self, count: int, longest: int) -> AttentionBatch:
+        """Return the batch of the first `count` rows, of up to `longest` positions, as the host says of them all.
+
+        Their page tables are cut to as many, too: some packages take the width of a table for a bound.
+        """
+        num_pages = -(-longest // self._layout.page_size)
         return AttentionBatch(
             num_decodes=count,
             query_lens=[1] * count,
-            kv_lens_host=[self._max_len] * count,
+            kv_lens_host=[longest] * count,
             qo_indptr=self._qo_indptr[: count + 1],
             kv_lens=self._kv_lens[:count],
-            block_table=self._tables[:count],
+            block_table=self._tables[:count, :num_pages],
             slot_mapping=self._slots[:count],
             positions=self._long_positions[:count],
         )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from engine.attention.base import AttentionBackend
 from engine.config import EngineConfig
-from engine.graphs.decode_graphs import DecodeGraphs
-from engine.graphs.step_graphs import StepGraphs, sizes_up_to
+from engine.graphs.step_graphs import DecodeSizes, contexts_up_to, sizes_up_to
 from engine.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -21,6 +20,19 @@ _NODE_BYTES = 16 * 1024
 """Driver memory per kernel of a graph: a safe estimate, logged beside the actual amount."""
 _BYTES_BESIDE = 64 * 2**20
 """Memory for libraries' workspaces and attention's layouts."""
+
+
+class Graphs(Protocol):
+    """Graphs of all sizes of some kinds of steps."""
+
+    @property
+    def num_graphs(self) -> int:
+        """How many there are."""
+        ...
+
+    def capture_all(self) -> None:
+        """Record them (`StepGraphs.capture_all`)."""
+        ...
 
 
 def why_not(
@@ -44,21 +56,25 @@ def why_not(
     return None
 
 
-def graph_bytes(config: EngineConfig, model: ModelConfig, element_bytes: int, max_model_len: int) -> int:
+def graph_bytes(
+    config: EngineConfig, model: ModelConfig, element_bytes: int, max_model_len: int, *, is_planned: bool = False
+) -> int:
     """Estimate the bytes of GPU memory to reserve for all graphs and the rows that they read.
 
-    Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
+    `is_planned`: whether there are some for short rows, too (`contexts_up_to`). Graphs share one pool, sized by the
+    largest: one layer's tensors, and the logits.
     """
-    sizes = sizes_up_to(config.max_running)
+    rows = sizes_up_to(config.max_running)
+    sizes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     layer = 4 * model.hidden_size + heads + 3 * model.intermediate_size
     logits = model.vocab_size * (element_bytes + 4)
     tables = 4 * (8 + -(-max_model_len // config.page_size))
     nodes = len(sizes) * (model.num_layers * _NODES_PER_LAYER + _NODES_BESIDE)
-    return sizes[-1] * (layer * element_bytes + logits + tables) + nodes * _NODE_BYTES + _BYTES_BESIDE
+    return rows[-1] * (layer * element_bytes + logits + tables) + nodes * _NODE_BYTES + _BYTES_BESIDE
 
 
-def capture_all(graphs: StepGraphs | DecodeGraphs, device: torch.device, reserved: int) -> None:
+def capture_all(graphs: Graphs, device: torch.device, reserved: int) -> None:
     """Record all graphs; a warning says when the device cannot record such steps.
 
     `reserved` is the number of bytes set aside for them. Raises ValueError when they do not fit.
@@ -68,13 +84,11 @@ def capture_all(graphs: StepGraphs | DecodeGraphs, device: torch.device, reserve
         graphs.capture_all()
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"CUDA graphs do not fit: {before / 2**20:.0f} MiB of GPU memory were free for {len(graphs.sizes)} of "
+            f"CUDA graphs do not fit: {before / 2**20:.0f} MiB of GPU memory were free for {graphs.num_graphs} of "
             f"them, {reserved / 2**20:.0f} MiB were expected; lower kv_pages, kv_memory_share or max_running, or "
             'set cuda_graphs to "off"'
         ) from error
     taken = before - torch.cuda.mem_get_info(device)[0]
-    logger.info("%s took %.0f MiB, %.0f MiB were expected", _named(graphs.sizes), taken / 2**20, reserved / 2**20)
-
-
-def _named(sizes: Sequence[int]) -> str:
-    return f"{len(sizes)} CUDA graphs of up to {sizes[-1]} rows"
+    logger.info(
+        "%d CUDA graphs took %.0f MiB, %.0f MiB were expected", graphs.num_graphs, taken / 2**20, reserved / 2**20
+    )

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
 logger = logging.getLogger(__name__)
 
+K = TypeVar("K", bound=Hashable)
+
 _SIZES = (1, 2, 4, *range(8, 257, 8))
 """Possible numbers of rows of graphs; a step takes the next larger one."""
+_CONTEXTS = (1024, 8192)
+"""Lengths up to which rows have graphs of their own, where attention is launched as the longest row suggests."""
+_MOST_SPLIT_ROWS = 32
+"""Number of rows from which on a GPU is busy without cutting any row's KV, so that lengths no longer matter."""
 
 
 class Capture(Protocol):
@@ -40,20 +46,17 @@ class CudaCapture:
         return graph.replay
 
 
-class StepGraphs:
-    """The recorded graphs of one kind of step, by number of rows."""
+class StepGraphs(Generic[K]):
+    """The recorded graphs of one kind of step, by size."""
 
-    def __init__(self, sizes: Sequence[int], work: Callable[[int], None], capture: Capture) -> None:
-        """work: computes the given number of leading rows, on tensors whose addresses never change."""
+    def __init__(self, sizes: Sequence[K], work: Callable[[K], None], capture: Capture) -> None:
+        """work: computes a step of the given size, on tensors whose addresses never change. The largest size is
+        the last.
+        """
         self.sizes = sizes
         self._work, self._capture = work, capture
-        self._replays: dict[int, Callable[[], None]] = {}
-        self._unrecorded: dict[int, RuntimeError] = {}
-
-    def size_for(self, count: int) -> int | None:
-        """Return the number of rows of the graph for a step of `count` rows; None if no graph is large enough."""
-        at = bisect.bisect_left(self.sizes, count)
-        return self.sizes[at] if at < len(self.sizes) else None
+        self._replays: dict[K, Callable[[], None]] = {}
+        self._unrecorded: dict[K, RuntimeError] = {}
 
     def capture_all(self) -> None:
         """Record all sizes, the largest first, so that the others find the memory they need in the pool.
@@ -67,8 +70,8 @@ class StepGraphs:
             if isinstance(error := self._unrecorded.get(size), torch.OutOfMemoryError):
                 raise error
 
-    def run(self, size: int) -> bool:
-        """Compute a step of `size` rows, and return whether a graph was replayed. A new size is computed first and
+    def run(self, size: K) -> bool:
+        """Compute a step of this size, and return whether a graph was replayed. A new size is computed first and
         recorded afterwards.
         """
         if (replay := self._replays.get(size)) is not None:
@@ -79,15 +82,55 @@ class StepGraphs:
             self._try_to_record(size)
         return False
 
-    def _try_to_record(self, size: int) -> None:
+    def _try_to_record(self, size: K) -> None:
         try:
             self._replays[size] = self._capture(lambda: self._work(size))
         except RuntimeError as error:  # Running out of memory is one, too.
             if not self._unrecorded:
                 logger.warning(
-                    "steps of %d rows run without a CUDA graph, as none could be recorded: %s", size, error
+                    "steps of %s rows run without a CUDA graph, as none could be recorded: %s", size, error
                 )
             self._unrecorded[size] = error
+
+
+class DecodeSize(NamedTuple):
+    """Of a graph of decodes."""
+
+    rows: int
+    longest: int
+    """Most positions of a row."""
+
+
+class DecodeSizes:
+    """The sizes that graphs of decodes have, and which of them a step takes."""
+
+    def __init__(self, rows: Sequence[int], contexts: Sequence[int]) -> None:
+        """rows: numbers of rows; contexts: lengths of rows. Both ascend."""
+        self.rows, self._contexts = rows, contexts
+        self.all = [DecodeSize(count, context) for count in rows for context in self._contexts_of(count)]
+        """All of them, ascending."""
+
+    def of(self, rows: int, longest: int) -> DecodeSize | None:
+        """Return the smallest size with room for so many rows, of so many positions; None if there is none."""
+        count = next_size(self.rows, rows)
+        context = None if count is None else next_size(self._contexts_of(count), longest)
+        return None if count is None or context is None else DecodeSize(count, context)
+
+    def _contexts_of(self, rows: int) -> Sequence[int]:
+        return self._contexts if rows <= _MOST_SPLIT_ROWS else self._contexts[-1:]
+
+
+def next_size(sizes: Sequence[int], count: int) -> int | None:
+    """Return the smallest of ascending sizes that is at least `count`; None if there is none."""
+    at = bisect.bisect_left(sizes, count)
+    return sizes[at] if at < len(sizes) else None
+
+
+def contexts_up_to(max_len: int, *, is_planned: bool) -> list[int]:
+    """Return the lengths of rows for which graphs are recorded apart; `is_planned`: whether attention is launched
+    as they suggest (`AttentionBackend.plans_by_bounds`). The last is `max_len`.
+    """
+    return [length for length in _CONTEXTS if is_planned and length < max_len] + [max_len]
 
 
 def sizes_up_to(max_running: int) -> list[int]:

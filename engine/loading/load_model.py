@@ -90,7 +90,9 @@ class _Loading:
         self._not_graphed = why_not(config, self._backend, self._device, model)
         self._reserved = 0
         if self._not_graphed is None:
-            self._reserved = graph_bytes(config, model, self._dtype.itemsize, self._limit)
+            self._reserved = graph_bytes(
+                config, model, self._dtype.itemsize, self._limit, is_planned=self._backend.plans_by_bounds
+            )
 
     def with_a_page(self, load_weights: Callable[..., Decoder]) -> ModelRunner:
         """Load the model with the least memory for KV."""

@@ -19,6 +19,7 @@ from engine.attention.batch import AttentionBatch
 from engine.config import EngineConfig
 from engine.graphs.decode_graphs import GraphStep
 from engine.graphs.row_assignment import RowChanges
+from engine.graphs.step_graphs import DecodeSize
 from engine.runner.prepared_step import PreparedStep
 from engine.sampling.pooled import PooledRow
 from engine.sampling.prompt_logprobs import PromptSpan
@@ -137,7 +138,7 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     copies: Sequence[PageCopy]
     swap_out: Sequence[PagePair]
     swap_in: Sequence[PagePair]
-    size: int
+    size: DecodeSize
     number: int
     count: int
     """Number of rows in use."""

@@ -16,7 +16,7 @@ from engine.attention.part_reader import PartReader
 from engine.attention.state_slots import StateSlots
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.row_assignment import RowLayout
-from engine.graphs.step_graphs import Capture, sizes_up_to
+from engine.graphs.step_graphs import Capture, DecodeSizes, contexts_up_to, sizes_up_to
 from engine.kv_tier.open_tier import open_tier, rank_files
 from engine.kv_tier.rank_pages import Moved, RankPages
 from engine.kv_tier.settings import KVTier
@@ -119,9 +119,11 @@ class ModelRunner:
         call it before any step.
         """
         self.num_pages -= 1
-        sizes, limit = sizes_up_to(max_running), self.max_model_len
+        limit = self.max_model_len
+        contexts = contexts_up_to(limit, is_planned=self._attention.plans_by_bounds)
+        sizes = DecodeSizes(sizes_up_to(max_running), contexts)
         layout = RowLayout(
-            sizes[-1], -(-limit // self.page_size), self.page_size, self.num_pages, self._pages.null_page
+            sizes.rows[-1], -(-limit // self.page_size), self.page_size, self.num_pages, self._pages.null_page
         )
         choose = graph_chooser_for(self.device)
         self._decodes = DecodeGraphs(
@@ -130,7 +132,6 @@ class ModelRunner:
             self._sampler.sample,
             layout,
             sizes,
-            limit,
             self.model_config.vocab_size,
             self.device,
             capture,

@@ -78,6 +78,19 @@ def test_a_layer_is_one_call_for_decodes_and_one_for_the_rest(install: Install, 
     assert decode.get("max_seqlen_q", 1) == 1 and prefill["max_seqlen_q"] == 6
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_calls_are_planned_for_the_bounds_of_the_step(install: Install, module: str) -> None:
+    """Recorded steps say how long their rows get, and there is a graph for each of a few such lengths."""
+    double = install(module)
+    case = Paged([(12, 1), (20, 3)], Heads(2, 1, 8), 256, None, BF16)
+    for bound in (max(case.batch.kv_lens_host), 1024):
+        case.batch = replace(case.batch, kv_lens_host=[bound, bound])
+        case.attend(FlashAttention(case.shape))
+        last = [function.calls[-1] for function in double.functions if function.calls]
+        assert {call.get("max_seqlen_k", bound) for call in last} == {bound}
+    assert FlashAttention.plans_by_bounds
+
+
 def test_vllm_gets_the_generation_of_kernels_that_the_gpu_has(install: Install) -> None:
     double = install("vllm.vllm_flash_attn")
     case = Paged([(12, 1)], Heads(2, 1, 8), 16, None, BF16)

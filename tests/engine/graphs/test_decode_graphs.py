@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention.batch import AttentionBatch
 from engine.beam_search import BeamParams
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.graphs.step_graphs import StepGraphs, sizes_up_to
+from engine.graphs import step_graphs
+from engine.graphs.step_graphs import DecodeSizes, StepGraphs, contexts_up_to, next_size, sizes_up_to
 from engine.loading.load_model import load_model
 from engine.request import PENDING, Request
 from engine.sampling.graph_chooser import _uniform, fits_graph, torch_graph_chooser
 from engine.sampling.noise import uniform
 from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
-from tests.engine.support.recorded_graphs import Recording, graphed
+from tests.engine.support.recorded_graphs import GatheringAttention, graphed
 from tests.engine.support.sampling_rows import assert_same_logprobs
 
 PAGE_SIZE = 4
@@ -173,8 +175,50 @@ def test_sizes() -> None:
     assert sizes_up_to(7) == [1, 2, 4, 7]
     assert sizes_up_to(100)[-3:] == [88, 96, 100]
     assert sizes_up_to(256) == sizes_up_to(1000) == [1, 2, 4, *range(8, 257, 8)]
-    graphs = StepGraphs(sizes_up_to(20), lambda size: None, Recording())
-    assert [graphs.size_for(count) for count in (1, 3, 8, 9, 20, 21)] == [1, 4, 8, 16, 20, None]
+    assert [next_size(sizes_up_to(20), count) for count in (1, 3, 8, 9, 20, 21)] == [1, 4, 8, 16, 20, None]
+
+
+def test_short_rows_have_graphs_of_their_own_where_attention_asks_for_bounds() -> None:
+    assert contexts_up_to(40_000, is_planned=False) == [40_000]
+    assert contexts_up_to(40_000, is_planned=True) == [1024, 8192, 40_000]
+    assert contexts_up_to(600, is_planned=True) == [600]
+    sizes = DecodeSizes([1, 32, 40], contexts_up_to(40_000, is_planned=True))
+    assert len(sizes.all) == 3 + 3 + 1, "with 40 rows no row is cut, however long it is"
+    assert sizes.of(1, 1024) == (1, 1024) and sizes.of(2, 1025) == (32, 8192)
+    assert sizes.of(32, 8193) == (32, 40_000) and sizes.of(33, 5) == (40, 40_000)
+    assert sizes.of(41, 5) is None and sizes.of(1, 40_001) is None
+
+
+def test_attention_that_plans_by_bounds_gets_those_of_the_rows(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of short rows replays a graph recorded for short rows, and tokens are those without graphs."""
+    monkeypatch.setattr(step_graphs, "_CONTEXTS", (8, 16))
+    monkeypatch.setattr(GatheringAttention, "plans_by_bounds", True)
+    prepared: list[tuple[int, int]] = []
+    prepare = GatheringAttention.prepare
+
+    def noting(self: Any, batch: AttentionBatch, null_page: int) -> Any:
+        if batch.num_decodes == len(batch.query_lens):
+            prepared.append((max(batch.kv_lens_host), batch.block_table.shape[1]))
+        return prepare(self, batch, null_page)
+
+    monkeypatch.setattr(GatheringAttention, "prepare", noting)
+    config = config_for(model)
+    runner, recording = graphed(config)
+    plain, request = load_model(config), greedy_request("r", 6)
+    pages = list(range(8))
+    for _ in range(14):
+        plan = StepPlan((last_chunk_of(request, pages),))
+        token = plain.run(plan).token_ids[0]
+        assert runner.run(plan).token_ids == [token]
+        request.tokens.append(token)
+    assert [bounds for bounds, before in zip(prepared, [None, *prepared], strict=False) if bounds != before] == [
+        (8, 2),
+        (16, 4),
+        (80, 20),
+    ]
+    assert recording.num_recorded == 3 + 1, "the forward passes, and sampling"
 
 
 def test_all_sizes_are_recorded_the_largest_first_after_they_have_run() -> None:

@@ -41,7 +41,7 @@ class World:
         self.cache = KVCacheManager(NUM_PAGES, page_size)
         max_pages = -(-MAX_LEN // page_size)
         self.layout = RowLayout(MAX_ROWS, max_pages, page_size, EMPTY, NULL)
-        self.book, self.rows = RowAssigner(self.layout), DeviceRows(self.layout, MAX_LEN, CPU)
+        self.book, self.rows = RowAssigner(self.layout), DeviceRows(self.layout, CPU)
         self.requests: list[Request] = []
         self.sampled: torch.Tensor | None = None
         self.places: dict[str, int] = {}
@@ -120,7 +120,10 @@ class World:
     def check(self, chunks: list[Chunk], rows: Any) -> None:
         self.rows.enter(MAX_ROWS)
         ordered = [chunks[list(rows).index(row)] for row in range(len(chunks))]
-        made, expected = self.rows.batch(MAX_ROWS), AttentionBatch.from_chunks(ordered, self.page_size, NULL, CPU)
+        made, expected = (
+            self.rows.batch(MAX_ROWS, MAX_LEN),
+            AttentionBatch.from_chunks(ordered, self.page_size, NULL, CPU),
+        )
         count, width = expected.block_table.shape
         for name in ("kv_lens", "positions", "slot_mapping"):
             assert torch.equal(getattr(made, name)[:count], getattr(expected, name)), name

@@ -24,6 +24,7 @@ class GatheringAttention:
 
     name = "gathering"
     is_capturable = True
+    plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

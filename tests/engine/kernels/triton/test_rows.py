@@ -17,7 +17,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def rows_of(num_rows: int, page_size: int) -> DeviceRows:
     """Rows of which some are in use, with random positions, tokens and pages."""
     layout = RowLayout(num_rows, 9, page_size, 5, 6)
-    made, generator = DeviceRows(layout, 9 * page_size, DEVICE), torch.Generator().manual_seed(num_rows)
+    made, generator = DeviceRows(layout, DEVICE), torch.Generator().manual_seed(num_rows)
 
     def random(below: int, *shape: int) -> torch.Tensor:
         return torch.randint(below, shape, generator=generator).to(DEVICE)
@@ -32,7 +32,7 @@ def rows_of(num_rows: int, page_size: int) -> DeviceRows:
 
 
 def state(rows: DeviceRows, count: int) -> list[list[int]]:
-    batch = rows.batch(count)
+    batch = rows.batch(count, 9 * rows._layout.page_size)
     parts = batch.kv_lens, batch.slot_mapping, batch.positions, rows.token_ids(count), rows._num_output[:count]
     return [part.tolist() for part in (*parts, rows._tokens, rows._positions, rows.sampled)]
 
@@ -58,7 +58,7 @@ def test_each_is_one_launch_and_no_other_operation(monkeypatch: pytest.MonkeyPat
     rows.kernels = kernels
     with Operations() as operations:
         rows.enter(4)
-        rows.batch(4)
+        rows.batch(4, 16)
         rows.token_ids(4)
         rows.advance(4, tokens)
     assert launched == ["_enter", "_leave"]
