@@ -113,6 +113,8 @@ class AttentionBackend(Protocol):
     is_capturable: bool
     """Whether a decode step depends only on its batch's tensors, their shapes and bounds of `kv_lens_host`: a CUDA
     graph of it then stays valid when the tensors' values change."""
+    captures_prompts: bool
+    """The same of steps in which rows have several tokens."""
     plans_by_bounds: bool
     """Whether launches depend on how large these bounds are, so that a graph recorded for the longest contexts is
     slow on short ones."""
@@ -136,6 +138,7 @@ class HybridAttention:
         self._prompts, self._decodes = prompts, decodes
         self.name = f"{prompts.name},{decodes.name}"
         self.is_capturable, self.plans_by_bounds = decodes.is_capturable, decodes.plans_by_bounds
+        self.captures_prompts = prompts.captures_prompts
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:

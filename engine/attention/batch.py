@@ -49,6 +49,8 @@ class AttentionBatch:
     """int64 [N]: each token's position in its request."""
     states: StateBatch | None = None
     """The use of recurrent states; None in a model without any."""
+    is_bounded: bool = False
+    """Whether lengths on the host are upper bounds, as in graphs: those on the device are the rows' own."""
 
     @classmethod
     def from_chunks(

@@ -23,7 +23,7 @@ from engine.attention.kv_pages import UNSCALED, KVScales
 class ChunkedAttention:
     """A backend for models in which some layers attend within chunks."""
 
-    is_capturable = False
+    is_capturable = captures_prompts = False
     plans_by_bounds = False
 
     def __init__(self, whole: AttentionBackend, chunk: int, page_size: int) -> None:

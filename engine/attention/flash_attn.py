@@ -27,7 +27,7 @@ class FlashAttention:
     """FlashAttention 2 and 3 (Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608)."""
 
     name = "flash_attn"
-    is_capturable = True
+    is_capturable = captures_prompts = True
     plans_by_bounds = True
 
     def __init__(self, shape: AttentionShape) -> None:

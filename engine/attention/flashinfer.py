@@ -35,7 +35,7 @@ class FlashInferAttention:
     """FlashInfer's paged attention. It is compiled at first use unless its kernel cache is installed."""
 
     name = "flashinfer"
-    is_capturable = False
+    is_capturable = captures_prompts = False
     plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape) -> None:

@@ -25,7 +25,7 @@ class NativeAttention:
     """The preferred backend on CPUs where the library was built."""
 
     name = "native"
-    is_capturable = False
+    is_capturable = captures_prompts = False
     plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape, isa: str | None = None) -> None:

@@ -75,7 +75,7 @@ class ReferenceAttention:
     """The backend that runs everywhere and that the other backends are compared with."""
 
     name = "reference"
-    is_capturable = False
+    is_capturable = captures_prompts = False
     plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape) -> None:

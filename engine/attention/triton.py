@@ -24,7 +24,7 @@ class TritonAttention:
     """The preferred backend on GPUs. In Triton's interpreter (TRITON_INTERPRET=1) it runs anywhere, for tests."""
 
     name = "triton"
-    is_capturable = True
+    is_capturable = captures_prompts = True
     plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape) -> None:

@@ -104,8 +104,12 @@ class _ExtendLaunch:
         assert program is not None, "TritonAttention.unavailable has refused such devices"
         self._scale, self._soft_cap = shape.scale, shape.soft_cap
         self._program, self._batch = program, batch
-        tiles = query_tiles(batch.query_lens, batch.kv_lens_host, first, program.rows // group)
-        self._tiles = on_device(tiles, device)
+        block = program.rows // group
+        self._tiles = (
+            _bounded_tiles(len(batch.query_lens) - first, first, longest, block, device)
+            if batch.is_bounded
+            else on_device(query_tiles(batch.query_lens, batch.kv_lens_host, first, block), device)
+        )
 
     def attend(
         self,
@@ -131,3 +135,12 @@ class _ExtendLaunch:
             soft_cap=self._soft_cap,
             sinks=sinks,
         )
+
+
+def _bounded_tiles(num_rows: int, first_row: int, longest: int, block: int, device: torch.device) -> torch.Tensor:
+    """Return tiles of `block` queries, as `query_tiles` does, for rows of up to `longest` queries: made on the
+    device, so that a graph needs nothing of the host. Tiles past a row's queries compute nothing.
+    """
+    each = -(-longest // block)
+    tile = torch.arange(num_rows * each, dtype=torch.int32, device=device)
+    return torch.stack((tile // each + first_row, tile % each * block), dim=1)

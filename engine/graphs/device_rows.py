@@ -101,6 +101,7 @@ class DeviceRows:
             block_table=self._tables[:count, :num_pages],
             slot_mapping=self._slots[:count],
             positions=self._long_positions[:count],
+            is_bounded=True,
         )
 
     def token_ids(self, count: int) -> torch.Tensor:

@@ -61,7 +61,7 @@ def graph_bytes(
 ) -> int:
     """Estimate the bytes of GPU memory to reserve for all graphs and the rows that they read.
 
-    `is_planned`: whether there are some for short rows, too (`contexts_up_to`). Graphs share one pool, sized by the
+    `is_planned`: whether there are some for short rows (`contexts_up_to`). Graphs share one pool, sized by the
     largest: one layer's tensors, and the logits.
     """
     rows = sizes_up_to(config.max_running)

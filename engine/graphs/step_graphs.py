@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -29,6 +30,16 @@ class Capture(Protocol):
         ...
 
 
+class CutCapture(Capture, Protocol):
+    """A way to record work in pieces."""
+
+    def cut(self, outside: Callable[[], None]) -> None:
+        """End a piece in the work that is being recorded: what repeats the work calls `outside` there. Where
+        nothing is being recorded, call it now.
+        """
+        ...
+
+
 class CudaCapture:
     """CUDA graphs that share one memory pool: only one of them runs at a time, so all use that of the largest."""
 
@@ -36,14 +47,46 @@ class CudaCapture:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._graph: torch.cuda.CUDAGraph | None = None  # being recorded
+        self._pieces: list[Callable[[], None]] = []
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
         """Implement `Capture`. Other threads may continue to use the device, except for this stream."""
         torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
-        return graph.replay
+        torch.cuda.empty_cache()
+        pieces: list[Callable[[], None]] = []
+        self._pieces = pieces
+        with torch.cuda.stream(self._stream):
+            self._begin()
+            try:
+                work()
+            finally:
+                self._end()
+        return pieces[0] if len(pieces) == 1 else partial(_call_all, pieces)
+
+    def cut(self, outside: Callable[[], None]) -> None:
+        """Implement `CutCapture`."""
+        if self._graph is None:
+            outside()
+            return
+        self._end()
+        self._pieces.append(outside)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(self._pool, capture_error_mode="thread_local")
+
+    def _end(self) -> None:
+        graph, self._graph = self._graph, None
+        if graph is not None:  # Ending a piece may have failed already.
+            graph.capture_end()
+            self._pieces.append(graph.replay)
+
+
+def _call_all(pieces: Sequence[Callable[[], None]]) -> None:
+    for piece in pieces:
+        piece()
 
 
 class StepGraphs(Generic[K]):

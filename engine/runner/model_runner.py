@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,8 +16,11 @@ from engine.attention.page_memory import BytesOfPages
 from engine.attention.part_reader import PartReader
 from engine.attention.state_slots import StateSlots
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
+from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
+from engine.graphs.piece_graphs import PieceGraphs
 from engine.graphs.row_assignment import RowLayout
-from engine.graphs.step_graphs import Capture, DecodeSizes, contexts_up_to, sizes_up_to
+from engine.graphs.step_graphs import Capture, CutCapture, DecodeSizes, contexts_up_to, sizes_up_to
+from engine.graphs.token_graphs import TokenGraphs
 from engine.kv_tier.open_tier import open_tier, rank_files
 from engine.kv_tier.rank_pages import Moved, RankPages
 from engine.kv_tier.settings import KVTier
@@ -80,7 +84,9 @@ class ModelRunner:
         self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one may begin with these tokens
         self._underway = TokensUnderway(torch.empty(0, dtype=torch.int64), None)  # the same tokens for the host
+        self._empty_page: int | None = None  # to which rows and tokens of graphs write that are not in use
         self._decodes: DecodeGraphs | None = None
+        self._others: TokenGraphs | None = None
 
     def add_host_pages(self, num_pages: int) -> None:
         """Allocate host pages for the KV of preempted requests, and measure how long copying takes."""
@@ -118,12 +124,11 @@ class ModelRunner:
         """Make graphs that replay steps of decodes. Reserves the last page, to which unused rows write, so
         call it before any step.
         """
-        self.num_pages -= 1
         limit = self.max_model_len
         contexts = contexts_up_to(limit, is_planned=self._attention.plans_by_bounds)
         sizes = DecodeSizes(sizes_up_to(max_running), contexts)
         layout = RowLayout(
-            sizes.rows[-1], -(-limit // self.page_size), self.page_size, self.num_pages, self._pages.null_page
+            sizes.rows[-1], -(-limit // self.page_size), self.page_size, self._reserve(), self._pages.null_page
         )
         choose = graph_chooser_for(self.device)
         self._decodes = DecodeGraphs(
@@ -137,6 +142,39 @@ class ModelRunner:
             capture,
         )
         return self._decodes
+
+    def add_token_graphs(
+        self, max_running: int, max_tokens: int, widths: Sequence[int], capture: CutCapture
+    ) -> TokenGraphs:
+        """Make graphs that replay other steps: of up to `max_tokens` tokens, without attention, and as a whole
+        where no row has more tokens than some of `widths`. 0, or no widths: none of that kind. Call it before any
+        step, as `add_graphs`.
+        """
+        config, empty_slot = self.model_config, self._reserve() * self.page_size
+        heads = config.attention
+        is_plain = heads.latent is None and config.chunk is None
+        most = max([max_tokens, *(size.num_tokens for size in draft_sizes(widths, max_running))])
+        assert isinstance(self._decoder, Decoder), "graphs are for GPUs"
+        weight = self._decoder.embed.weight
+        hidden = torch.zeros(most, config.hidden_size, dtype=weight.dtype, device=self.device)
+        drafts = pieces = None
+        if widths and self._attention.captures_prompts:
+            limit = self.max_model_len
+            sizes = widths, max_running, limit, self.page_size
+            drafts = DraftGraphs(self._layers, *sizes, empty_slot, hidden, capture)
+        if max_tokens and is_plain:
+            decoder = partial(self._decoder, pages=self._pages)
+            shape = heads.num_heads, heads.head_dim
+            pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture)
+        self._others = TokenGraphs(drafts, pieces)
+        return self._others
+
+    def _reserve(self) -> int:
+        """Return the page that graphs write to where no request's tokens are; it is no request's from now on."""
+        if self._empty_page is None:
+            self.num_pages -= 1
+            self._empty_page = self.num_pages
+        return self._empty_page
 
     def with_pages(self, num_pages: int, num_slots: int = 1, max_drafts: int = 0) -> ModelRunner:
         """Return a runner with the same model and other pages and slots for states, all empty. Each slot has room
@@ -195,12 +233,13 @@ class ModelRunner:
         """Run a step whose tensors are on this runner's device."""
         stages = StageClock(self.device)
         before, self._sampled = self._sampled, None  # if the step fails, nothing remains
-        inputs = self._inputs(step, before)
-        if inputs is None:
+        self._copy_pages(step)
+        if step.batch is None:
             stages.wait()
             return StepResult((), ())
+        ids = step.token_ids(before)
         stages.begin_forward()
-        hidden = self._decoder(*inputs, self._pages)
+        hidden, is_replayed = self._hidden(ids, step.batch)
         vocab_size = self.model_config.vocab_size
         scores = score(self._decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
         pooled = pool(self._decoder, hidden, step.pooled) if step.pooled else {}
@@ -214,7 +253,8 @@ class ModelRunner:
         self._underway = self._reader.begin(self._sampled)
         sampled = self._underway.wait()
         sample_s = stages.sample_seconds()
-        return step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores, pooled)
+        found = step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores, pooled)
+        return replace(found, is_replayed=is_replayed)
 
     @torch.inference_mode()
     def replay(self, step: GraphStep) -> ReplayedStep:
@@ -238,25 +278,28 @@ class ModelRunner:
 
     def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch, logits: torch.Tensor) -> None:
         assert isinstance(self._decoder, Decoder), "graphs are for GPUs"
-        step = self._attention.prepare(batch, self._pages.null_page)
-        self._decoder.logits(self._decoder(token_ids, step, self._pages), logits)
+        self._decoder.logits(self._layers(token_ids, batch), logits)
+
+    def _hidden(self, token_ids: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, bool]:
+        """Return the hidden states of a step's tokens, and whether graphs were replayed for them."""
+        found = None if self._others is None else self._others.hidden(token_ids, batch, self._prepare)
+        return (self._layers(token_ids, batch), False) if found is None else found
+
+    def _layers(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        hidden: torch.Tensor = self._decoder(token_ids, self._prepare(batch), self._pages)
+        return hidden
+
+    def _prepare(self, batch: AttentionBatch) -> AttentionStep:
+        return self._attention.prepare(batch, self._pages.null_page)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Return float32 [rows, vocab_size]: the logits that `run` would sample from. For tests and scoring."""
         step = PreparedStep.of(plan, self._places, self.device)
-        inputs = self._inputs(step, None)
-        assert inputs is not None
-        return self._decoder.logits(step.sampling(self._decoder(*inputs, self._pages)))
-
-    def _inputs(
-        self, step: PreparedStep, before: torch.Tensor | None
-    ) -> tuple[torch.Tensor, AttentionStep] | None:
-        """Copy pages, then return what the decoder takes for the tokens of a step; None if it has none."""
+        assert step.batch is not None
         self._copy_pages(step)
-        if step.batch is None:
-            return None
-        return step.token_ids(before), self._attention.prepare(step.batch, self._pages.null_page)
+        hidden, _ = self._hidden(step.token_ids(None), step.batch)
+        return self._decoder.logits(step.sampling(hidden))
 
     def _copy_pages(self, step: PreparedStep | GraphStep) -> None:
         if self._host is not None:

@@ -185,7 +185,7 @@ def _extend(
         start = tl.maximum(offset + first - WINDOW + 1, 0)
         whole_start = tl.cdiv(tl.maximum(offset + last - WINDOW, 0), TILE)
     end = offset + last
-    whole_end = (offset + first + 1) // TILE
+    whole_end = tl.minimum(offset + first + 1, end) // TILE  # a tile may begin past the row's queries
     whole_start = tl.minimum(whole_start, tl.cdiv(end, TILE))
     whole_end = tl.maximum(whole_end, whole_start)
     for phase in tl.static_range(3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,13 +17,13 @@ from engine.runner.model_runner import ModelRunner
 
 
 class GatheringAttention:
-    """Of steps of decodes, each row's whole page table is gathered, and masked by the lengths that the device has:
-    nothing of what a batch says on the host is looked at but that all rows are decodes. Other steps are the
-    reference's.
+    """Of steps of decodes, and of those whose lengths on the host are bounds, each row's whole page table is
+    gathered, and masked by the lengths that the device has: nothing of what a batch says on the host is looked at.
+    Other steps are the reference's.
     """
 
     name = "gathering"
-    is_capturable = True
+    is_capturable = captures_prompts = True
     plans_by_bounds = False
 
     def __init__(self, shape: AttentionShape) -> None:
@@ -34,7 +34,7 @@ class GatheringAttention:
         return None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
-        if batch.num_decodes < len(batch.query_lens):
+        if batch.num_decodes < len(batch.query_lens) and not batch.is_bounded:
             return ReferenceAttention(self._shape).prepare(batch, null_page)
         return GatheringStep(self._shape, batch)
 
@@ -44,8 +44,12 @@ class GatheringStep:
         self._shape, self.batch = shape, batch
 
     def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None, *_: Any) -> torch.Tensor:
-        table, lens = self.batch.block_table.long(), self.batch.kv_lens.long()[:, None]
-        keys, values = pages[:, table].flatten(2, 3).transpose(2, 3)  # [rows, heads, positions, dim]
+        batch, tokens, num_rows = self.batch, torch.arange(len(query)), len(self.batch.kv_lens)
+        begins, ends = batch.qo_indptr[:-1], batch.qo_indptr[1:].contiguous()
+        rows = torch.searchsorted(ends, tokens, right=True).clamp(max=num_rows - 1)  # padding: any row
+        lens = (batch.kv_lens - (ends - begins) + 1 - begins)[rows] + tokens
+        table, lens = batch.block_table[rows].long(), lens.clamp(min=1)[:, None]
+        keys, values = pages[:, table].flatten(2, 3).transpose(2, 3)  # [tokens, heads, positions, dim]
         places = torch.arange(keys.shape[2])
         mask = places < lens
         if window is not None:
@@ -64,7 +68,7 @@ class Recording:
     """Replays call the recorded work again: on the same tensors, and on nothing else."""
 
     def __init__(self) -> None:
-        self.num_recorded = self.num_replayed = 0
+        self.num_recorded = self.num_replayed = self.num_cuts = 0
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
         self.num_recorded += 1
@@ -75,9 +79,17 @@ class Recording:
 
         return replay
 
+    def cut(self, outside: Callable[[], None]) -> None:
+        self.num_cuts += 1
+        outside()
 
-def graphed(config: EngineConfig) -> tuple[ModelRunner, Recording]:
-    """Return a runner with `config.kv_pages` pages whose plain decodes are replayed, and the recording."""
+
+def graphed(
+    config: EngineConfig, max_tokens: int = 0, widths: Sequence[int] = ()
+) -> tuple[ModelRunner, Recording]:
+    """Return a runner with `config.kv_pages` pages whose plain decodes are replayed, and the recording. For
+    `max_tokens` and `widths` see `ModelRunner.add_token_graphs`.
+    """
     loaded = load_model(config)
     runner = loaded.with_pages(loaded.num_pages + 1)
     model = runner.model_config
@@ -86,5 +98,7 @@ def graphed(config: EngineConfig) -> tuple[ModelRunner, Recording]:
     runner._attention = GatheringAttention(shape)
     recording = Recording()
     runner.add_graphs(config.max_running, recording)
+    if max_tokens or widths:
+        runner.add_token_graphs(config.max_running, max_tokens, widths, recording)
     runner.add_host_pages(loaded.host_memory.num_pages)
     return runner, recording

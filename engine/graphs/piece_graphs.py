@@ -1,0 +1,130 @@
+"""Steps of any rows as pieces of CUDA graphs: what lies between the attention of two layers is recorded.
+
+    [ graph ]  attention  [ graph ]  attention  [ graph ]       a step of 37 tokens replays the graphs of 48
+     padded     37 tokens   padded
+
+Attention differs from step to step in more than numbers: how prompts are cut, how many rows there are. So it is
+launched as without graphs, on the step's own tokens, while the rest depends on the number of tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.attention.base import AttentionStep
+from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.graphs.step_graphs import CutCapture, StepGraphs, next_size
+from engine.graphs.step_inputs import StepInputs
+
+_SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Possible numbers of tokens; a step takes the next larger one."""
+
+Layers = Callable[[torch.Tensor, AttentionStep], torch.Tensor]
+"""Maps int64 token ids [N] and their step to hidden states [N, H]; writes the tokens' KV."""
+
+
+class PieceGraphs:
+    """The graphs of all sizes, for one model."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        max_tokens: int,
+        num_heads: int,
+        head_dim: int,
+        empty_slot: int,
+        hidden: torch.Tensor,
+        capture: CutCapture,
+    ) -> None:
+        """num_heads, head_dim: of attention's queries and results; hidden: [max_tokens, H] at least, where results
+        go.
+        """
+        self._layers, self._hidden, self._cut = layers, hidden, capture.cut
+        self._sizes = piece_sizes(max_tokens)
+        self._inputs = StepInputs(max_tokens, empty_slot, hidden.device)
+        self._query = hidden.new_zeros(max_tokens, num_heads, head_dim)
+        self._attended = hidden.new_zeros(max_tokens, num_heads * head_dim)
+        self._step: AttentionStep | None = None
+        self._graphs = StepGraphs(self._sizes, self._compute, capture)
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of sizes: each is as many graphs as there are layers, and one more."""
+        return len(self._sizes)
+
+    def capture_all(self) -> None:
+        """Record the graphs of all sizes (`StepGraphs.capture_all`)."""
+        self._graphs.capture_all()
+
+    def size_of(self, num_tokens: int) -> int | None:
+        """Return the size of the graphs for a step; None if there is none."""
+        return next_size(self._sizes, num_tokens)
+
+    def hidden(self, ids: torch.Tensor, step: AttentionStep, size: int) -> tuple[torch.Tensor, bool]:
+        """Return the hidden states of a step, [N, H], which the next one overwrites, and whether graphs were
+        replayed.
+        """
+        self._inputs.write_tokens(ids, step.batch, size)
+        self._step = step
+        try:
+            is_replayed = self._graphs.run(size)
+        finally:
+            self._step = None
+        return self._hidden[: len(ids)], is_replayed
+
+    @torch.inference_mode()
+    def _compute(self, size: int) -> None:
+        step = _CutStep(self, self._inputs.batch(size))
+        self._hidden[:size] = self._layers(self._inputs.token_ids(size), step)
+
+    def attend_outside(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Have the current step's attention computed between two pieces (`AttentionStep.attend`).
+
+        Queries and results of all layers lie in the same place, so that layers need no memory of their own.
+        """
+        size = len(query)
+        self._query[:size] = query
+        self._cut(lambda: self._attend(pages, window, scales, sinks))
+        return self._attended[:size]
+
+    def _attend(
+        self, pages: torch.Tensor, window: int | None, scales: KVScales, sinks: torch.Tensor | None
+    ) -> None:
+        step = self._step
+        if step is None:  # Nothing but the kernels between attentions is wanted, to record them.
+            return
+        count = len(step.batch.positions)
+        self._attended[:count] = step.attend(pages, self._query[:count], window, scales, sinks)
+
+
+class _CutStep:
+    """Implements `AttentionStep` for layers that are recorded: attention is where one piece ends."""
+
+    def __init__(self, graphs: PieceGraphs, batch: AttentionBatch) -> None:
+        self._graphs, self.batch = graphs, batch
+
+    def attend(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales = UNSCALED,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Implement `AttentionStep.attend`."""
+        return self._graphs.attend_outside(pages, query, window, scales, sinks)
+
+
+def piece_sizes(max_tokens: int) -> list[int]:
+    """Return the numbers of tokens of graphs for steps of up to `max_tokens`, which is the last of them."""
+    return [size for size in _SIZES if size < max_tokens] + [max_tokens]

@@ -1,0 +1,42 @@
+"""The graphs of steps that are no plain decodes: one for a few tokens a row, pieces for other short steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.attention.base import AttentionStep
+from engine.attention.batch import AttentionBatch
+from engine.graphs.draft_graphs import DraftGraphs
+from engine.graphs.piece_graphs import PieceGraphs
+
+
+class TokenGraphs:
+    """Which of the two kinds a step takes: all ranks decide alike, by the step's rows alone."""
+
+    def __init__(self, drafts: DraftGraphs | None, pieces: PieceGraphs | None) -> None:
+        self._drafts, self._pieces = drafts, pieces
+        self._kinds = [kind for kind in (drafts, pieces) if kind is not None]
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs of all sizes; those in pieces count once."""
+        return sum(kind.num_graphs for kind in self._kinds)
+
+    def capture_all(self) -> None:
+        """Record the graphs of all sizes (`StepGraphs.capture_all`)."""
+        for kind in self._kinds:
+            kind.capture_all()
+
+    def hidden(
+        self, ids: torch.Tensor, batch: AttentionBatch, prepare: Callable[[AttentionBatch], AttentionStep]
+    ) -> tuple[torch.Tensor, bool] | None:
+        """Return a step's hidden states, [N, H], which the next step overwrites, and whether graphs were replayed;
+        None if none has its size. `prepare`: that of the attention's backend.
+        """
+        if self._drafts is not None and (size := self._drafts.size_of(batch)) is not None:
+            return self._drafts.hidden(ids, batch, size)
+        if self._pieces is not None and (count := self._pieces.size_of(len(ids))) is not None:
+            return self._pieces.hidden(ids, prepare(batch), count)
+        return None

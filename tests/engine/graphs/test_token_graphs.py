@@ -1,0 +1,241 @@
+"""Steps with draft tokens and short prompts, replayed: whole, or in pieces with attention between them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention.batch import AttentionBatch
+from engine.attention.reference import ReferenceAttention
+from engine.config import EngineConfig
+from engine.drafting.draft_model import DraftModel
+from engine.drafting.settings import Speculation
+from engine.engine import Engine
+from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
+from engine.graphs.piece_graphs import piece_sizes
+from engine.graphs.step_graphs import CudaCapture
+from engine.loading.load_model import load_model
+from engine.request import Request
+from engine.scheduling.plan import Chunk, StepPlan
+from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
+from tests.engine.support.recorded_graphs import graphed
+
+WIDTHS = (2, 4)
+
+
+def config_for(model: Path, **settings: Any) -> EngineConfig:
+    given = {"kv_pages": 64, "max_running": 7, "max_step_tokens": 24, "threads": 1, "overlap": False, **settings}
+    return EngineConfig(str(model), device="cpu", attention="reference", page_size=4, max_model_len=80, **given)
+
+
+def drafted(request: Request, drafts: list[int], pages: list[int]) -> Chunk:
+    """Return the chunk of a request's last token and draft tokens."""
+    ids = [request.tokens[-1], *drafts]
+    return Chunk(request, request.num_tokens - 1, len(ids), ids, pages, samples=True, num_drafts=len(drafts))
+
+
+def prompt(name: str, length: int, pages: list[int]) -> Chunk:
+    request = greedy_request(name, length)
+    return Chunk(request, 0, length, request.tokens, pages, samples=True)
+
+
+@pytest.mark.parametrize("widths", [(), WIDTHS], ids=["pieces", "whole and pieces"])
+@pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"speculation": Speculation(max_drafts=3)}])
+def test_workloads_get_the_tokens_of_steps_without_graphs(
+    model: Path, settings: dict[str, Any], widths: tuple[int, ...]
+) -> None:
+    """All steps are of graphs: decodes, prompts beside decodes, and draft tokens that are verified."""
+    config = config_for(model, kv_pages=36, **settings)
+    runner, recording = graphed(config, config.max_step_tokens, widths)
+    got, _ = play_workload(Engine(config, runner), 3)
+    expected, _ = play_workload(Engine(config, load_model(config)), 3)
+    for name in expected:  # an abort strikes earlier or later
+        length = min(len(got[name]), len(expected[name]))
+        assert got[name][:length] == expected[name][:length]
+    assert recording.num_replayed > 20 and recording.num_cuts > 0
+    assert not runner._pages.data[:, :, runner._pages.null_page].any()
+
+
+def test_rows_with_any_number_of_drafts_are_one_graph(model: Path) -> None:
+    """Rows of 3, 1 and 2 tokens take the graph of 4 rows of 4 tokens, with attention in it."""
+    config = config_for(model)
+    runner, recording = graphed(config, max_tokens=24, widths=WIDTHS)
+    plain = load_model(config)
+    requests = [greedy_request(f"r{i}", 6 + i) for i in range(3)]
+    for step, drafts in enumerate([[[30, 31], [], [32]], [[], [7], [33, 34]], [[1], [2], [3]]]):
+        chunks = [
+            drafted(r, d, list(range(4 * i, 4 * i + 4)))
+            for i, (r, d) in enumerate(zip(requests, drafts, strict=True))
+        ]
+        plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens)))
+        got, expected = runner.run(plan), plain.run(plan)
+        assert (got.token_ids, got.counts) == (expected.token_ids, expected.counts)
+        assert got.is_replayed == (step == 1), "sizes come for the first time in steps 0 and 2"
+    assert (recording.num_recorded, recording.num_cuts) == (2, 0)
+
+
+def test_short_prompts_beside_decodes_replay_all_but_attention(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention gets the step's own rows, unpadded; its layers are cut where it is computed."""
+    seen: list[tuple[int, bool]] = []
+    prepare = ReferenceAttention.prepare
+
+    def noting(self: Any, batch: AttentionBatch, null_page: int) -> Any:
+        seen.append((len(batch.positions), batch.is_bounded))
+        return prepare(self, batch, null_page)
+
+    monkeypatch.setattr(ReferenceAttention, "prepare", noting)
+    config = config_for(model)
+    runner, recording = graphed(config, max_tokens=24)
+    plain = load_model(config)
+    decode = last_chunk_of(greedy_request("d", 6), [0, 1])
+    for length, replayed in ((9, False), (11, True), (20, False), (7, False)):
+        seen.clear()
+        plan = StepPlan((decode, prompt("p", length, list(range(2, 8)))))
+        cuts = recording.num_cuts
+        result = runner.run(plan)
+        assert seen == [(length + 1, False)] and result.is_replayed == replayed
+        assert recording.num_cuts - cuts == runner.model_config.num_layers
+        assert result.token_ids == plain.run(plan).token_ids
+    assert recording.num_recorded == 3, "for 16, 24 and 8 tokens"
+    assert not runner.run(StepPlan((prompt("long", 25, list(range(2, 9))),))).is_replayed
+
+
+@pytest.mark.parametrize("widths", [(), WIDTHS])
+def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path, widths: tuple[int, ...]) -> None:
+    runner, _ = graphed(config_for(model), max_tokens=24, widths=widths)
+    chunks = [drafted(greedy_request(f"r{i}", 6), [40, 41][:i], [2 * i, 2 * i + 1]) for i in range(3)]
+    for _ in range(2):
+        runner._pages.data.fill_(0.5)
+        runner.run(StepPlan(tuple(chunks)))
+        changed = (runner._pages.data != 0.5).any(dim=(0, 1, 4, 5)).nonzero().tolist()
+        assert changed == [[1, 1], [3, 1], [3, 2], [5, 1], [5, 2], [5, 3], [runner.num_pages, 0]]
+
+
+def test_a_step_that_failed_leaves_nothing_to_the_next(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, _ = graphed(config_for(model), max_tokens=24, widths=WIDTHS)
+    plan = StepPlan((prompt("p", 9, [2, 3, 4]),))
+    expected = runner.run(plan).token_ids
+    with monkeypatch.context() as patch:
+        patch.setattr(type(runner._attention), "prepare", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            runner.run(plan)
+    assert runner.run(plan).token_ids == expected
+
+
+def test_a_draft_models_steps_are_replayed(model: Path) -> None:
+    """It drafts the tokens that it drafts without graphs; after the first ones, no step of its is eager."""
+    config = config_for(model)
+    runner, recording = graphed(config, max_tokens=24, widths=(1, 2, 4))
+    drafters = [DraftModel(made, [7]) for made in (runner, load_model(config))]
+    requests = [[greedy_request(f"r{i}", 6 + i) for i in range(2)] for _ in drafters]
+    for accepted in (0, 1, 3, 0, 3, 1, 1):
+        drafts = [drafter.propose(mine, [3, 3]) for drafter, mine in zip(drafters, requests, strict=True)]
+        assert drafts[0] == drafts[1]
+        for mine in requests:
+            for request, draft in zip(mine, drafts[1], strict=True):
+                request.tokens += [*draft[:accepted], 50 + accepted]
+    assert recording.num_replayed > 12
+
+
+def test_sizes() -> None:
+    assert draft_sizes([5], 300)[-1] == (64, 5) and draft_sizes([9], 300)[-1] == (32, 9)
+    assert draft_sizes([2, 3], 3) == [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)]
+    assert draft_sizes([65], 300)[-1] == (4, 65) and draft_sizes([], 300) == []
+    assert piece_sizes(512) == [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
+    assert piece_sizes(40) == [8, 16, 24, 32, 40] and piece_sizes(5) == [5]
+
+
+def test_a_step_of_which_too_much_would_be_padding_is_not_one_graph(model: Path) -> None:
+    runner, _ = graphed(config_for(model, max_running=64, max_step_tokens=64), max_tokens=24, widths=(5,))
+    assert runner._others is not None
+    drafts = runner._others._drafts
+    assert isinstance(drafts, DraftGraphs)
+
+    def size(*lens: int) -> Any:
+        rows = [
+            drafted(greedy_request(f"r{i}", 6), [1] * (n - 1), [0, 1, 2, 3]) for i, n in enumerate(sorted(lens))
+        ]
+        return drafts.size_of(AttentionBatch.from_chunks(rows, 4, 63, torch.device("cpu")))
+
+    assert size(5) == (1, 5) and size(1, 2) == (2, 5) and size(*[1] * 16) == (16, 5)
+    assert size(*[1] * 32) is None and size(*[5] * 32) == (32, 5)
+    assert size(6) is None and size(*[5] * 65) is None
+
+
+class Cuda:
+    """Stands in for torch.cuda: notes what is recorded, and what a replay does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self.recording: list[str] | None = None
+        cuda = self
+
+        class Graph:
+            def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+                assert cuda.recording is None and capture_error_mode == "thread_local"
+                self.kernels = cuda.recording = []
+
+            def capture_end(self) -> None:
+                assert cuda.recording is not None
+                cuda.recording = None
+
+            def replay(self) -> None:
+                cuda.said.append("replay " + " ".join(self.kernels))
+
+        class Nothing:
+            def __init__(self, *_: Any) -> None: ...
+            def __enter__(self) -> None: ...
+            def __exit__(self, *_: Any) -> None: ...
+
+        fakes = {"CUDAGraph": Graph, "Stream": Nothing, "stream": Nothing, "graph_pool_handle": lambda: 0}
+        for name, fake in (fakes | {"synchronize": Nothing, "empty_cache": Nothing}).items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def launch(self, kernel: str) -> None:
+        (self.said if self.recording is None else self.recording).append(kernel)
+
+
+def test_pieces_are_replayed_in_order_with_what_lies_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+    capture = CudaCapture(torch.device("cuda"))
+
+    def work() -> None:
+        for layer in range(2):
+            cuda.launch(f"qkv{layer}")
+            capture.cut(partial(cuda.launch, f"attention{layer}"))
+            cuda.launch(f"mlp{layer}")
+
+    work()
+    assert cuda.said == ["qkv0", "attention0", "mlp0", "qkv1", "attention1", "mlp1"], "eager"
+    cuda.said.clear()
+    replay = capture(work)
+    assert cuda.said == [], "nothing runs while it is recorded"
+    for _ in range(2):
+        cuda.said.clear()
+        replay()
+        assert cuda.said == ["replay qkv0", "attention0", "replay mlp0 qkv1", "attention1", "replay mlp1"]
+    whole = capture(lambda: cuda.launch("all"))
+    cuda.said.clear()
+    whole()
+    assert cuda.said == ["replay all"]
+
+
+def test_what_fails_while_it_is_recorded_ends_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+    capture = CudaCapture(torch.device("cuda"))
+
+    def work() -> None:
+        capture.cut(lambda: None)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture(work)
+    assert cuda.recording is None
+    capture(lambda: cuda.launch("next"))()
+    assert cuda.said == ["replay next"]
