@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.drafting.draft_model import DraftModel
 from engine.drafting.vocabulary import check_same_vocabulary
+from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_no_pieces
+from engine.graphs.step_graphs import CudaCapture, CutCapture
 from engine.loading.load_model import load_model
 from engine.loading.model_directory import resolve_model
 from engine.ranks.load_runner import load_runner
@@ -44,7 +46,7 @@ def load_with_draft_model(
             host_kv_gib=0.0,
             speculation=None,
             tensor_parallel_size=1,
-            cuda_graphs="off",  # Its steps return logits, which graphs do not.
+            cuda_graphs="off",  # They are recorded below, on its own pages.
         )
     )
     if draft.num_state_slots:
@@ -52,9 +54,30 @@ def load_with_draft_model(
             f"speculation.model {settings.model!r} has recurrent layers, whose states it would lose with wrong "
             "draft tokens; take one without them"
         )
+    reserved = draft_graph_bytes(config, draft)
+    is_graphed = reserved > 0  # which takes one more page
     if settings.kv_pages is not None:
-        runner = load_runner(config, launcher=launcher)
+        draft = draft.with_pages(settings.kv_pages + is_graphed) if is_graphed else draft
+        runner = load_runner(config, launcher=launcher, bytes_beside=reserved)
     else:
-        runner = load_runner(config, draft.kv_bytes_per_token, launcher)
-        draft = draft.with_pages(runner.num_pages)
+        runner = load_runner(config, draft.kv_bytes_per_token, launcher, reserved)
+        draft = draft.with_pages(runner.num_pages + is_graphed)
+    if is_graphed:
+        add_draft_graphs(config, draft, CudaCapture(draft.device), reserved)
     return runner, DraftModel(draft, runner.model_config.eos_token_ids, settings.max_prefill_tokens)
+
+
+def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
+    """Return the bytes to set aside for the draft model's graphs; 0 if it gets none."""
+    if why_no_pieces(config, draft.device, draft.model_config) is not None:
+        return 0
+    size = draft.kv_dtype.itemsize
+    return graph_bytes(config, draft.model_config, size, draft.max_model_len, is_draft_model=True)
+
+
+def add_draft_graphs(config: EngineConfig, draft: ModelRunner, capture: CutCapture, reserved: int) -> None:
+    """Record the graphs of the draft model's steps, or leave that to the first of them."""
+    widths = draft_widths(config, is_draft_model=True)
+    graphs = draft.add_token_graphs(config.max_running, piece_tokens(config), widths, capture)
+    if config.cuda_graphs == "start":
+        capture_all([graphs], draft.device, reserved)

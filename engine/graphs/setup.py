@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from engine.attention.base import AttentionBackend
 from engine.config import EngineConfig
+from engine.graphs.draft_graphs import draft_sizes
+from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.step_graphs import DecodeSizes, contexts_up_to, sizes_up_to
 from engine.models.config import ModelConfig
 
@@ -18,6 +21,8 @@ _NODES_PER_LAYER = 12
 _NODES_BESIDE = 30
 _NODE_BYTES = 16 * 1024
 """Driver memory per kernel of a graph: a safe estimate, logged beside the actual amount."""
+_PIECE_BYTES = 32 * 1024
+"""The same for each graph of a step in pieces, beside its kernels."""
 _BYTES_BESIDE = 64 * 2**20
 """Memory for libraries' workspaces and attention's layouts."""
 
@@ -41,54 +46,90 @@ def why_not(
     device: torch.device,
     model: ModelConfig | None = None,
 ) -> str | None:
-    """Return why steps are not replayed as graphs; None when they are."""
+    """Return why steps are not replayed as graphs, attention included; None when they are."""
+    reason = why_no_pieces(config, device, model)
+    if reason is None and not attention.is_capturable:
+        return f"attention by {attention.name} needs the host in each step"
+    return reason
+
+
+def why_no_pieces(config: EngineConfig, device: torch.device, model: ModelConfig | None = None) -> str | None:
+    """Return why not even what lies between attentions is replayed; None when it is."""
     if config.cuda_graphs == "off":
         return "cuda_graphs is off"
     if device.type != "cuda":
         return f"they are for GPUs, not for {device}"
     if model is not None and model.delta_net is not None:
         return "its gated delta nets are computed in torch, by rows of different kinds"
-    if not attention.is_capturable:
-        return f"attention by {attention.name} needs the host in each step"
     experts = None if model is None else model.experts
     if experts is not None and (experts.are_apart or experts.clamp is not None):
         return "its experts are computed one after another, for which the host has to know the tokens of each"
     return None
 
 
-def graph_bytes(
-    config: EngineConfig, model: ModelConfig, element_bytes: int, max_model_len: int, *, is_planned: bool = False
-) -> int:
-    """Estimate the bytes of GPU memory to reserve for all graphs and the rows that they read.
+def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple[int, ...]:
+    """Return the tokens of rows for which graphs with draft tokens are made: of the model that verifies them, or
+    of the draft model, which computes a token or two for each guess.
+    """
+    if config.speculation is None:
+        return ()
+    widths = {2, config.speculation.max_drafts + 1}
+    return tuple(sorted(widths | {1} if is_draft_model else widths))
 
-    `is_planned`: whether there are some for short rows (`contexts_up_to`). Graphs share one pool, sized by the
-    largest: one layer's tensors, and the logits.
+
+def piece_tokens(config: EngineConfig) -> int:
+    """Return how many tokens a step has at most that is replayed in pieces."""
+    return min(config.graph_tokens, config.max_step_tokens)
+
+
+def graph_bytes(
+    config: EngineConfig,
+    model: ModelConfig,
+    element_bytes: int,
+    max_model_len: int,
+    *,
+    is_planned: bool = False,
+    is_draft_model: bool = False,
+) -> int:
+    """Estimate the bytes of GPU memory to reserve for all graphs and what they read.
+
+    `is_planned`: whether there are some for short rows (`contexts_up_to`). A draft model has none of plain
+    decodes. Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
     """
     rows = sizes_up_to(config.max_running)
-    sizes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
+    decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
+    drafts = draft_sizes(draft_widths(config, is_draft_model=is_draft_model), config.max_running)
+    pieces = piece_sizes(piece_tokens(config)) if piece_tokens(config) else []
+    num_graphs = len(drafts) + len(pieces) + (0 if is_draft_model else len(decodes))
+    num_tokens = max([rows[-1], *pieces, *(size.num_tokens for size in drafts)])
+
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    layer = 4 * model.hidden_size + heads + 3 * model.intermediate_size
+    layer = 5 * model.hidden_size + 2 * heads + 3 * model.intermediate_size
     logits = model.vocab_size * (element_bytes + 4)
     tables = 4 * (8 + -(-max_model_len // config.page_size))
-    nodes = len(sizes) * (model.num_layers * _NODES_PER_LAYER + _NODES_BESIDE)
-    return rows[-1] * (layer * element_bytes + logits + tables) + nodes * _NODE_BYTES + _BYTES_BESIDE
+    nodes = num_graphs * (model.num_layers * _NODES_PER_LAYER + _NODES_BESIDE)
+    host = nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
+    num_tables = rows[-1] + max([0, *(size.rows for size in drafts)])
+    return num_tokens * layer * element_bytes + rows[-1] * logits + num_tables * tables + host + _BYTES_BESIDE
 
 
-def capture_all(graphs: Graphs, device: torch.device, reserved: int) -> None:
+def capture_all(kinds: Sequence[Graphs], device: torch.device, reserved: int) -> None:
     """Record all graphs; a warning says when the device cannot record such steps.
 
     `reserved` is the number of bytes set aside for them. Raises ValueError when they do not fit.
     """
+    num_graphs = sum(graphs.num_graphs for graphs in kinds)
     before = torch.cuda.mem_get_info(device)[0]
     try:
-        graphs.capture_all()
+        for graphs in kinds:
+            graphs.capture_all()
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"CUDA graphs do not fit: {before / 2**20:.0f} MiB of GPU memory were free for {graphs.num_graphs} of "
-            f"them, {reserved / 2**20:.0f} MiB were expected; lower kv_pages, kv_memory_share or max_running, or "
-            'set cuda_graphs to "off"'
+            f"CUDA graphs do not fit: {before / 2**20:.0f} MiB of GPU memory were free for {num_graphs} of "
+            f"them, {reserved / 2**20:.0f} MiB were expected; lower kv_pages, kv_memory_share, max_running or "
+            'graph_tokens, or set cuda_graphs to "off"'
         ) from error
     taken = before - torch.cuda.mem_get_info(device)[0]
     logger.info(
-        "%d CUDA graphs took %.0f MiB, %.0f MiB were expected", graphs.num_graphs, taken / 2**20, reserved / 2**20
+        "%d CUDA graphs took %.0f MiB, %.0f MiB were expected", num_graphs, taken / 2**20, reserved / 2**20
     )

@@ -13,7 +13,15 @@ from engine.attention.chunked import ChunkedAttention
 from engine.attention.kv_pages import FP8, KVPages
 from engine.attention.state_slots import StateSlots
 from engine.config import EngineConfig
-from engine.graphs.setup import capture_all, graph_bytes, why_not
+from engine.graphs.setup import (
+    Graphs,
+    capture_all,
+    draft_widths,
+    graph_bytes,
+    piece_tokens,
+    why_no_pieces,
+    why_not,
+)
 from engine.graphs.step_graphs import CudaCapture
 from engine.loading.kv_memory import (
     available_ram,
@@ -46,15 +54,17 @@ def load_model(
     kv_bytes_beside: int = 0,
     ranks: Collective = ALONE,
     *,
+    bytes_beside: int = 0,
     load_weights: Callable[..., Decoder] = load_decoder,
 ) -> ModelRunner:
     """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError.
 
-    `kv_bytes_beside`: bytes that another model keeps for each token that the pages hold. With several `ranks`, all
-    of them call this together and each loads its share. `load_weights` has the signature of `load_decoder`.
+    `kv_bytes_beside`: bytes that another model keeps for each token that the pages hold; `bytes_beside`: those of
+    the device that it will take besides. With several `ranks`, all of them call this together and each loads its
+    share. `load_weights` has the signature of `load_decoder`.
     """
     torch.set_num_threads(config.threads or default_threads(ranks.shard.size))
-    loading = _Loading(config, kv_bytes_beside, ranks)
+    loading = _Loading(config, kv_bytes_beside, ranks, bytes_beside)
     small = loading.with_a_page(load_weights)
     loading.compile_kernels(small)
     runner, is_graphed = loading.with_all_pages(small)
@@ -71,7 +81,9 @@ def load_model(
 class _Loading:
     """What the settings mean for this model on this device, and the steps from there to a runner."""
 
-    def __init__(self, config: EngineConfig, kv_bytes_beside: int, ranks: Collective) -> None:
+    def __init__(
+        self, config: EngineConfig, kv_bytes_beside: int, ranks: Collective, bytes_beside: int = 0
+    ) -> None:
         self._config, self._kv_bytes_beside, self._ranks = config, kv_bytes_beside, ranks
         self._device = _device(config.device)
         self._directory: Path = resolve_model(config.model, config.model_revision)
@@ -88,8 +100,9 @@ class _Loading:
         if model.chunk is not None:
             self._backend = ChunkedAttention(self._backend, model.chunk, config.page_size)
         self._not_graphed = why_not(config, self._backend, self._device, model)
-        self._reserved = 0
-        if self._not_graphed is None:
+        self._not_in_pieces = why_no_pieces(config, self._device, model)
+        self._reserved, self._bytes_beside = 0, bytes_beside
+        if self._not_in_pieces is None:
             self._reserved = graph_bytes(
                 config, model, self._dtype.itemsize, self._limit, is_planned=self._backend.plans_by_bounds
             )
@@ -124,7 +137,7 @@ class _Loading:
         else:
             free = measure_step(config, self._limit, small.with_pages, self._device)
         per_token = small.kv_bytes_per_token + self._kv_bytes_beside
-        free = max(0, free - self._reserved)
+        free = max(0, free - self._reserved - self._bytes_beside)
         slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
         if state_bytes:
             slots = self._ranks.least(
@@ -132,20 +145,25 @@ class _Loading:
             )
             free = beside_slots(config, free, slots * state_bytes)
         fitting = pages_for(config, free, per_token, self._limit)
-        is_graphed = self._not_graphed is None
+        is_graphed = self._not_in_pieces is None
         num_pages = self._ranks.least(fitting, self._device) + is_graphed
         return small.with_pages(num_pages, slots, max_drafts(config)), is_graphed
 
     def add_graphs(self, runner: ModelRunner) -> None:
         """Record the graphs now, or leave that to the first steps that use them."""
-        graphs = runner.add_graphs(self._config.max_running, CudaCapture(self._device))
-        if self._config.cuda_graphs == "start":
-            capture_all(graphs, self._device, self._reserved)
+        config, capture = self._config, CudaCapture(self._device)
+        kinds: list[Graphs] = []
+        if self._not_graphed is None:
+            kinds.append(runner.add_graphs(config.max_running, capture))
+        widths = draft_widths(config)
+        kinds.append(runner.add_token_graphs(config.max_running, piece_tokens(config), widths, capture))
+        if config.cuda_graphs == "start":
+            capture_all(kinds, self._device, self._reserved)
 
     def report(self, runner: ModelRunner) -> None:
         """Log what was loaded."""
         if self._not_graphed is not None:
-            logger.info("no CUDA graphs: %s", self._not_graphed)
+            logger.info("no CUDA graphs of whole steps: %s", self._not_graphed)
         logger.info(
             "%s: %.1fM parameters, rank %d of %d, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB), "
             "%d in host memory, %d slots for recurrent states",

@@ -54,7 +54,11 @@ class ParallelRunner:
 
     @classmethod
     def load(
-        cls, config: EngineConfig, kv_bytes_beside: int = 0, launcher: WorkerLauncher | None = None
+        cls,
+        config: EngineConfig,
+        kv_bytes_beside: int = 0,
+        launcher: WorkerLauncher | None = None,
+        bytes_beside: int = 0,
     ) -> ParallelRunner:
         """Load a model as `load_model` does, on `config.tensor_parallel_size` ranks. Also raises RankLost."""
         launcher, size = launcher or LocalProcesses(), config.tensor_parallel_size
@@ -68,7 +72,7 @@ class ParallelRunner:
         try:
             with rank_group.guarded():
                 ranks = rank_group.join(config, device_name(device), device)
-                runner = load_model(config, kv_bytes_beside, ranks)
+                runner = load_model(config, kv_bytes_beside, ranks, bytes_beside=bytes_beside)
                 if isinstance(runner.lower_tier, PageMover):
                     runner.lower_tier.join(rank_group)
                 return cls(runner, rank_group)

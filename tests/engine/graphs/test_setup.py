@@ -12,8 +12,9 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.config import EngineConfig
+from engine.drafting.settings import Speculation
 from engine.graphs import setup
-from engine.graphs.setup import capture_all, graph_bytes, why_not
+from engine.graphs.setup import capture_all, draft_widths, graph_bytes, why_no_pieces, why_not
 from engine.graphs.step_graphs import StepGraphs
 from engine.models.config import ModelConfig
 from tests.engine.support.oracle import save_tiny
@@ -60,6 +61,27 @@ def test_more_rows_and_longer_requests_take_more_memory(model: Any) -> None:
     assert tables == 256 * 4 * 10_000, "a word for each page of each row"
 
 
+def test_graphs_of_drafts_and_of_pieces_are_counted(model: Any) -> None:
+    facts = ModelConfig.from_directory(model)
+
+    def taken(**settings: Any) -> int:
+        return graph_bytes(EngineConfig(max_running=8, **settings), facts, 2, 512)
+
+    decodes = taken(graph_tokens=0)
+    assert decodes < taken(graph_tokens=64) < taken(graph_tokens=512) < taken(graph_tokens=2048)
+    assert taken(graph_tokens=512) == taken(graph_tokens=2048, max_step_tokens=512), "steps are no larger"
+    assert decodes < taken(graph_tokens=0, speculation=Speculation(max_drafts=1))
+    few, many = (EngineConfig(speculation=Speculation(max_drafts=n)) for n in (1, 4))
+    assert (draft_widths(EngineConfig()), draft_widths(few), draft_widths(many)) == ((), (2,), (2, 5))
+    assert draft_widths(many, is_draft_model=True) == (1, 2, 5)
+
+
+def test_attention_that_needs_the_host_is_left_out_of_graphs_in_pieces() -> None:
+    assert why_not(EngineConfig(), backend(is_capturable=False), GPU) is not None
+    assert why_no_pieces(EngineConfig(), GPU) is None
+    assert "for GPUs" in (why_no_pieces(EngineConfig(), CPU) or "")
+
+
 class Two:
     """Two graphs, which are recorded or not."""
 
@@ -81,7 +103,7 @@ def test_what_was_taken_is_logged_beside_what_was_expected(
     free = iter([(900 * MIB, 0), (893 * MIB, 0)])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: next(free))
     with caplog.at_level("INFO", setup.__name__):
-        capture_all(Two(None), GPU, 64 * MIB)
+        capture_all([Two(None)], GPU, 64 * MIB)
     assert "2 CUDA graphs took 7 MiB, 64 MiB were expected" in caplog.text
 
 
@@ -91,9 +113,9 @@ def test_a_device_that_cannot_record_does_without(
     """It computes all sizes all the same, as other ranks do, and says so once."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (900 * MIB, 0))
     refusing = Two(RuntimeError("operation not permitted when stream is capturing"))
-    capture_all(refusing, GPU, 0)
+    capture_all([refusing], GPU, 0)
     assert not refusing.run(1) and not refusing.run(2)
     [warning] = caplog.records
     assert "without a CUDA graph" in warning.getMessage() and "not permitted" in warning.getMessage()
     with pytest.raises(ValueError, match="900 MiB of GPU memory were free for 2 of them, 64 MiB were expected"):
-        capture_all(Two(torch.OutOfMemoryError("out of memory")), GPU, 64 * MIB)
+        capture_all([Two(torch.OutOfMemoryError("out of memory"))], GPU, 64 * MIB)

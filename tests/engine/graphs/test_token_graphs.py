@@ -12,6 +12,7 @@ import torch
 from engine.attention.batch import AttentionBatch
 from engine.attention.reference import ReferenceAttention
 from engine.config import EngineConfig
+from engine.drafting import loading
 from engine.drafting.draft_model import DraftModel
 from engine.drafting.settings import Speculation
 from engine.engine import Engine
@@ -22,7 +23,7 @@ from engine.loading.load_model import load_model
 from engine.request import Request
 from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
-from tests.engine.support.recorded_graphs import graphed
+from tests.engine.support.recorded_graphs import Recording, graphed
 
 WIDTHS = (2, 4)
 
@@ -141,6 +142,24 @@ def test_a_draft_models_steps_are_replayed(model: Path) -> None:
             for request, draft in zip(mine, drafts[1], strict=True):
                 request.tokens += [*draft[:accepted], 50 + accepted]
     assert recording.num_replayed > 12
+
+
+def test_a_draft_model_is_loaded_with_graphs_of_its_own(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has as many pages as the model, and one more for padding; its tokens are those without graphs."""
+    recording = Recording()
+    speculation = Speculation("draft_model", model=str(model), max_drafts=3, adaptive=False)
+    config = config_for(model, speculation=speculation, cuda_graphs="lazy")
+    expected, _ = play_workload(Engine.from_config(config), 5)
+    monkeypatch.setattr(loading, "draft_graph_bytes", lambda *_: 1)
+    monkeypatch.setattr(loading, "CudaCapture", lambda _: recording)
+    engine = Engine.from_config(config)
+    drafter = engine.scheduler._speculator._drafter
+    assert isinstance(drafter, DraftModel) and drafter.cache.num_pages == engine.cache.num_pages
+    got, _ = play_workload(engine, 5)
+    for name in expected:
+        length = min(len(got[name]), len(expected[name]))
+        assert got[name][:length] == expected[name][:length]
+    assert recording.num_replayed > 20
 
 
 def test_sizes() -> None:

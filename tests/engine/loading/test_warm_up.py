@@ -32,6 +32,7 @@ def test_random_steps_ask_for_no_kernel_that_the_warm_up_did_not() -> None:
     for report in json.loads(done.stdout).values():
         assert report["new"] == []
         assert report["warm"] > 15 and report["replayed"] > 20
+        assert report["kinds"] == ["decodes or rows", "drafts", "pieces"]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from tests.engine.support.recorded_graphs import Recording
 
 CPU, HOPPER = torch.device("cpu"), GPUTarget("cuda", 90, 32)
 PAGE_SIZE, PAGES, MAX_RUNNING, MAX_LEN, MAX_TOKENS = 16, 64, 13, 400, 300
+PIECE_TOKENS, MAX_DRAFTS = 128, 4
 DENSE = SMALL["tiny"] | {"vocab_size": 5000, "num_attention_heads": 8}
 EXPERTS = DENSE | {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -98,28 +99,34 @@ def runner_of(raw: dict[str, Any], directory: Path) -> ModelRunner:
 
 
 def random_step(rng: random.Random, number: int) -> StepPlan:
-    """Return decodes, prompts or both, of any lengths, which ask for anything, or for nothing."""
+    """Return decodes, prompts or both, of any lengths, which ask for anything or nothing; some have drafts."""
     num_decodes, num_prompts = rng.choice(
         [(rng.randint(1, MAX_RUNNING), 0), (rng.randint(0, 9), rng.randint(1, 3))]
     )
+    is_drafted = num_prompts > 0 and rng.random() < 0.5
     asked = rng.choice([ASKED[:1], ASKED[:2], ASKED])
     chunks = []
     for row in range(num_decodes + num_prompts):
         is_decode = row < num_decodes
-        size = 1 if is_decode else rng.randint(2, rng.choice([4, 40, MAX_TOKENS // num_prompts]))
+        most = MAX_DRAFTS + 1 if is_drafted else rng.choice([4, 40, MAX_TOKENS // max(1, num_prompts)])
+        size = 1 if is_decode else rng.randint(2, most)
         start = rng.randint(1, MAX_LEN - 1 - size)
         sampling, namespace = SamplingParams(**rng.choice(asked)), Namespace("m")
         prompt = [rng.randrange(5000) for _ in range(start + (rng.randint(0, size) if start > 1 else size))]
         request = Request.make(f"{number}-{row}", prompt, sampling, arrival=0.0, seed=row, namespace=namespace)
         request.tokens += [0] * (start + size - request.num_tokens)
         pages = [rng.randrange(PAGES) for _ in range((start + size - 1) // PAGE_SIZE + 1)]
-        chunks.append(Chunk(request, start, size, request.tokens[start:], pages, samples=True))
+        drafts = size - 1 if is_drafted else 0
+        chunks.append(Chunk(request, start, size, request.tokens[start:], pages, samples=True, num_drafts=drafts))
     return StepPlan(tuple(chunks))
 
 
-def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int]:
-    """Return the number of the warm-up's keys, the kernels with others in random steps, and the steps replayed."""
+def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int, list[str]]:
+    """Return the number of the warm-up's keys, the kernels with others in random steps, the steps replayed, and
+    which kinds of graphs that were.
+    """
     keys, recording, rng = Keys(), Recording(), random.Random(5)
+    kinds: set[str] = set()
     with (
         TemporaryDirectory() as directory,
         patch.object(JITFunction, "run", lambda kernel, *args, **options: keys.run(kernel, *args, **options)),
@@ -128,15 +135,23 @@ def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int]:
         for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
             runner.run(step)
         runner.add_graphs(MAX_RUNNING, recording)
+        others = runner.add_token_graphs(MAX_RUNNING, PIECE_TOKENS, (2, MAX_DRAFTS + 1), recording)
         assert isinstance(runner._decodes, DecodeGraphs)
         runner._decodes._choose = triton_graph_chooser(CPU)
         runner._decodes._rows.kernels = rows
+        others.capture_all()
         for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
             runner.run(step)
         warm = set(keys.seen)
         for number in range(num_steps):
-            runner.run(random_step(rng, number))
-    return len(warm), sorted(f"{name} {key}" for name, key in keys.seen - warm), recording.num_replayed
+            before = recording.num_cuts
+            plan = random_step(rng, number)
+            if runner.run(plan).is_replayed:
+                kinds.add(
+                    "pieces" if recording.num_cuts > before else "drafts" if plan.num_drafts else "decodes or rows"
+                )
+    new = sorted(f"{name} {key}" for name, key in keys.seen - warm)
+    return len(warm), new, recording.num_replayed, sorted(kinds)
 
 
 def main() -> None:
@@ -147,8 +162,8 @@ def main() -> None:
     )
     reports = {}
     for name, raw, num_steps in (("dense", DENSE, 300), ("experts", EXPERTS, 100)):
-        warm, new, replayed = later(raw, num_steps)
-        reports[name] = {"warm": warm, "new": new, "replayed": replayed}
+        warm, new, replayed, kinds = later(raw, num_steps)
+        reports[name] = {"warm": warm, "new": new, "replayed": replayed, "kinds": kinds}
     json.dump(reports, sys.stdout)
 
 

@@ -12,6 +12,7 @@ from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.kv_pages import FP8, store_kv
 from engine.attention.reference import ReferenceAttention
 from engine.attention.triton import TritonAttention
+from engine.graphs.step_inputs import StepInputs
 from tests.engine.support.paged_kv import CPU, Heads, Paged
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 0.04}
@@ -43,6 +44,26 @@ def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, dtype: tor
     rows: Rows = [*MIXED, (1500, 1)]
     assert_right(Paged(rows, Heads(3, 2, 32), 16, 40, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
     assert_right(Paged(rows, Heads(3, 2, 32), 16, None, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    ("rows", "width"), [([(63, 3), (0, 5), (124, 2), (300, 1)], 5), (EXTENDS[1:2] * 2, 65), (DECODES, 1)], ids=str
+)
+def test_recorded_rows_of_up_to_so_many_tokens(rows: Rows, width: int, window: int | None) -> None:
+    """The host knows bounds alone; a tile may begin past a row's tokens, and rows and tokens are padded."""
+    case = Paged(rows, Heads(1, 8, 32), 16, window, torch.float32)
+    store_kv(case.pages.layer(0), case.batch.slot_mapping, *case.new())
+    query, num_rows = case.query(), len(rows) + 2
+    inputs = StepInputs(num_rows * width, 0, CPU, num_rows, 40)
+    inputs.write_tokens(torch.zeros(len(query), dtype=torch.int64), case.batch, num_rows * width)
+    inputs.write_rows(case.batch, num_rows)
+    bounded = inputs.batch(num_rows * width, num_rows, width, longest=640)
+    padded = query.new_zeros(num_rows * width, *query.shape[1:])
+    padded[: len(query)] = query
+    step = TritonAttention(case.shape).prepare(bounded, case.pages.null_page)
+    attended = step.attend(case.pages.layer(0), padded, window)[: len(query)]
+    assert (attended.double() - case.expected()).abs().max() < 1e-5
 
 
 def test_rows_of_one_item_need_no_parts() -> None:
