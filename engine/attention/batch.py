@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.attention.pinned import on_device
 from engine.attention.state_batch import StateBatch
 from engine.scheduling.plan import Chunk
 
@@ -91,17 +91,6 @@ class AttentionBatch:
             positions=on_device(positions, device),
             states=None if null_slot is None else StateBatch.from_chunks(chunks, null_slot, device),
         )
-
-
-def on_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return the values as a tensor. A GPU gets them from pinned memory, so that the host need not wait.
-
-    On a CPU nothing is copied, which costs a third of asking torch for a copy.
-    """
-    here = torch.from_numpy(values)
-    if device.type == "cpu":
-        return here
-    return (here.pin_memory() if device.type == "cuda" else here).to(device, non_blocking=True)
 
 
 def _last_slot(pages: Sequence[int], position: int, page_size: int) -> int:

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep
-from engine.attention.batch import AttentionBatch, on_device
+from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.attention.pinned import on_device
 
 
 class ChunkedAttention:

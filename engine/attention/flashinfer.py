@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from engine.attention.base import AttentionShape
-from engine.attention.batch import AttentionBatch, on_device
+from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import FP8, UNSCALED, KVScales
 from engine.attention.packages import Capability, capability, imported, misfit
+from engine.attention.pinned import on_device
 
 _DECODE, _PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
 _HEAD_DIMS = (64, 128, 256)

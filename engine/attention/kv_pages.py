@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cache import PageCopy
-from engine.attention.batch import on_device
+from engine.attention.pinned import on_device
 from engine.attention.state_slots import LayerState, StateSlots
 from engine.host_memory import untouched_zeros
 from engine.models.config import ModelConfig

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales, gathered
+from engine.attention.pinned import on_device
 
 _MAX_SCORES = 1 << 22
 """Maximum number of scores of one head computed at once: bounds the memory of a long prompt's mask."""
@@ -102,8 +104,8 @@ class ReferenceAttention:
         visible = [length if window is None else min(length, window) for length in lens]
         page_size, device = self._shape.page_size, batch.block_table.device
         for first, last in _similar_runs(visible):
-            counts = torch.tensor(visible[first:last], device=device)[:, None]
-            starts = torch.tensor(lens[first:last], device=device)[:, None] - counts
+            counts = on_device(np.array(visible[first:last]), device)[:, None]
+            starts = on_device(np.array(lens[first:last]), device)[:, None] - counts
             longest = max(visible[first:last])
             steps = torch.arange(longest, device=device)
             mask = steps < counts

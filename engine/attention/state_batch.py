@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from cache import StateStep
+from engine.attention.pinned import on_device
 from engine.scheduling.plan import Chunk
 
 
@@ -68,5 +69,5 @@ class StateBatch:
                 rows.append(row)
             first += chunk.num_tokens
         indices = np.array(plain, dtype=np.int64).reshape(-1, 3).T.copy()
-        tokens, sources, targets = (torch.from_numpy(part).to(device) for part in indices)
+        tokens, sources, targets = (on_device(part, device) for part in indices)
         return cls(tokens, sources, targets, rows)

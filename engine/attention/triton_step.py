@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 
 from engine.attention.base import AttentionShape
-from engine.attention.batch import AttentionBatch, on_device
+from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.attention.pinned import on_device
 from engine.kernels.triton.decode import Parts, decode, decode_config
 from engine.kernels.triton.extend import extend, extend_config, query_tiles
 from engine.kernels.triton.launch_config import num_programs

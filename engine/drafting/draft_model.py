@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from cache import KVCacheManager, Lease, OutOfPages, PageCopy
+from engine.attention.pinned import on_host
 from engine.request import Request
 from engine.sampling.native import NativeSampler
 from engine.sampling.row import SamplingRow
@@ -129,7 +130,8 @@ class DraftModel:
             return
         rows = [SamplingRow(follower.request, follower.num_known, tuple(follower.draft)) for follower in ready]
         self._sampler = self._sampler or sampler_for(self._eos, logits.device)
-        for follower, token in zip(ready, self._sampler.sample(logits, rows)[0].tolist(), strict=True):
+        chosen = on_host(self._sampler.sample(logits, rows)[0]).tolist()
+        for follower, token in zip(ready, chosen, strict=True):
             follower.add(token)
 
 

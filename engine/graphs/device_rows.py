@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from engine.attention.batch import AttentionBatch, on_device
+from engine.attention.batch import AttentionBatch
+from engine.attention.pinned import on_device
 from engine.graphs.row_assignment import (
     IN_USE,
     INVERSE,

@@ -16,6 +16,7 @@ import torch
 
 from cache import PageCopy
 from engine.attention.batch import AttentionBatch
+from engine.attention.pinned import on_device
 from engine.config import EngineConfig
 from engine.graphs.decode_graphs import GraphStep
 from engine.graphs.row_assignment import RowChanges
@@ -186,7 +187,7 @@ def to_device(step: T, device: torch.device) -> T:
     for field in fields(step):
         value = getattr(step, field.name)
         if isinstance(value, torch.Tensor):
-            moved[field.name] = value.to(device, non_blocking=True)
+            moved[field.name] = on_device(value, device)
         elif is_dataclass(value):
             moved[field.name] = to_device(value, device)
     return cast("T", replace(step, **moved))  # type: ignore[type-var]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.attention.pinned import on_host
 from engine.logprobs import TokenLogprobs
 from engine.sampling.row import SamplingRow
 
@@ -23,7 +24,7 @@ def beam_candidates(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> list
     """
     counts = [_count(row) for row in rows]
     best = logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1)
-    tokens, values = best.indices.tolist(), best.values.tolist()
+    tokens, values = on_host(best.indices).tolist(), on_host(best.values).tolist()
     return [
         TokenLogprobs(ids[0], scores[0], tuple(zip(ids[:count], scores[:count], strict=True)))
         for ids, scores, count in zip(tokens, values, counts, strict=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.batch import on_device
+from engine.attention.pinned import on_device
 from engine.grammar.constraint import Constraint, ConstraintStatus
 from engine.sampling.adjust import forbidden_ends
 from engine.sampling.row import SamplingRow

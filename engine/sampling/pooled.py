@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
+from engine.attention.pinned import on_device, on_host
 from engine.scheduling.plan import StepPlan
 
 
@@ -57,14 +59,22 @@ def pool(head: Head, hidden: torch.Tensor, wanted: Sequence[PooledRow]) -> dict[
     scored = [row for row in wanted if row.token_ids]
     found: dict[str, bytes] = {}
     if states:
-        values = head.normed(hidden[[row.row for row in states]]).float().cpu()
+        values = on_host(head.normed(_rows(hidden, states)).float())
         found |= {row.request_id: _bytes(own) for row, own in zip(states, values, strict=True)}
     if scored:
-        logits = head.logits(hidden[[row.row for row in scored]])
-        parts = [own[list(row.token_ids)].softmax(-1) for row, own in zip(scored, logits, strict=True)]
-        together = torch.cat(parts).cpu().split([len(row.token_ids) for row in scored])
+        logits = head.logits(_rows(hidden, scored))
+        parts = [_columns(own, row.token_ids).softmax(-1) for row, own in zip(scored, logits, strict=True)]
+        together = on_host(torch.cat(parts)).split([len(row.token_ids) for row in scored])
         found |= {row.request_id: _bytes(own) for row, own in zip(scored, together, strict=True)}
     return found
+
+
+def _rows(hidden: torch.Tensor, wanted: Sequence[PooledRow]) -> torch.Tensor:
+    return hidden[on_device(np.array([row.row for row in wanted]), hidden.device)]
+
+
+def _columns(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+    return logits[on_device(np.array(token_ids), logits.device)]
 
 
 def _bytes(values: torch.Tensor) -> bytes:

@@ -15,6 +15,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from engine.attention.pinned import on_device, on_host
 from engine.logprobs import PackedLogprobs
 from engine.scheduling.plan import Chunk
 
@@ -79,7 +80,7 @@ def score(
     for begin in range(0, len(rows), step):
         part = slice(begin, begin + step)
         _pack(torch.log_softmax(logits(hidden[rows[part]]), dim=-1), targets[part], packed[part])
-    records = packed.cpu().numpy().astype("<i4", copy=False)
+    records = on_host(packed).numpy().astype("<i4", copy=False)
     borders = np.cumsum([len(w.targets) for w in wanted])[:-1]
     return {
         w.request_id: PackedLogprobs(w.start, min(w.num_top, num_top), own[:, : 2 + 2 * w.num_top].tobytes())
@@ -99,4 +100,4 @@ def _pack(logprobs: torch.Tensor, targets: torch.Tensor, out: torch.Tensor) -> N
 
 def _on(device: torch.device, numbers: chain[int]) -> torch.Tensor:
     """Copy the numbers to the device, int64 [n]."""
-    return torch.from_numpy(np.fromiter(numbers, dtype=np.int64)).to(device, non_blocking=True)
+    return on_device(np.fromiter(numbers, dtype=np.int64), device)

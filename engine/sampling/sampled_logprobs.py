@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.attention.batch import on_device
+from engine.attention.pinned import on_device, on_host
 from engine.logprobs import TokenLogprobs
 from engine.sampling.adjust import is_adjusted
 from engine.sampling.prompt_logprobs import SLICE_BYTES
@@ -53,14 +53,16 @@ class SampledLogprobs:
         tokens = chosen.clamp(min=0)
         logits_of = logits.gather(1, tokens[:, None])
         logits_of[self._changing] = self._unchanged.gather(1, tokens[self._changing, None])
-        own = (logits_of[self._index] - self._totals)[:, 0].tolist()
-        values = (self._values - self._totals).tolist()
-        reporting = zip(self._wanting, self._counts, chosen[self._index].tolist(), own, strict=True)
-        for (at, count, token, logprob), best in zip(
-            reporting, zip(self._tokens.tolist(), values, strict=True), strict=True
-        ):
+        own, values = logits_of[self._index] - self._totals, self._values - self._totals
+        # Numbers of both types are exact in float64: one copy to the host instead of four.
+        parts = chosen[self._index, None], own, self._tokens, values
+        found = on_host(torch.cat([part.double() for part in parts], dim=1)).tolist()
+        num_top = values.shape[1]
+        for at, count, (token, logprob, *best) in zip(self._wanting, self._counts, found, strict=True):
             if token >= 0:
-                reports[at] = TokenLogprobs(token, logprob, tuple(zip(*best, strict=True))[:count])
+                ids = map(int, best[:num_top])
+                top = tuple(zip(ids, best[num_top:], strict=True))[:count]
+                reports[at] = TokenLogprobs(int(token), logprob, top)
         return reports
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.batch import on_device
+from engine.attention.pinned import on_device
 from engine.request import Request
 from engine.sampling.row import SamplingRow
 from engine.sampling_params import SamplingParams

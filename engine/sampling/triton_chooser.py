@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.batch import on_device
+from engine.attention.pinned import on_device
 from engine.kernels.triton import sample
 from engine.sampling.adjust import forbidden_ends, is_adjusted, must_go_on
 from engine.sampling.chooser import draws

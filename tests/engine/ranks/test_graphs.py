@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.attention.base import AttentionShape
+from engine.drafting.settings import Speculation
 from engine.engine import Engine
 from engine.errors import RankLost
 from engine.loading import load_model
@@ -42,6 +43,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
 
     monkeypatch.setattr(load_model, "choose_backend", gathering)
     monkeypatch.setattr(load_model, "why_not", lambda *_: None)
+    monkeypatch.setattr(load_model, "why_no_pieces", lambda *_: None)
     monkeypatch.setattr(load_model, "CudaCapture", record)
     return made
 
@@ -64,6 +66,19 @@ def test_ranks_that_replay_get_the_tokens_of_one_that_does_not(
         replayed = [recording.num_replayed for recording in recordings]
         assert len(replayed) == size and min(replayed) >= 8, "every rank replays what rank 0 does"
         assert len(set(replayed)) == 1
+
+
+def test_ranks_replay_steps_with_drafts_and_with_prompts(model: Path, recordings: list[Recording]) -> None:
+    """All ranks pad alike, as they add up what the others computed."""
+    params = SamplingParams(temperature=0, max_tokens=12)
+    prompts = [[5, 6, 7, 8] * 4, [9, 10, 11] * 5]
+    settings = {"speculation": Speculation(max_drafts=3, adaptive=False), "max_step_tokens": 40}
+    alone, _ = run_on_ranks(model, 1, prompts, params, attention="reference", cuda_graphs="off")
+    recordings.clear()
+    shared, _ = run_on_ranks(model, 2, prompts, params, **settings, **LIMITED)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
+    replayed = {(recording.num_replayed, recording.num_cuts) for recording in recordings}
+    assert len(replayed) == 1 and min(replayed.pop()) > 0
 
 
 def test_preempted_requests_swap_their_pages_between_replays_on_every_rank(
