@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engine.attention.batch import on_device
+from engine.attention.copy_streams import CopyStreams, Event, StreamName, streams_of
 from engine.attention.kv_pages import KVPages
+from engine.attention.pinned import on_device
 
+_NUM_SLOTS = 4
+_SLOT_BYTES = 16 * 2**20
+"""Size of a slot, unless a page is larger."""
 _MEASURED_PAGES = 64
 _ROUNDS = 5
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Room for some pages on the device, on their way to the host or back."""
+
+    pages: torch.Tensor
+    """[num_layers, room, 2 or 1, page_size, num_kv_heads, head_dim]."""
+    is_free: Event | None = None
+    """After which it may be filled again."""
 
 
 class HostKVPages:
@@ -21,46 +36,110 @@ class HostKVPages:
 
         data: [num_layers, num_pages, 2 (keys, values) or 1, page_size, num_kv_heads, head_dim]
 
-    Pages come before keys and values, so that neighbouring pages of a layer are one piece of memory: a request's
-    pages are gathered on the device and transferred at once per layer, or in a few parts where its host pages are
-    not neighbours. Copies are queued on the device's stream, in order with the steps; nothing here waits.
+    Pages come before keys and values, so that neighbouring pages of a layer are one piece of memory.
+
+        out   pages ─ gather ─▶ slot ═ out ═▶ host      "steps" gathers: the pages may be written again at once
+        in    host ═ in ═▶ slot ─ scatter ─▶ pages      "steps" scatters: what follows reads them
+
+    A slot is room for some pages on the device. Transfers (═) run on streams of their own beside the steps. Each
+    waits for what it depends on, and for nothing else: what fills or empties its slot, and transfers that still
+    use its host pages. The host does not wait.
     """
 
-    def __init__(self, device_pages: KVPages, num_pages: int) -> None:
-        """Allocate the pages. On a CPU, memory is taken from the system as pages are first written."""
+    def __init__(self, device_pages: KVPages, num_pages: int, streams: CopyStreams | None = None) -> None:
+        """Allocate the pages. On a CPU, memory is taken from the system as pages are first written. `streams`:
+        None for those of the pages' device.
+        """
         device = device_pages.raw
         num_layers, parts, _, *page = device.shape
         self.num_pages = num_pages
         self._device = device
+        self._streams = streams or streams_of(device.device)
         self.data = torch.empty(
             (num_layers, num_pages, parts, *page), dtype=device.dtype, pin_memory=device.device.type == "cuda"
         )
+        room = max(1, min(num_pages, _SLOT_BYTES // self.page_bytes))
+        self._slots = [_Slot(device.new_empty((num_layers, room, parts, *page))) for _ in range(_NUM_SLOTS)]
+        self._turn = 0
+        self._filling: dict[int, Event] = {}  # by host page: the transfer that fills it, if that may still run
+        self._draining: dict[int, Event] = {}  # and the one that reads it
+        self._written: Event | None = None  # the last transfer to the host
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy pages (device, host) to the host, in all layers."""
-        if not pairs:
-            return
-        sources = on_device(np.array([device for device, _ in pairs], dtype=np.int64), self._device.device)
-        for layer, host in zip(self._device, self.data, strict=True):
-            gathered = layer.index_select(1, sources).transpose(0, 1).contiguous()
-            for start, stop, first in _runs([page for _, page in pairs]):
-                host[first : first + stop - start].copy_(gathered[start:stop], non_blocking=True)
+        for slot, part in self._parts(pairs):
+            hosts = [host for _, host in part]
+            self._gather([device for device, _ in part], slot)
+            self._streams.wait("out", self._streams.record("steps"))
+            self._wait("out", self._draining, hosts)
+            with self._streams.on("out"):
+                self._send(slot, hosts)
+            slot.is_free = self._written = self._streams.record("out")
+            self._filling.update(dict.fromkeys(hosts, slot.is_free))
 
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy pages (device, host) to the device, in all layers."""
-        if not pairs:
-            return
-        targets = on_device(np.array([device for device, _ in pairs], dtype=np.int64), self._device.device)
-        for layer, host in zip(self._device, self.data, strict=True):
-            gathered = host.new_empty((len(pairs), *host.shape[1:]), device=self._device.device)
-            for start, stop, first in _runs([page for _, page in pairs]):
-                gathered[start:stop].copy_(host[first : first + stop - start], non_blocking=True)
-            layer.index_copy_(1, targets, gathered.transpose(0, 1))
+        for slot, part in self._parts(pairs, filled_by="in"):
+            hosts = [host for _, host in part]
+            self._wait("in", self._filling, hosts)
+            with self._streams.on("in"):
+                self._fetch(hosts, slot)
+            there = self._streams.record("in")
+            self._draining.update(dict.fromkeys(hosts, there))
+            self._streams.wait("steps", there)
+            self._scatter(slot, [device for device, _ in part])
+            slot.is_free = self._streams.record("steps")
+
+    def fence(self) -> Callable[[], None]:
+        """Return what waits until all pages are in host memory that were copied out so far."""
+        written = self._written
+        return (lambda: None) if written is None else written.synchronize
+
+    def _parts(
+        self, pairs: Sequence[tuple[int, int]], filled_by: StreamName = "steps"
+    ) -> Iterator[tuple[_Slot, Sequence[tuple[int, int]]]]:
+        """Yield the pages that fit into a slot, and the slot once it is free for the stream that fills it."""
+        room = self._slots[0].pages.shape[1]
+        for first in range(0, len(pairs), room):
+            slot = self._slots[self._turn]
+            self._turn = (self._turn + 1) % len(self._slots)
+            if slot.is_free is not None:
+                self._streams.wait(filled_by, slot.is_free)
+            yield slot, pairs[first : first + room]
+
+    def _wait(self, name: StreamName, using: dict[int, Event], hosts: Sequence[int]) -> None:
+        for event in {id(event): event for host in hosts if (event := using.pop(host, None)) is not None}.values():
+            self._streams.wait(name, event)
+
+    def _gather(self, pages: Sequence[int], slot: _Slot) -> None:
+        sources = on_device(np.array(pages, dtype=np.int64), self._device.device)
+        for layer, room in zip(self._device, slot.pages, strict=True):
+            room[: len(pages)] = layer.index_select(1, sources).transpose(0, 1)
+
+    def _send(self, slot: _Slot, hosts: Sequence[int]) -> None:
+        for room, host in zip(slot.pages, self.data, strict=True):
+            for start, stop, first in _runs(hosts):
+                host[first : first + stop - start].copy_(room[start:stop], non_blocking=True)
+
+    def _fetch(self, hosts: Sequence[int], slot: _Slot) -> None:
+        for room, host in zip(slot.pages, self.data, strict=True):
+            for start, stop, first in _runs(hosts):
+                room[start:stop].copy_(host[first : first + stop - start], non_blocking=True)
+
+    def _scatter(self, slot: _Slot, pages: Sequence[int]) -> None:
+        targets = on_device(np.array(pages, dtype=np.int64), self._device.device)
+        for layer, room in zip(self._device, slot.pages, strict=True):
+            layer.index_copy_(1, targets, room[: len(pages)].transpose(0, 1))
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in all layers."""
         return self.data[:, 0].nbytes
+
+    @staticmethod
+    def device_bytes(page_bytes: int) -> int:
+        """Return the bytes of the device that pages of such a size need on their way."""
+        return _NUM_SLOTS * max(page_bytes, _SLOT_BYTES)
 
     def identity(self, fingerprint: str) -> dict[str, str | int]:
         """Return what engines must have in common to use each other's pages; `fingerprint` is their model's."""

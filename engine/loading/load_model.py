@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.chunked import ChunkedAttention
+from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
 from engine.attention.state_slots import StateSlots
 from engine.config import EngineConfig
@@ -137,7 +138,10 @@ class _Loading:
         else:
             free = measure_step(config, self._limit, small.with_pages, self._device)
         per_token = small.kv_bytes_per_token + self._kv_bytes_beside
-        free = max(0, free - self._reserved - self._bytes_beside)
+        beside = self._reserved + self._bytes_beside
+        if config.host_kv_gib and self._device.type == "cuda":
+            beside += HostKVPages.device_bytes(config.page_size * small.kv_bytes_per_token)
+        free = max(0, free - beside)
         slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
         if state_bytes:
             slots = self._ranks.least(

@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, AttentionStep
 from engine.attention.batch import AttentionBatch
+from engine.attention.copy_streams import fence
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
 from engine.attention.page_memory import BytesOfPages
@@ -104,7 +105,7 @@ class ModelRunner:
         assert self._host is not None
         shard = self._ranks.shard
         files = rank_files(settings, self._host, self.fingerprint, shard.rank, shard.size)
-        return RankPages(files, self._host.pieces, report, partial(_fence, self.device))
+        return RankPages(files, self._host.pieces, report, self._fence)
 
     @property
     def page_memory(self) -> BytesOfPages | None:
@@ -118,7 +119,7 @@ class ModelRunner:
         is no `page_memory`.
         """
         memory = self.page_memory
-        return None if memory is None else PartReader(memory, report, partial(_fence, self.device))
+        return None if memory is None else PartReader(memory, report, self._fence)
 
     def add_graphs(self, max_running: int, capture: Capture) -> DecodeGraphs:
         """Make graphs that replay steps of decodes. Reserves the last page, to which unused rows write, so
@@ -230,7 +231,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compute(self, step: PreparedStep) -> StepResult:
-        """Run a step whose tensors are on this runner's device."""
+        """Run a step whose tensors are on this runner's device. What it copies to the host is there afterwards."""
+        result = self._compute(step)
+        self._copied(step)()
+        return result
+
+    def _compute(self, step: PreparedStep) -> StepResult:
         stages = StageClock(self.device)
         before, self._sampled = self._sampled, None  # if the step fails, nothing remains
         self._copy_pages(step)
@@ -264,13 +270,14 @@ class ModelRunner:
         stages = StageClock(self.device)
         before, self._sampled = self._sampled, None
         self._copy_pages(step)
+        finish = self._copied(step)
         stages.begin_forward()
         is_replayed = decodes.forward(step, before)
         stages.begin_sampling()
         sampled, reports = decodes.sample(step, self._read if before is not None else list)
         stages.end_sampling()
         self._sampled, self._underway = sampled, self._reader.begin(sampled)
-        return ReplayedStep(step.rows, self._underway, reports, stages, is_replayed=is_replayed)
+        return ReplayedStep(step.rows, self._underway, reports, stages, is_replayed=is_replayed, finish=finish)
 
     def _read(self) -> list[int]:
         """Return the tokens that the previous step sampled, for which the host waits here."""
@@ -307,11 +314,17 @@ class ModelRunner:
             self._host.copy_in(step.swap_in)
         self._pages.copy(step.copies)
 
+    def _copied(self, step: PreparedStep | GraphStep) -> Callable[[], None]:
+        """Return what waits for a step's copies to the host, which other threads read once its result is there."""
+        return self._host.fence() if self._host is not None and step.swap_out else lambda: None
 
-def _fence(device: torch.device) -> Callable[[], None]:
-    """Return what waits until all is done that this thread has had a device do."""
-    if device.type != "cuda":
-        return lambda: None
-    event = torch.cuda.Event()
-    event.record()
-    return event.synchronize
+    def _fence(self) -> Callable[[], None]:
+        """Return what waits until all is done that this thread has had the device do."""
+        assert self._host is not None
+        waits = fence(self.device), self._host.fence()
+
+        def wait() -> None:
+            for done in waits:
+                done()
+
+        return wait

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from cache import PageCopy
-from engine.attention.batch import AttentionBatch, Ints, on_device
+from engine.attention.batch import AttentionBatch, Ints
+from engine.attention.pinned import on_device
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING
 from engine.sampling.pooled import PooledRow, rows_to_pool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.logprobs import TokenLogprobs
 from engine.runner.stage_clock import StageClock
@@ -21,10 +21,13 @@ class ReplayedStep:
         stages: StageClock,
         *,
         is_replayed: bool,
+        finish: Callable[[], None] = lambda: None,
     ) -> None:
-        """rows: the graph row of each chunk, in which `tokens` and `reports` are ordered."""
+        """rows: the graph row of each chunk, in which `tokens` and `reports` are ordered. `finish` waits for what
+        else the step was to do.
+        """
         self._rows, self._tokens, self._reports = rows, tokens, reports
-        self._stages, self._is_replayed = stages, is_replayed
+        self._stages, self._is_replayed, self._finish = stages, is_replayed, finish
 
     def is_done_within(self, seconds: float) -> bool:
         """Wait up to `seconds` for the tokens; returns whether they are there."""
@@ -33,6 +36,7 @@ class ReplayedStep:
     def wait(self) -> StepResult:
         """Wait for the tokens and return the step's result."""
         sampled = self._tokens.wait()
+        self._finish()
         return StepResult(
             [sampled[row] for row in self._rows],
             [self._reports[row] for row in self._rows],

@@ -15,6 +15,8 @@ from engine.loading.load_model import load_model
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokenReader, TokensUnderway
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, StepPlan, StepResult, result_of
+from tests.engine.support.graph_workloads import greedy_request, last_chunk_of
 from tests.engine.support.recorded_graphs import graphed
 
 _PATIENCE_S = 60.0
@@ -99,7 +101,6 @@ def test_a_step_that_was_launched_early_counts_from_the_end_of_the_one_before(
 ) -> None:
     """What it waited for the device is no part of its time, or every step would seem to take two."""
     from engine.loop import _Timed
-    from engine.scheduling.plan import StepPlan, StepResult
 
     times = iter([1.0, 1.5, 9.0])
 
@@ -127,3 +128,27 @@ def test_stages_of_a_step_read_later_are_told_without_waiting() -> None:
     stages.begin_sampling()
     stages.end_sampling()
     assert stages.sample_seconds() >= 0
+
+
+def test_a_steps_result_is_there_when_its_copies_to_the_host_are(model: Path) -> None:
+    """Whoever learns the result may read host pages in another thread; what is launched waits for nothing."""
+    runner, _ = graphed(config_for(model, preemption="swap", host_kv_gib=0.001))
+    waited: list[int] = []
+    assert runner._host is not None
+    runner._host.fence = lambda: lambda: waited.append(1)  # type: ignore[method-assign]
+    decode = last_chunk_of(greedy_request("r", 6), [0, 1])
+    for swapped, count in ((((5, 0),), 1), ((), 0)):
+        plan = StepPlan((decode,), swap_out=swapped)
+        for _ in range(2):
+            underway = runner.prepare(plan)()
+            assert not waited
+            result_of(underway)
+            assert len(waited) == count
+            waited.clear()
+        request = greedy_request("p", 7)
+        prompt = Chunk(request, 0, 7, request.tokens, [2, 3], samples=True)
+        assert isinstance(runner.prepare(StepPlan((prompt,), swap_out=swapped))(), StepResult)
+        assert len(waited) == count
+        waited.clear()
+    runner.run(StepPlan(swap_out=((5, 0),)))
+    assert waited == [1], "without any token, too"
