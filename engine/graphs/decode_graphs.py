@@ -1,11 +1,12 @@
 """Decode steps as CUDA graphs: the device gets a few changed words, and the step is replayed.
 
     words ─▶ rows ─▶ [ forward graph ] ─▶ logits ─┬▶ [ sampler graph ]      every row by its temperature alone
+                     masks of grammars ───────────┼▶ [ masked sampler ]     the same among what grammars allow
                                                   └▶ the sampler itself     some row asks for more ─┐
              rows ◀── tokens, positions ◀─────────┴─────────────────────────────────────────────────┘
 
-Logits have one address, so that both can read them. A row that asks for top-p costs a step its recorded sampling,
-and never its recorded layers.
+Logits have one address, so that all three can read them. A row that asks for top-p costs a step its recorded
+sampling, and never its recorded layers.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from cache import PageCopy
 from engine.attention.batch import AttentionBatch
+from engine.attention.pinned import on_device
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
 from engine.graphs.step_graphs import Capture, DecodeSize, DecodeSizes, StepGraphs
 from engine.logprobs import TokenLogprobs
 from engine.request import PENDING
 from engine.runner.prepared_step import Places
-from engine.sampling.graph_chooser import GraphChooser, fits_forward, fits_graph
+from engine.sampling.graph_chooser import GraphChooser, fits_forward, fits_graph, fits_masked_graph
+from engine.sampling.masks import GrammarMasks, StaticMasks
 from engine.sampling.row import SamplingRow
 from engine.scheduling.host_pool import PagePair
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan
 
 Decode = Callable[[torch.Tensor, AttentionBatch, torch.Tensor], None]
 """Maps int64 token ids [R] and their batch to logits, which it writes to float32 [R, V]; writes the tokens' KV."""
@@ -45,6 +49,8 @@ class GraphStep:
     changes: RowChanges
     size: DecodeSize
     """Of the graph."""
+    is_masked: bool
+    """Whether the masked sampler chooses all tokens."""
     tails: Sequence[int | None] | None
     """None if the sampler graph chooses all tokens. Else, for each row, the row of the previous step that sampled
     its last token, None if that is known."""
@@ -57,7 +63,9 @@ class GraphStep:
         return self.changes.rows
 
     def sampling_rows(self, known: Callable[[], Sequence[int]]) -> list[SamplingRow]:
-        """Return the sampler's rows, in the graph's order; `known` returns the previous step's tokens."""
+        """Return the rows for the sampler or for grammars, in the graph's order; `known` returns the previous
+        step's tokens.
+        """
         if not self.chunks:
             return []
         assert self.tails is not None
@@ -88,8 +96,11 @@ class DecodeGraphs:
         vocab_size: int,
         device: torch.device,
         capture: Capture,
+        grammars: GrammarMasks | None = None,
     ) -> None:
-        """`sample` chooses the tokens of steps in which some row asks for more than a temperature."""
+        """`sample` chooses the tokens of steps in which some row asks for more than a temperature and, with
+        `grammars`, what a grammar allows.
+        """
         self._decode, self._choose, self._sample, self._layout = decode, choose, sample, layout
         self._book = RowAssigner(layout)
         self._rows = DeviceRows(layout, device)
@@ -97,18 +108,22 @@ class DecodeGraphs:
         self._sizes = sizes
         self._forwards = StepGraphs(sizes.all, self._forward, capture)
         self._samplers = StepGraphs(sizes.rows, self._choose_all, capture)
+        self._grammars = grammars
+        self._masks = None if grammars is None else StaticMasks(layout.max_rows, vocab_size, device)
+        self._masked = StepGraphs([] if grammars is None else sizes.rows, self._choose_masked, capture)
         self._last = -1  # Number of the last step that the device's rows include.
         self._is_broken = False
 
     @property
     def num_graphs(self) -> int:
         """Number of graphs of all sizes."""
-        return len(self._sizes.all) + len(self._sizes.rows)
+        return len(self._sizes.all) + len(self._samplers.sizes) + len(self._masked.sizes)
 
     def capture_all(self) -> None:
         """Record the graphs of all sizes (`StepGraphs.capture_all`)."""
         self._forwards.capture_all()
         self._samplers.capture_all()
+        self._masked.capture_all()
 
     def place(self, plan: StepPlan, places: Places) -> GraphStep | None:
         """Assign rows to the plan's chunks and update `places`; None when no graph can run the step.
@@ -131,8 +146,10 @@ class DecodeGraphs:
             raise
         pairs = list(zip(chunks, changes.rows, strict=True))
         places.rows = {chunk.request.request_id: row for chunk, row in pairs}
-        tails = None if all(fits_graph(chunk) for chunk in chunks) else _tails(pairs, before)
-        return GraphStep(plan.copies, plan.swap_out, plan.swap_in, changes, size, tails, chunks)
+        is_plain = all(fits_graph(chunk) for chunk in chunks)
+        is_masked = not is_plain and self._masks is not None and all(fits_masked_graph(chunk) for chunk in chunks)
+        tails = None if is_plain else _tails(pairs, before)
+        return GraphStep(plan.copies, plan.swap_out, plan.swap_in, changes, size, is_masked, tails, chunks)
 
     def forward(self, step: GraphStep, before: torch.Tensor | None) -> bool:
         """Compute the logits of a step, and return whether a graph was replayed.
@@ -158,16 +175,29 @@ class DecodeGraphs:
         count, changes = len(step.rows), step.changes
         with self._breaking():
             reports: list[TokenLogprobs | None] = [None] * count
+            failed: list[int] = []
             if step.tails is None:
                 self._samplers.run(step.size.rows)
+            elif step.is_masked:
+                failed = self._write_masks(step.sampling_rows(known))
+                self._masked.run(step.size.rows)
             else:
                 chosen, reports = self._sample(self._logits[:count], step.sampling_rows(known))
                 self._rows.advance(count, chosen)
             sampled = self._rows.sampled[:count].clone()
+            if failed:
+                sampled[on_device(np.array(failed), sampled.device)] = GRAMMAR_FAILED
         self._last = changes.number
         if changes.is_anew:
             self._is_broken = False
         return sampled, reports
+
+    def _write_masks(self, rows: Sequence[SamplingRow]) -> list[int]:
+        """Send what the rows' grammars allow; returns the rows whose grammar failed."""
+        assert self._grammars is not None and self._masks is not None
+        constrained, masks, failed = self._grammars.fill(rows)
+        self._masks.write(constrained, masks)
+        return failed
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -187,6 +217,12 @@ class DecodeGraphs:
     @torch.inference_mode()
     def _choose_all(self, count: int) -> None:
         self._rows.advance(count, self._rows.choose(count, self._logits[:count], self._choose))
+
+    @torch.inference_mode()
+    def _choose_masked(self, count: int) -> None:
+        assert self._masks is not None
+        self._masks.apply(self._logits[:count])
+        self._choose_all(count)
 
 
 def _tails(pairs: Sequence[tuple[Chunk, int]], before: dict[str, int]) -> list[int | None]:

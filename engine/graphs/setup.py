@@ -18,7 +18,7 @@ from engine.models.config import ModelConfig
 logger = logging.getLogger(__name__)
 
 _NODES_PER_LAYER = 12
-_NODES_BESIDE = 30
+_NODES_BESIDE = 40
 _NODE_BYTES = 16 * 1024
 """Driver memory per kernel of a graph: a safe estimate, logged beside the actual amount."""
 _PIECE_BYTES = 32 * 1024
@@ -105,7 +105,7 @@ def graph_bytes(
 
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     layer = 5 * model.hidden_size + 2 * heads + 3 * model.intermediate_size
-    logits = model.vocab_size * (element_bytes + 4)
+    logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
     tables = 4 * (8 + -(-max_model_len // config.page_size))
     nodes = num_graphs * (model.num_layers * _NODES_PER_LAYER + _NODES_BESIDE)
     host = nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES

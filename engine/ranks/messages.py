@@ -173,7 +173,9 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
         packet = self.packet.numpy() if len(self.packet) else None
         changes = RowChanges(self.number, range(self.count), packet, self.num_words, self.is_anew)
         tails = None if self.is_chosen_by_graph else ()
-        return GraphStep(self.copies, self.swap_out, self.swap_in, changes, self.size, tails, chunks=())
+        return GraphStep(
+            self.copies, self.swap_out, self.swap_in, changes, self.size, is_masked=False, tails=tails, chunks=()
+        )
 
 
 def to_device(step: T, device: torch.device) -> T:

@@ -36,6 +36,7 @@ from engine.runner.replayed_step import ReplayedStep
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokenReader, TokensUnderway
 from engine.sampling.graph_chooser import graph_chooser_for
+from engine.sampling.masks import GrammarMasks
 from engine.sampling.pooled import pool
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
@@ -141,6 +142,8 @@ class ModelRunner:
             self.model_config.vocab_size,
             self.device,
             capture,
+            # The masks of requests that other ranks do not know would have to be sent to them.
+            GrammarMasks(self.model_config.eos_token_ids) if self._ranks.shard.size == 1 else None,
         )
         return self._decodes
 

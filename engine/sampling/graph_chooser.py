@@ -39,6 +39,14 @@ def fits_graph(chunk: Chunk) -> bool:
     )
 
 
+def fits_masked_graph(chunk: Chunk) -> bool:
+    """Whether that is so, a grammar aside: its mask, which `min_tokens` is part of, is applied inside a graph."""
+    request = chunk.request
+    if request.constraint is None:
+        return fits_graph(chunk)
+    return fits_forward(chunk) and _has_graph_params(request.sampling)
+
+
 def _has_graph_params(params: SamplingParams) -> bool:
     is_cut = params.top_k or params.top_p < 1.0 or params.min_p
     return not (

@@ -50,7 +50,8 @@ class GrammarMasks:
         constrained, masks, failed = self.fill(rows)
         if constrained:
             index = on_device(np.array(constrained), logits.device)
-            logits[index] = logits[index].masked_fill_(_forbidden(masks, logits), -torch.inf)
+            packed = on_device(_bytes(masks), logits.device)
+            logits[index] = forbid(logits[index], packed, bits_of_bytes(logits.device))
         return failed
 
     def fill(self, rows: Sequence[SamplingRow]) -> tuple[list[int], Masks, list[int]]:
@@ -118,9 +119,46 @@ def _forbid_if_possible(mask: npt.NDArray[np.int32], tokens: Sequence[int]) -> N
         mask[:] = without
 
 
-def _forbidden(masks: Masks, logits: torch.Tensor) -> torch.Tensor:
-    """Return bool [rows, V] on the logits' device. Only bits are sent there: byte k has tokens 8k to 8k + 7."""
-    packed = on_device(masks.astype("<i4", copy=False).view(np.uint8), logits.device)
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    bits = (packed[:, :, None] >> shifts) & 1
-    return bits.flatten(1)[:, : logits.shape[1]] == 0
+class StaticMasks:
+    """Masks on the device for a recorded sampler, in a tensor whose address never changes."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        width = 4 * -(-vocab_size // 32)
+        self._packed = torch.full((max_rows, width), 255, dtype=torch.uint8, device=device)
+        self._bits = bits_of_bytes(device)
+        self._masked: set[int] = set()  # rows of which something is forbidden
+
+    def write(self, rows: Sequence[int], masks: Masks) -> None:
+        """Set the masks of these rows; nothing is forbidden in any other row."""
+        free = sorted(self._masked.difference(rows))
+        self._masked = set(rows)
+        places = [*rows, *free]
+        if not places:
+            return
+        width = self._packed.shape[1]
+        values = np.full((len(places), width), 255, dtype=np.uint8)
+        if rows:
+            values[: len(rows)] = _bytes(masks)[:, :width]
+        device = self._packed.device
+        self._packed.index_copy_(0, on_device(np.array(places), device), on_device(values, device))
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Set what is forbidden to -inf in the logits of the first rows, float [R, V], in place; returns them."""
+        return forbid(logits, self._packed[: len(logits)], self._bits)
+
+
+def forbid(logits: torch.Tensor, packed: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """Set logits, [R, V], to -inf in place where bits of uint8 [R, V / 8] are 0: byte k has tokens 8k to 8k + 7.
+    `bits`: from `bits_of_bytes`.
+    """
+    allowed = (packed[:, :, None] & bits).flatten(1)[:, : logits.shape[1]]
+    return logits.masked_fill_(allowed == 0, -torch.inf)
+
+
+def bits_of_bytes(device: torch.device) -> torch.Tensor:
+    """Return the eight bits of a byte, the lowest first: uint8 [8]."""
+    return on_device(np.array([1 << bit for bit in range(8)], dtype=np.uint8), device)
+
+
+def _bytes(masks: Masks) -> npt.NDArray[np.uint8]:
+    return masks.astype("<i4", copy=False).view(np.uint8)

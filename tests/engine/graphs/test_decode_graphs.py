@@ -12,18 +12,28 @@ from engine.attention.batch import AttentionBatch
 from engine.beam_search import BeamParams
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.grammar.compiler import Compiler
+from engine.grammar.constraint import Constraint
+from engine.grammar.spec import Grammar
+from engine.grammar.vocabulary import Vocabulary
 from engine.graphs import step_graphs
 from engine.graphs.step_graphs import DecodeSizes, StepGraphs, contexts_up_to, next_size, sizes_up_to
 from engine.loading.load_model import load_model
 from engine.request import PENDING, Request
 from engine.sampling.graph_chooser import _uniform, fits_graph, torch_graph_chooser
 from engine.sampling.noise import uniform
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan
+from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
 from tests.engine.support.recorded_graphs import GatheringAttention, graphed
 from tests.engine.support.sampling_rows import assert_same_logprobs
 
 PAGE_SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def grammar_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random(tmp_path_factory.mktemp("grammars"))
 
 
 def config_for(model: Path, **settings: Any) -> EngineConfig:
@@ -122,6 +132,43 @@ def test_a_row_that_asks_for_more_costs_a_step_its_recorded_sampling_alone(model
         for request, token in zip(requests, expected.token_ids, strict=True):
             request.tokens.append(token)
     assert recording.num_recorded == 1, "no step's sampling was recorded"
+
+
+def test_grammars_are_masks_in_a_recorded_sampler(grammar_model: Path) -> None:
+    """Rows with a grammar come, leave and change places among rows without; one breaks, and only it notices."""
+    config = config_for(grammar_model)
+    runner, recording = graphed(config)
+    plain = load_model(config)
+    size = plain.model_config.vocab_size
+    compiler = Compiler(lambda: Vocabulary.of(tokenizer(), size, [EOS]))
+    asked: list[tuple[dict[str, Any], Grammar | None]] = [
+        ({"temperature": 0.8}, None),
+        ({}, Grammar("regex", "(yes|no|maybe so) [a-z]{30}")),
+        ({"temperature": 1.0, "min_tokens": 3}, Grammar("regex", "[a-z ]{30,90}")),
+        ({"temperature": 1.0}, Grammar("regex", "[0-9]+")),
+    ]
+    requests = [greedy_request(f"r{i}", 6 + i, **params) for i, (params, _) in enumerate(asked)]
+    requests[3].tokens += ids("zebra")  # no beginning of what its grammar allows
+    replays = []
+    for members in ((0, 1), (1, 0, 2), (2, 0, 3), (2, 0), (3, 2, 0, 1)):
+        found = []
+        before = recording.num_replayed
+        for run in (runner, plain):
+            for request, (_, grammar) in zip(requests, asked, strict=True):
+                request.constraint = None if grammar is None else Constraint(compiler.compile(grammar))
+            chunks = [last_chunk_of(requests[i], list(range(4 * i, 4 * i + 4))) for i in members]
+            found.append(list(run.run(StepPlan(tuple(chunks))).token_ids))
+        replays.append(recording.num_replayed - before)
+        assert found[0] == found[1]
+        for member, token in zip(members, found[0], strict=True):
+            assert (token == GRAMMAR_FAILED) == (member == 3)
+            requests[member].tokens.append(token if token >= 0 else 5)
+    assert replays == [0, 0, 2, 2, 2], "the layers, and masked sampling, once their sizes have come before"
+    other = greedy_request("other", 6)
+    for _ in range(2):
+        alone = last_chunk_of(other, [0, 1])
+        got = runner.run(StepPlan((alone, last_chunk_of(requests[0], [2, 3, 4]))))
+        assert plain.run(StepPlan((alone,))).token_ids[0] == got.token_ids[0], "nothing stays forbidden"
 
 
 def replace_ids(chunk: Chunk, token_ids: list[int]) -> Chunk:

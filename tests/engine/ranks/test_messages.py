@@ -83,7 +83,7 @@ def test_a_step_without_tokens_may_still_copy_pages() -> None:
 def test_a_step_that_graphs_run_arrives_without_its_requests(packet: Any) -> None:
     changes = RowChanges(7, [1, 0], packet, 0 if packet is None else 2, False)
     tails = None if packet is None else [None, 0]
-    sent = GraphStep((PageCopy(7, 4, 2),), ((1, 0),), (), changes, DecodeSize(4, 96), tails, chunks=())
+    sent = GraphStep((PageCopy(7, 4, 2),), ((1, 0),), (), changes, DecodeSize(4, 96), False, tails, chunks=())
     task = read_work(encode(ReplayTask.of(sent)))
     assert isinstance(task, ReplayTask)
     got = task.step()
