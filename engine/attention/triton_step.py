@@ -13,6 +13,7 @@ from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.pinned import on_device
 from engine.kernels.triton.decode import Parts, decode, decode_config
 from engine.kernels.triton.extend import extend, extend_config, query_tiles
+from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma, tma_tile
 from engine.kernels.triton.launch_config import num_programs
 from engine.kernels.triton.work_list import WorkList
 
@@ -106,6 +107,10 @@ class _ExtendLaunch:
         self._scale, self._soft_cap = shape.scale, shape.soft_cap
         self._program, self._batch = program, batch
         block = program.rows // group
+        self._tma = None
+        if program.rows == TMA_ROWS:
+            unusual = shape.unusual is not None
+            self._tma = tma_tile(shape.page_size, shape.head_dim, element_size, device, is_unusual=unusual)
         self._tiles = (
             _bounded_tiles(len(batch.query_lens) - first, first, longest, block, device)
             if batch.is_bounded
@@ -121,14 +126,16 @@ class _ExtendLaunch:
         scales: KVScales,
         sinks: torch.Tensor | None,
     ) -> None:
+        batch = self._batch
+        rows = batch.block_table, batch.qo_indptr, batch.kv_lens, self._tiles, out
+        if self._tma is not None:
+            tile, scale = self._tma, self._scale
+            extend_tma(query, pages, *rows, tile=tile, scale=scale, window=window, kv_scales=scales)
+            return
         extend(
             query,
             pages,
-            self._batch.block_table,
-            self._batch.qo_indptr,
-            self._batch.kv_lens,
-            self._tiles,
-            out,
+            *rows,
             program=self._program,
             scale=self._scale,
             window=window,

@@ -17,6 +17,8 @@ from triton.runtime.jit import JITFunction
 
 from engine.attention.triton import TritonAttention
 from engine.kernels import triton as kernels
+from engine.kernels.triton.extend import query_tiles
+from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma
 from engine.kernels.triton.fp8 import round_rows
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
@@ -47,6 +49,15 @@ def attention(
     case = Paged(ROWS, heads, page_size, window, dtype, soft_cap=soft_cap, has_sinks=has_sinks)
     step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
     step.attend(case.pages.layer(0).to(kv_dtype), case.query(), window, sinks=case.sinks)
+
+
+def prompts_by_tma(kv_dtype: torch.dtype, heads: Heads, tile: tuple[int, int], window: int | None = None) -> None:
+    case = Paged([(0, 130)], heads, tile[0], window, BRAIN)
+    batch, query = case.batch, case.query()
+    tiles = torch.from_numpy(query_tiles(batch.query_lens, batch.kv_lens_host, 0, TMA_ROWS // heads.group))
+    rows = batch.block_table, batch.qo_indptr, batch.kv_lens, tiles, query.flatten(1)
+    pages = case.pages.layer(0).to(kv_dtype)
+    extend_tma(query, pages, *rows, tile=tile, scale=1.0, window=window, kv_scales=(1.0, 1.0))
 
 
 def experts(num_tokens: int) -> None:
@@ -120,6 +131,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
         partial(attention, BRAIN, FP8, Heads(4, 2, 128), 16),
         partial(attention, BRAIN, BRAIN, Heads(2, 2, 256), 1, soft_cap=50.0),
+        partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),
+        partial(prompts_by_tma, FP8, Heads(4, 2, 128), (64, 3), 100),
         partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True),
         *(partial(experts, num_tokens) for num_tokens in (16, 512, 2048)),
         partial(int4, 16, BRAIN),
@@ -133,6 +146,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         rows,
     ),
     100: (
+        partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
         partial(sum_of_ranks, 8, 4096),
         partial(rounding, BRAIN, 8192, 28_672),

@@ -38,8 +38,8 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
     """Launches within compile their kernel for such a GPU, specialised by Triton as for it, and do not run it.
 
     Afterwards there is a report of each: the kernel, what it was launched with by name, the shared memory it takes
-    and what the GPU has, in bytes, a thread's registers, and whether it has products of tensor cores. Triton stays
-    set up for this GPU.
+    and what the GPU has, in bytes, a thread's registers and what had no room in them, and whether it has products
+    of tensor cores and copies by TMA. Triton stays set up for this GPU.
     """
     launches: list[dict[str, Any]] = []
     target, limit = GPUTarget("cuda", capability, 32), SHARED_KIB[capability] * 1024
@@ -65,16 +65,19 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
         compiling(),
     ):
         yield launches
-    registers: dict[bytes, int] = {}
+    registers: dict[bytes, dict[str, int]] = {}
     for report, made in launched:
         binary = made.asm["cubin"]
         registers[binary] = registers.get(binary) or _registers(binary)
         report |= {"shared": made.metadata.shared, "has_products": "mma" in made.asm["ptx"]}
-        launches.append(report | {"registers": registers[binary]})
+        report["has_tma"] = "cp.async.bulk.tensor" in made.asm["ptx"]
+        launches.append(report | registers[binary])
 
 
-def _registers(binary: bytes) -> int:
-    """Return the registers of a thread, as the program says that Triton brings along."""
+def _registers(binary: bytes) -> dict[str, int]:
+    """Return the registers of a thread, and the bytes of those that had no room, as the program says that Triton
+    brings along.
+    """
     program = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
@@ -82,6 +85,6 @@ def _registers(binary: bytes) -> int:
         told = subprocess.run(
             [program, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = re.search(r"REG:(\d+)", told)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
     assert found is not None, told
-    return int(found[1])
+    return {"registers": int(found[1]), "stack": int(found[2])}

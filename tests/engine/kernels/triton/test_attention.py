@@ -13,6 +13,8 @@ from engine.attention.kv_pages import FP8, store_kv
 from engine.attention.reference import ReferenceAttention
 from engine.attention.triton import TritonAttention
 from engine.graphs.step_inputs import StepInputs
+from engine.kernels.triton.extend import query_tiles
+from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma, fitting_tile, tma_tile
 from tests.engine.support.paged_kv import CPU, Heads, Paged
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 0.04}
@@ -44,6 +46,33 @@ def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, dtype: tor
     rows: Rows = [*MIXED, (1500, 1)]
     assert_right(Paged(rows, Heads(3, 2, 32), 16, 40, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
     assert_right(Paged(rows, Heads(3, 2, 32), 16, None, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
+@pytest.mark.parametrize(("page_size", "tile"), [(64, (64, 3)), (128, (128, 2)), (256, (128, 2))])
+@pytest.mark.parametrize("window", [None, 40, 300])
+def test_prompts_whose_tiles_are_boxes(page_size: int, tile: tuple[int, int], window: int | None) -> None:
+    """What lies in a box beside a row's KV is NaN here, and is not seen."""
+    for dtype, heads in ((torch.float32, Heads(2, 2, 32)), (torch.bfloat16, Heads(3, 1, 16))):
+        case = Paged([(0, 5), (63, 2), (100, 70), (300, 1), (0, 130)], heads, page_size, window, dtype)
+        layer, batch, query = case.pages.layer(0), case.batch, case.query()
+        store_kv(layer, batch.slot_mapping, *case.new())
+        tiles = torch.from_numpy(query_tiles(batch.query_lens, batch.kv_lens_host, 0, TMA_ROWS // heads.group))
+        out = query.new_empty(len(query), heads.num * heads.dim)
+        rows = batch.block_table, batch.qo_indptr, batch.kv_lens, tiles, out
+        how = {"tile": tile, "scale": case.shape.scale, "window": window, "kv_scales": (1.0, 1.0)}
+        extend_tma(query, layer, *rows, **how)  # type: ignore[arg-type]
+        assert (out.double() - case.expected()).abs().max() < _TOLERANCE[dtype]
+
+
+def test_boxes_are_for_pages_and_heads_that_fit() -> None:
+    hopper = 227 * 1024
+    assert fitting_tile(128, 128, 2, hopper) == fitting_tile(256, 128, 2, hopper) == (128, 2)
+    assert fitting_tile(64, 128, 2, hopper) == (64, 3)
+    assert fitting_tile(128, 128, 2, 100 * 1024) is None and fitting_tile(128, 64, 2, 100 * 1024) == (128, 2)
+    assert fitting_tile(16, 128, 2, hopper) is None, "a tile would lie in several pages"
+    assert fitting_tile(128, 256, 2, hopper) is None, "its accumulators would not stay in registers"
+    assert tma_tile(128, 128, 2, CPU, is_unusual=False) is None
 
 
 @pytest.mark.parametrize("window", [None, 40])

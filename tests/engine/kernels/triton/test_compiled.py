@@ -16,11 +16,14 @@ from engine.kernels.triton.launch_config import DECODE_THREADS, programs_per_sm
 PRODUCTS = {
     "decode._attend",
     "extend._extend",
+    "extend_tma._extend_tma",
     "grouped_gemm._gate_up",
     "grouped_gemm._down",
     "int4_gemm._int4_gemm",
 }
 """Kernels with matrix products."""
+BY_TMA = "extend_tma._extend_tma"
+"""The kernel that copies boxes, with accumulators that fill a thread's registers."""
 _SHARED_OF_SM_KIB = {90: 228, 100: 228}
 """What all programs of a multiprocessor have together, by compute capability."""
 _TENSOR_CORES = 80
@@ -44,6 +47,8 @@ def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
         assert launch["shared"] <= launch["limit"], launch
         expected = launch["kernel"] in PRODUCTS and launch["capability"] >= _TENSOR_CORES
         assert launch["has_products"] == expected, launch
+        assert launch["has_tma"] == (launch["kernel"] == BY_TMA), launch
+        assert launch["kernel"] != BY_TMA or not launch["stack"], launch
         if launch["kernel"] == "decode._attend" and launch["capability"] in _SHARED_OF_SM_KIB:
             shared = _SHARED_OF_SM_KIB[launch["capability"]] * 1024
             beside = programs_per_sm(launch["shared"] + 1024, shared, widens=launch["widens"])
