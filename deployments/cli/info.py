@@ -61,8 +61,7 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table.add_row("parameters", f"{count_text(facts.num_parameters)} ({facts.num_parameters:,})")
     if facts.experts is not None:
         table.add_row("for each token", f"{count_text(facts.active_parameters)} of the parameters")
-    heads = f"{facts.num_heads} query heads, {facts.num_kv_heads} key-value heads of {facts.head_dim}"
-    table.add_row("layers", f"{facts.num_layers}, {heads}")
+    table.add_row("layers", f"{facts.num_layers}, {'; some '.join(_heads(facts))}")
     table.add_row("hidden size", f"{facts.hidden_size}, feed-forward {_feed_forward(facts)}")
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("context", f"{facts.max_position_embeddings:,} tokens")
@@ -76,6 +75,14 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     if facts.delta_net is not None:
         table.add_row("states here", _states(facts, config, machine, element))
     return table
+
+
+def _heads(facts: ModelConfig) -> list[str]:
+    """Return each kind of heads that layers have."""
+    return [
+        f"{heads.num_heads} query heads, {heads.num_kv_heads} key-value heads of {heads.head_dim}"
+        for heads, _ in facts.kinds_of_heads.values()
+    ]
 
 
 def _kind(facts: ModelConfig, dtype: str) -> str:
@@ -148,7 +155,8 @@ def _add_computing(
 
     shape = AttentionShape(*_USUAL_HEADS, page_size, frozenset({None}))
     if facts is not None:
-        shape = AttentionShape.of(facts.attention, facts.windows, page_size)
+        largest = max((heads for heads, _ in facts.kinds_of_heads.values()), key=lambda heads: heads.head_dim)
+        shape = AttentionShape.of(largest, facts.windows, page_size)
     # Text instead of a string, because brackets, as in 'raydix[flashinfer]', are not markup.
     table.add_row("attention here", Text(attention_text(shape, getattr(torch, here), device)))
     if device == "cpu":

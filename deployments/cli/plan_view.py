@@ -39,7 +39,7 @@ def _model(plan: CapacityPlan) -> Table:
             "parameters x bytes" if name in ELEMENT_BYTES else "layers' matrices and their scales, the rest plain"
         )
         table.add_row(f"weights, {name}", size_text(num_bytes), runs or made_of)
-    heads = f"2 x {facts.num_kv_heads} KV heads x {facts.head_dim} x {replica.kv_element_bytes} bytes"
+    heads = f"{' x '.join(map(str, facts.kv_shape))} numbers x {replica.kv_element_bytes} bytes"
     per_layer = replica.kv_bytes_per_token // facts.num_kv_layers
     table.add_row("KV per token and layer", f"{per_layer:,} B", heads)
     table.add_row("KV per token", f"{replica.kv_bytes_per_token:,} B", f"x {facts.num_kv_layers} layers")

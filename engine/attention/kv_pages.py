@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,17 @@ UNSCALED: KVScales = (1.0, 1.0)
 """Scales of pages of the model's own type."""
 
 
+class LayerMemory(NamedTuple):
+    """Where one of a model's layers keeps what it has to remember."""
+
+    place: int
+    """Its pages or its states, counted among those of all layers that have the same."""
+    is_recurrent: bool = False
+    """Whether it has states in place of pages."""
+    heads: tuple[int, int] | None = None
+    """Its heads and their numbers, where pages have room for those of other layers; None: as pages have them."""
+
+
 class KVPages:
     """Keys and values of all layers, in one tensor, so that one operation copies a page in all layers; and beside
     it, the states of recurrent layers, which have no pages.
@@ -31,6 +43,8 @@ class KVPages:
         data: [num_layers, 2 (keys, values), num_pages + 1, page_size, num_kv_heads, head_dim]
         latent KV, whose values are the first numbers of its keys (`LatentAttentionConfig`):
               [num_layers, 1 (keys),         num_pages + 1, page_size, 1,            head_dim]
+        layers with different heads (Gemma 4), each of which has a view of a part of its numbers:
+              [num_layers, 2,                num_pages + 1, page_size, 1,            most numbers of all]
 
     The shape of `data` is the one description of pages for all who copy, store, send or count them.
     The last page is the null page: never written, always zero. Padding points to it, so that values gathered for
@@ -48,19 +62,14 @@ class KVPages:
         device: torch.device,
         parts: int = 2,
         states: StateSlots | None = None,
-        recurrent: Sequence[bool] | None = None,
+        layers: Sequence[LayerMemory] | None = None,
     ) -> None:
         """Allocate zeroed pages. On a CPU, memory is taken from the system when pages are first written, in units
         of up to 2 MiB for each layer's keys and for its values. `parts`: 2, or 1 where values do not lie apart.
 
-        `recurrent` says which of all layers keep their state in `states`; None: none. The `num_layers` others have
-        pages.
+        `layers` says what each of all layers has; None: each has pages, of which there are `num_layers`.
         """
         self.states = states
-        flags = [False] * num_layers if recurrent is None else list(recurrent)
-        self._places = [
-            (is_recurrent, flags[:layer].count(is_recurrent)) for layer, is_recurrent in enumerate(flags)
-        ]
         shape = (num_layers, parts, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
@@ -70,6 +79,8 @@ class KVPages:
             if device.type == "cpu"
             else torch.zeros(shape, dtype=dtype, device=device)
         )
+        self._layers = [LayerMemory(place) for place in range(num_layers)] if layers is None else layers
+        self._views = [None if layer.is_recurrent else self._view(layer) for layer in self._layers]
 
     @classmethod
     def of(
@@ -82,11 +93,9 @@ class KVPages:
         states: StateSlots | None = None,
     ) -> KVPages:
         """Allocate the pages of a model, or of a rank's share of it. `states`: those of recurrent layers."""
-        parts, heads, numbers = model.attention.kv_shape
-        recurrent = [layer.is_recurrent for layer in model.layers]
-        return cls(
-            model.num_kv_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, recurrent
-        )
+        parts, heads, numbers = model.kv_shape
+        layers = _memory_of_layers(model)
+        return cls(model.num_kv_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, layers)
 
     def layer(self, index: int) -> torch.Tensor:
         """Return a view of one of the layers that have pages, counted without the others: [2 or 1, num_pages + 1,
@@ -96,11 +105,18 @@ class KVPages:
 
     def memory(self, layer: int) -> torch.Tensor | LayerState:
         """Return what one of all layers has: its pages, or its states."""
-        is_recurrent, place = self._places[layer]
-        if not is_recurrent:
-            return self.layer(place)
+        view = self._views[layer]
+        if view is not None:
+            return view
         assert self.states is not None, "a recurrent model has states"
-        return self.states.layer(place)
+        return self.states.layer(self._layers[layer].place)
+
+    def _view(self, layer: LayerMemory) -> torch.Tensor:
+        pages = self.layer(layer.place)
+        if layer.heads is None:
+            return pages
+        own = pages.flatten(3)[..., : math.prod(layer.heads)]
+        return own.view(*own.shape[:3], *layer.heads)
 
     @property
     def raw(self) -> torch.Tensor:
@@ -120,6 +136,24 @@ class KVPages:
         pairs = np.array([(copy.source, copy.target) for copy in copies], dtype=np.int64)
         sources, targets = on_device(pairs.T.copy(), self.data.device)
         self.raw.index_copy_(2, targets, self.raw.index_select(2, sources))
+
+
+def _memory_of_layers(model: ModelConfig) -> list[LayerMemory]:
+    """Return what each layer of a model has. Those that attend to another one's keys and values have its pages."""
+    found: list[LayerMemory] = []
+    num_pages = num_states = 0
+    for index, layer in enumerate(model.layers):
+        shape = model.attention_in(index).kv_shape
+        heads = None if layer.is_recurrent or shape == model.kv_shape else shape[1:]
+        if layer.is_recurrent:
+            found.append(LayerMemory(num_states, is_recurrent=True))
+            num_states += 1
+        elif layer.kv_of is not None:
+            found.append(found[layer.kv_of])
+        else:
+            found.append(LayerMemory(num_pages, heads=heads))
+            num_pages += 1
+    return found
 
 
 def store_kv(

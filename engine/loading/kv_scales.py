@@ -38,11 +38,18 @@ class KVScaleCalibration:
 
     def set_scales(self, decoder: Decoder, pages: KVPages) -> None:
         """Set the scales of the decoder's layers from the KV that the plan left in the pages."""
-        largest = pages.data.abs().amax(dim=(2, 3, 4, 5)).tolist()
+        largest = iter(pages.data.abs().amax(dim=(2, 3, 4, 5)).tolist())
         mixers = [cast("Layer", layer).attention for layer in decoder.layers]
-        with_pages = [mixer for mixer in mixers if not isinstance(mixer, GatedDeltaNet)]
-        for attention, parts in zip(with_pages, largest, strict=True):  # Keys, and values if they lie apart.
-            attention.kv_scales = _scale(parts[0]), _scale(parts[-1])
+        for attention, kind in zip(mixers, decoder.config.layers, strict=True):
+            if isinstance(attention, GatedDeltaNet):
+                continue
+            if kind.kv_of is not None:
+                source = mixers[kind.kv_of]
+                assert not isinstance(source, GatedDeltaNet)
+                attention.kv_scales = source.kv_scales
+            else:
+                parts = next(largest)  # Keys, and values if they lie apart.
+                attention.kv_scales = _scale(parts[0]), _scale(parts[-1])
 
 
 def _scale(largest: float) -> float:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from engine.attention.base import AttentionShape, choose_backend
+from engine.attention.base import AttentionBackend, AttentionShape, choose_backend
+from engine.attention.by_heads import AttentionByHeads, KVShape
 from engine.attention.chunked import ChunkedAttention
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
@@ -94,9 +95,7 @@ class _Loading:
         self._model = model = ranks.shard.of(self._whole)
         self._dtype = _dtype(config, model, self._device)
         self._kv_dtype = FP8 if config.kv_dtype == "fp8" else self._dtype
-        is_cascade = config.cascade_attention == "auto"
-        heads = AttentionShape.of(model.attention, model.windows, config.page_size, self._kv_dtype, is_cascade)
-        self._backend = choose_backend(config.attention, heads, self._dtype, self._device)
+        self._backend = self._attention()
         check_recurrent(config, self._whole)
         if model.chunk is not None:
             self._backend = ChunkedAttention(self._backend, model.chunk, config.page_size)
@@ -107,6 +106,15 @@ class _Loading:
             self._reserved = graph_bytes(
                 config, model, self._dtype.itemsize, self._limit, is_planned=self._backend.plans_by_bounds
             )
+
+    def _attention(self) -> AttentionBackend:
+        """Return the backend, or one for each kind of heads that the model's layers have."""
+        config, is_cascade = self._config, self._config.cascade_attention == "auto"
+        backends: dict[KVShape, AttentionBackend] = {}
+        for kind, (heads, windows) in self._model.kinds_of_heads.items():
+            shape = AttentionShape.of(heads, windows, config.page_size, self._kv_dtype, is_cascade)
+            backends[kind] = choose_backend(config.attention, shape, self._dtype, self._device)
+        return AttentionByHeads(backends) if len(backends) > 1 else next(iter(backends.values()))
 
     def with_a_page(self, load_weights: Callable[..., Decoder]) -> ModelRunner:
         """Load the model with the least memory for KV."""

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterator
 import torch
 
 from engine.loading.delta_net_targets import delta_net_targets
+from engine.loading.gemma4_targets import beside_targets, branch_targets, inputs_targets
 from engine.loading.target_parts import Own, WeightTarget, fused, summed, whole
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
@@ -55,6 +56,8 @@ def _targets(config: ModelConfig, shard: Shard, is_stacked: bool) -> Iterator[tu
     yield "norm.weight", _norm("norm.weight", config)
     if not config.tied_embeddings:
         yield HEAD, _table("lm_head.weight", config, shard)
+    if config.inputs is not None:
+        yield from inputs_targets(config, config.inputs)
     for layer in range(config.num_layers):
         at = f"layers.{layer}"
         if config.norms.before:
@@ -68,20 +71,26 @@ def _targets(config: ModelConfig, shard: Shard, is_stacked: bool) -> Iterator[tu
         elif isinstance(config.attention, LatentAttentionConfig):
             yield from _latent_targets(config, config.attention, shard, f"{at}.self_attn", f"{at}.attention")
         else:
-            order = _order(config, layer)
-            yield from _attention_targets(config, shard, order, f"{at}.self_attn", f"{at}.attention")
+            yield from _attention_targets(config, shard, layer, f"{at}.self_attn", f"{at}.attention")
+        if config.norms.scales_layers:
+            yield f"{at}.layer_scalar", whole(f"{at}.scale", 1)
+        if config.inputs is not None:
+            yield from branch_targets(config, config.inputs, at)
         experts = config.experts_in(layer)
         if experts is None:
-            yield from _mlp_targets(config, config.mlp, shard, f"{at}.{names.mlp}", f"{at}.mlp")
+            yield from _mlp_targets(config, config.mlp_in(layer), shard, f"{at}.{names.mlp}", f"{at}.mlp")
+        elif experts.are_beside:
+            yield from _mlp_targets(config, config.mlp_in(layer), shard, f"{at}.{names.mlp}", f"{at}.mlp.mlp")
+            yield from beside_targets(config, experts, shard, at)
         else:
             yield from _experts_targets(config, experts, shard, at, f"{at}.mlp", is_stacked)
 
 
 def _attention_targets(
-    config: ModelConfig, shard: Shard, order: torch.Tensor, theirs: str, ours: str
+    config: ModelConfig, shard: Shard, layer: int, theirs: str, ours: str
 ) -> Iterator[tuple[str, WeightTarget]]:
-    """Yield the targets of a layer's attention. `order`: of the numbers of a query head or a key head."""
-    attention, own, hidden = config.attention, shard.attention(config.attention), config.hidden_size
+    """Yield the targets of a layer's attention."""
+    attention, hidden, order = config.attention_in(layer), config.hidden_size, _order(config, layer)
     dim, kv_heads = attention.head_dim, attention.num_kv_heads
     own_heads, own_kv_heads = shard.part(attention.num_heads), shard.kv_part(kv_heads)
     query, key = _in_order(own_heads, order), _in_order(own_kv_heads, order)
@@ -91,24 +100,21 @@ def _attention_targets(
     if attention.has_output_gate:
         queries_and_gates = (2 * outputs, _gates_and_queries(own_heads, order))
     parts = [queries_and_gates, (kv_heads * dim, key), (kv_heads * dim, value)]
-    names = [f"{theirs}.{name}" for name in config.names.qkv]
+    parts = parts[: 1 + attention.projects_keys + attention.projects_values]
+    names = [f"{theirs}.{name}" for name in config.names.qkv[: len(parts)]]
     yield from fused(names, f"{ours}.qkv_proj", parts, hidden, attention.qkv_bias)
     yield from summed(
         f"{theirs}.o_proj", f"{ours}.o_proj", hidden, attention.num_heads * dim, shard, attention.output_bias
     )
     if attention.has_sinks:
         yield f"{theirs}.sinks", WeightTarget(f"{ours}.sinks", slice(None), (attention.num_heads,), (own_heads,))
-    queries, total, norm = own.num_heads, own.num_heads + own.num_kv_heads, f"{ours}.qk_norm"
+    own = shard.attention(attention)
+    queries, total, norm = own.num_heads, own.normed_heads, f"{ours}.qk_norm"
     heads = (
         ("q_norm", slice(0, queries), attention.num_heads, query),
-        (
-            "k_norm",
-            slice(queries, total),
-            kv_heads,
-            key,
-        ),
+        ("k_norm", slice(queries, total), kv_heads, key),
     )
-    for name, rows, count, numbers in heads:
+    for name, rows, count, numbers in heads[: 1 + attention.projects_keys]:
         if attention.qk_norm == "heads":
             one_head = _in_order(slice(0, 1), order)
             yield (
@@ -248,9 +254,9 @@ def _expert(
 
 def _order(config: ModelConfig, layer: int) -> torch.Tensor:
     """Return the order in which this layer keeps a head's numbers (`RopeConfig.order`)."""
-    rope = config.layers[layer].rope
-    order = None if rope is None else rope.order(config.head_dim)
-    return torch.arange(config.head_dim) if order is None else torch.tensor(order)
+    rope, head_dim = config.layers[layer].rope, config.attention_in(layer).head_dim
+    order = None if rope is None else rope.order(head_dim)
+    return torch.arange(head_dim) if order is None else torch.tensor(order)
 
 
 def _in_order(heads: slice, order: torch.Tensor) -> Own:

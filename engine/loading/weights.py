@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from engine.loading.gemma4_targets import is_kv_of
 from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
 from engine.loading.mxfp4 import mxfp4_group
 from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers, widened_group
@@ -254,10 +255,14 @@ def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], co
 
 
 def _is_harmless(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is computed here anyway, or is a second name of the embedding table."""
+    """Whether a tensor is computed here anyway, or is a second name of the embedding table, or of keys and values
+    in whose place those of another layer are.
+    """
     if config.weight_format is not None and is_unread(name):
         return True
-    return name.endswith("rotary_emb.inv_freq") or (name.endswith(HEAD) and config.tied_embeddings)
+    if name.endswith("rotary_emb.inv_freq") or (name.endswith(HEAD) and config.tied_embeddings):
+        return True
+    return any(layer.kv_of is not None and is_kv_of(name, index) for index, layer in enumerate(config.layers))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -13,7 +13,15 @@ from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import WeightNames
 from engine.models.formats import Fp8Format, Int8Format, WeightFormat, is_ignored, weight_format
-from engine.models.parts import AttentionConfig, DeltaNetConfig, LayerKind, MLPConfig, NormConfig, Scales
+from engine.models.parts import (
+    AttentionConfig,
+    DeltaNetConfig,
+    LayerInputsConfig,
+    LayerKind,
+    MLPConfig,
+    NormConfig,
+    Scales,
+)
 from engine.models.registry import family_of
 from engine.models.rope import RopeConfig
 
@@ -49,6 +57,8 @@ class ModelConfig:
     """The layers whose MLP is a mixture of experts; None when none is."""
     delta_net: DeltaNetConfig | None = None
     """The layers that keep a state in place of KV; None when none does."""
+    inputs: LayerInputsConfig | None = None
+    """What enters each layer beside the residual stream; None for nothing."""
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
@@ -78,7 +88,7 @@ class ModelConfig:
         architecture, family = family_of(raw)
         raw = family.config_of(raw)
         parts = family.read(raw)
-        if parts.experts is not None and parts.mlp.activation != "silu":
+        if parts.experts is not None and parts.mlp.activation != "silu" and not parts.experts.are_beside:
             raise ModelLoadError(f"unsupported activation of experts: {parts.mlp.activation}; supported is silu")
         stored = None if parts.experts is not None and parts.experts.is_mxfp4 else weight_format(raw)
         longest = max(
@@ -101,6 +111,7 @@ class ModelConfig:
             scales=parts.scales,
             experts=_stored_experts(parts.experts, stored, family.names),
             delta_net=parts.delta_net,
+            inputs=parts.inputs,
         )
 
     @property
@@ -110,13 +121,13 @@ class ModelConfig:
 
     @property
     def num_kv_layers(self) -> int:
-        """Number of layers that keep KV: all but the recurrent ones."""
-        return sum(not layer.is_recurrent for layer in self.layers)
+        """Number of layers that keep KV: all but the recurrent ones and those that attend to another one's."""
+        return sum(layer.kv_of is None for layer in self.layers) - self.num_recurrent_layers
 
     @property
     def num_recurrent_layers(self) -> int:
         """Number of layers that keep a state."""
-        return self.num_layers - self.num_kv_layers
+        return sum(layer.is_recurrent for layer in self.layers)
 
     @property
     def num_heads(self) -> int:
@@ -132,6 +143,39 @@ class ModelConfig:
     def head_dim(self) -> int:
         """Numbers of a head."""
         return self.attention.head_dim
+
+    def attention_in(self, layer: int) -> AttentionConfig:
+        """Return the heads of a layer that attends."""
+        return self.layers[layer].attention or self.attention
+
+    def mlp_in(self, layer: int) -> MLPConfig:
+        """Return the MLP of a layer without experts, or with experts beside it."""
+        return self.layers[layer].mlp or self.mlp
+
+    @property
+    def attended_numbers(self) -> int:
+        """Numbers of a token's queries in all layers."""
+        heads = (self.attention_in(index) for index, layer in enumerate(self.layers) if not layer.is_recurrent)
+        return sum(each.num_heads * each.head_dim for each in heads)
+
+    @property
+    def kinds_of_heads(self) -> Mapping[tuple[int, int, int], tuple[AttentionConfig, frozenset[int | None]]]:
+        """The different shapes of layers' keys and values, each with its heads and the windows that occur."""
+        found: dict[tuple[int, int, int], tuple[AttentionConfig, frozenset[int | None]]] = {}
+        for index, layer in enumerate(self.layers):
+            if not layer.is_recurrent:
+                heads = self.attention_in(index)
+                _, windows = found.get(heads.kv_shape, (heads, frozenset()))
+                found[heads.kv_shape] = heads, windows | {layer.window}
+        return found or {self.attention.kv_shape: (self.attention, frozenset())}
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """What pages hold for each token and layer, as `AttentionConfig.kv_shape`. Layers whose heads differ have
+        equal room, of the largest.
+        """
+        shapes = list(self.kinds_of_heads)
+        return shapes[0] if len(shapes) == 1 else (2, 1, max(math.prod(shape[1:]) for shape in shapes))
 
     @property
     def intermediate_size(self) -> int:
@@ -151,7 +195,18 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The different rotations of the layers, in the order of their first layers; None is none."""
-        return tuple(dict.fromkeys(layer.rope for layer in self.layers if not layer.is_recurrent))
+        return tuple(rope for rope, _ in self.rotations)
+
+    @property
+    def rotations(self) -> tuple[tuple[RopeConfig | None, int], ...]:
+        """The same with the `turned_dim` of the heads that each turns: heads of another size are another one."""
+        return tuple(
+            dict.fromkeys(self.rotation_of(i) for i, layer in enumerate(self.layers) if not layer.is_recurrent)
+        )
+
+    def rotation_of(self, layer: int) -> tuple[RopeConfig | None, int]:
+        """Return which of the rotations a layer has."""
+        return self.layers[layer].rope, self.attention_in(layer).turned_dim
 
     @property
     def stream_eps(self) -> float:
@@ -192,17 +247,26 @@ class ModelConfig:
 
     def _parameters(self, experts_each: float) -> float:
         """Number of weights when `experts_each` experts of each sparse layer are counted."""
-        mixers = self.num_kv_layers * self.attention.num_parameters(self.hidden_size)
+        hidden = self.hidden_size
+        attending = [index for index, layer in enumerate(self.layers) if not layer.is_recurrent]
+        mixers = sum(self.attention_in(index).num_parameters(hidden) for index in attending)
         if self.delta_net is not None:
-            mixers += self.num_recurrent_layers * self.delta_net.num_parameters(self.hidden_size)
-        norms = self.norms.per_layer * self.hidden_size
-        dense = self.mlp.num_parameters(self.hidden_size)
-        tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        total = mixers + self.num_layers * (norms + dense) + tables + self.hidden_size
+            mixers += self.num_recurrent_layers * self.delta_net.num_parameters(hidden)
+        norms = self.num_layers * self.norms.per_layer * hidden
+        dense = sum(self.mlp_in(index).num_parameters(hidden) for index in self._dense_layers)
+        tables = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
+        inputs = 0 if self.inputs is None else self.inputs.num_parameters(hidden, self.num_layers)
+        total = mixers + norms + dense + tables + inputs + hidden
         if self.experts is None:
             return total
-        sparse = self.experts.num_parameters(self.hidden_size, experts_each)
-        return total + len(self.experts.layers) * (sparse - dense)
+        return total + len(self.experts.layers) * self.experts.num_parameters(hidden, experts_each)
+
+    @property
+    def _dense_layers(self) -> list[int]:
+        """The layers that have an MLP, with experts beside it or without any."""
+        experts = self.experts
+        sparse = frozenset() if experts is None or experts.are_beside else experts.layers
+        return [layer for layer in range(self.num_layers) if layer not in sparse]
 
     def weight_bytes(self, element_bytes: int, quantization: str | None = None) -> int:
         """Return the bytes of all weights in memory, at `element_bytes` per plain number.
@@ -223,16 +287,16 @@ class ModelConfig:
 
     def _matrices(self) -> list[tuple[int, int]]:
         """List (outputs, inputs) of the layers' matrices, except stacked experts, which are plain numbers."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        num_dense = self.num_layers - (0 if self.experts is None else len(self.experts.layers))
+        hidden, inners = self.hidden_size, [self.mlp_in(layer).intermediate_size for layer in self._dense_layers]
+        attending = [index for index, layer in enumerate(self.layers) if not layer.is_recurrent]
         shared, num_shared = 0, 0
         if self.experts is not None and self.experts.shared_size:
             shared, num_shared = self.experts.shared_size, len(self.experts.layers)
         recurrent = [] if self.delta_net is None else self.delta_net.matrices(hidden)
         return [
-            *self.num_kv_layers * self.attention.matrices(hidden),
+            *(matrix for index in attending for matrix in self.attention_in(index).matrices(hidden)),
             *self.num_recurrent_layers * recurrent,
-            *num_dense * [(2 * inner, hidden), (hidden, inner)],
+            *(matrix for inner in inners for matrix in ((2 * inner, hidden), (hidden, inner))),
             *num_shared * [(2 * shared, hidden), (hidden, shared)],
             *self._matrices_of_experts(),
         ]
@@ -253,7 +317,7 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Return the bytes of one token's keys and values in all layers, at `element_bytes` per number."""
-        return self.num_kv_layers * self.attention.kv_numbers * element_bytes
+        return self.num_kv_layers * math.prod(self.kv_shape) * element_bytes
 
     def state_bytes(self, element_bytes: int, max_drafts: int = 0) -> int:
         """Return the bytes of one request's state in all recurrent layers; 0 if there are none.

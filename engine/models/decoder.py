@@ -23,13 +23,15 @@ from engine.attention.state_slots import LayerState
 from engine.models.config import ModelConfig
 from engine.models.delta_net import GatedDeltaNet
 from engine.models.experts import Experts
+from engine.models.experts_beside import ExpertsBeside
 from engine.models.latent_attention import LatentAttention
+from engine.models.layer_inputs import InputBranch, LayerInputs
 from engine.models.linear import Rounded, rounds
 from engine.models.mlp import MLP
 from engine.models.operations import Operations, Rotary
 from engine.models.parts import LatentAttentionConfig
 from engine.models.select_operations import operations_for
-from engine.models.variations import later_scales, norm_all_heads, scaled_logits
+from engine.models.variations import later_scales, norm_all_heads, normed_heads, scaled_logits, with_normed_values
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.vocabulary import embed
 
@@ -39,9 +41,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, ranks: Collective) -> None:
         super().__init__()
-        shape, kind = config.attention, config.layers[layer]
+        shape, kind = config.attention_in(layer), config.layers[layer]
         self._shape, self._eps, self._ranks = shape, config.norms.eps, ranks
-        self._window, self._rope = kind.window, config.ropes.index(kind.rope)
+        self._window, self._rope = kind.window, config.rotations.index(config.rotation_of(layer))
         self._is_cut, is_turned = kind.chunk is not None, kind.rope is not None
         later = shape.later_scale
         self._later = None if later is None or (later.is_of_unturned and is_turned) else later
@@ -51,7 +53,7 @@ class Attention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, shape.qkv_outputs, bias=shape.qkv_bias)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, config.hidden_size, bias=shape.output_bias)
         # One row per head, so that queries and keys are normed in one operation.
-        normed = torch.empty(shape.num_heads + shape.num_kv_heads, shape.head_dim)
+        normed = torch.empty(shape.normed_heads, shape.head_dim)
         self.qk_norm = None if shape.qk_norm in ("none", "unit") else nn.Parameter(normed)
         self.sinks = nn.Parameter(torch.empty(shape.num_heads)) if shape.has_sinks else None
 
@@ -72,7 +74,12 @@ class Attention(nn.Module):
             heads, norm = norm_all_heads(heads, norm, self._shape.num_heads, self._eps, self._ranks), None
         elif self._is_unit:
             norm = heads.new_ones(self._shape.num_heads + self._shape.num_kv_heads, self._shape.head_dim)
-        query = operations.rotate_into(pages, heads, self._rope, norm, self._eps, self.kv_scales)
+        if not self._shape.projects_keys:
+            query = operations.rotate(normed_heads(heads, norm, self._eps), self._rope)
+        else:
+            if self._shape.norms_values:
+                heads = with_normed_values(heads, self._shape, self._eps)
+            query = operations.rotate_into(pages, heads, self._rope, norm, self._eps, self.kv_scales)
         if self._later is not None:
             query = query * later_scales(self._later, step.batch.positions).to(query.dtype)
         if self._is_cut:
@@ -100,8 +107,18 @@ class Layer(nn.Module):
         self.attended_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps) if after else None
         self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps) if before else None
         experts = config.experts_in(layer)
-        self.mlp = MLP(config.mlp, config.hidden_size) if experts is None else Experts(experts, config.hidden_size)
+        self.mlp: MLP | Experts | ExpertsBeside
+        if experts is None:
+            self.mlp = MLP(config.mlp_in(layer), config.hidden_size)
+        elif experts.are_beside:
+            self.mlp = ExpertsBeside(config.mlp_in(layer), experts, config.hidden_size, config.norms.eps, ranks)
+        else:
+            self.mlp = Experts(experts, config.hidden_size)
         self.output_norm = nn.RMSNorm(config.hidden_size, eps=config.norms.eps) if after else None
+        self.inputs = None
+        if config.inputs is not None:
+            self.inputs = InputBranch(config.inputs, config.hidden_size, config.norms.eps)
+        self.scale = nn.Parameter(torch.empty(1)) if config.norms.scales_layers else None
 
     def forward(
         self,
@@ -110,15 +127,26 @@ class Layer(nn.Module):
         operations: Operations,
         step: AttentionStep,
         pages: torch.Tensor | LayerState,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        own: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Map the residual stream and the branch to add, [N, hidden_size] each, to those after this layer.
 
-        Branches are this rank's parts, not summed yet, unless their sums are normed before they are added.
+        Branches are this rank's parts, not summed yet, unless their sums are normed before they are added. `own`
+        is what tokens have for this layer alone (`LayerInputs`).
         """
         x, normed = self._add(x, branch, self.input_norm, operations, rounds=self.attention.rounds)
         branch = self._norm(self.attention(normed, operations, step, pages), self.attended_norm, operations)
         x, normed = self._add(x, branch, self.post_norm, operations, rounds=self.mlp.rounds)
-        return x, self._norm(self.mlp(normed, operations), self.output_norm, operations)
+        if isinstance(self.mlp, ExpertsBeside):
+            branch = self._norm(self.mlp(x, normed, operations), self.output_norm, operations, is_summed=True)
+        else:
+            branch = self._norm(self.mlp(normed, operations), self.output_norm, operations)
+        if self.scale is None:
+            return x, branch
+        x = x + branch
+        if self.inputs is not None and own is not None:
+            x = x + self.inputs(x, own, operations)
+        return x * self.scale, None
 
     def _add(
         self,
@@ -138,11 +166,16 @@ class Layer(nn.Module):
         add_norm = operations.add_norm_fp8 if rounds else operations.add_norm
         return add_norm(x, branch, norm.weight, self._stream_eps)
 
-    def _norm(self, part: torch.Tensor, norm: nn.RMSNorm | None, operations: Operations) -> torch.Tensor:
-        """Return a branch's output, summed over all ranks and normed if the model does that."""
+    def _norm(
+        self, part: torch.Tensor, norm: nn.RMSNorm | None, operations: Operations, *, is_summed: bool = False
+    ) -> torch.Tensor:
+        """Return a branch's output, summed over all ranks, unless it `is_summed`, and normed if the model does
+        that.
+        """
         if norm is None:
             return part
-        return operations.add_norm(self._ranks.sum(part), None, norm.weight, self._eps)[1]
+        whole = part if is_summed else self._ranks.sum(part)
+        return operations.add_norm(whole, None, norm.weight, self._eps)[1]
 
 
 def _mixer(config: ModelConfig, layer: int, ranks: Collective) -> Attention | LatentAttention | GatedDeltaNet:
@@ -168,6 +201,9 @@ class Decoder(nn.Module):
         rows = ranks.shard.num_rows(config.vocab_size)
         table = torch.empty(rows, config.hidden_size)
         self.embed = nn.Embedding(rows, config.hidden_size, _weight=table)
+        self.inputs = None
+        if config.inputs is not None:
+            self.inputs = LayerInputs(config.inputs, config.hidden_size, config.num_layers, config.norms.eps)
         self.layers = nn.ModuleList(Layer(config, index, ranks) for index in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps)
         self.lm_head = None if config.tied_embeddings else nn.Linear(config.hidden_size, rows, bias=False)
@@ -178,12 +214,13 @@ class Decoder(nn.Module):
         if self._embedding_scale is not None:
             x = x * self._embedding_scale
         if self.operations is None:
-            turned = self.config.attention.turned_dim
+            turned = [dim for _, dim in self.config.rotations]
             self.operations = operations_for(Rotary.of(self.config.ropes, turned, x.dtype, x.device))
         operations = self.operations(step.batch)
         branch = None
-        for index, layer in enumerate(self.layers):
-            x, branch = layer(x, branch, operations, step, pages.memory(index))
+        owns = [None] * len(self.layers) if self.inputs is None else self.inputs(token_ids, x).unbind(1)
+        for index, (layer, own) in enumerate(zip(self.layers, owns, strict=True)):
+            x, branch = layer(x, branch, operations, step, pages.memory(index), own)
         if branch is None:
             return x
         return x + (branch if self.config.norms.after else self._ranks.sum(branch))

@@ -132,16 +132,22 @@ def experts_mlp(
     first_expert: int,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     clamp: Clamp | None = None,
+    *,
+    is_gelu: bool = False,
 ) -> torch.Tensor:
     """Implement `ExpertsMLP` in torch, expert by expert. Reads the tokens per expert back from the device.
 
     biases: of `gate_up`, [E, 2 * inner], and of `down`, [E, hidden_size]
+    is_gelu: whether gates go through GELU's tanh approximation in place of SiLU
     """
 
     def compute(expert: int, rows: torch.Tensor) -> torch.Tensor:
         first, second = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
         gate, up = F.linear(rows, gate_up[expert], first).chunk(2, -1)
-        inner = F.silu(gate) * up if clamp is None else _clamped(gate, up, clamp)
+        if clamp is not None:
+            inner = _clamped(gate, up, clamp)
+        else:
+            inner = (F.gelu(gate, approximate="tanh") if is_gelu else F.silu(gate)) * up
         return F.linear(inner, down[expert], second)
 
     return each_expert(x, chosen, weights, first_expert, len(down), compute)

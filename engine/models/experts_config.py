@@ -51,6 +51,8 @@ class ExpertsConfig:
     router_bias: bool = False
     clamp: Clamp | None = None
     """The clamped activation of experts with biases (gpt-oss); None: SiLU, without biases."""
+    are_beside: bool = False
+    """Whether they are beside a layer's MLP, with norms of their own and gates by GELU (Gemma 4)."""
     are_apart: bool = False
     """Whether each expert is by itself in memory, as its matrices are quantized; else a layer's are stacked."""
     is_mxfp4: bool = False
@@ -112,6 +114,8 @@ class ExpertsConfig:
             expert += 2 * self.intermediate_size + hidden_size
         router = self.num_experts * (hidden_size + self.router_bias)
         shared = 3 * hidden_size * self.shared_size + hidden_size * self.shared_is_gated
+        if self.are_beside:  # Three norms, and scales of the router's inputs and of each expert.
+            router += 4 * hidden_size + self.num_experts
         return router + experts_each * expert + shared
 
     def expected_experts(self, num_tokens: float) -> float:

@@ -36,6 +36,10 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
     if config.attention.latent is not None:
         return "it does not compute latent KV (MLA)"
+    if len(config.kinds_of_heads) > 1 or any(layer.kv_of is not None for layer in config.layers):
+        return "it does not compute layers with different heads, or with keys and values of others"
+    if config.norms.scales_layers:
+        return "it does not scale layers"
     if config.chunk is not None:
         return "it does not compute attention within chunks"
     if config.attention.qk_norm == "unit":
@@ -172,7 +176,7 @@ class NativeDecoder:
         if isinstance(mlp, MLP):
             packed.gate_up, packed.down = self._mlp(mlp)
         else:
-            assert self.config.experts is not None
+            assert self.config.experts is not None and isinstance(mlp, Experts)
             experts = self._experts(mlp, self.config.experts)
             self._kept.append(experts)
             packed.experts = ctypes.pointer(experts)

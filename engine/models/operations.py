@@ -101,7 +101,7 @@ class Rotary(NamedTuple):
     """Constants that turn positions into angles, on the model's device, for each of a model's rotations."""
 
     inv_freq: torch.Tensor
-    """float32 [rotations, head_dim / 2], radians per position."""
+    """float32 [rotations, head_dim / 2], radians per position. Smaller heads are turned by the first of a row."""
     factor: torch.Tensor
     """float32 [rotations, head_dim / 2], factor of cosines and sines."""
     dtype: torch.dtype
@@ -109,11 +109,17 @@ class Rotary(NamedTuple):
 
     @classmethod
     def of(
-        cls, ropes: Sequence[RopeConfig | None], head_dim: int, dtype: torch.dtype, device: torch.device
+        cls,
+        ropes: Sequence[RopeConfig | None],
+        dims: int | Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> Rotary:
-        """Compute the constants of a model, whose attention has this `turned_dim`. Without a rotation (None), all
-        angles are zero.
+        """Compute the constants of a model's rotations. `dims`: the `turned_dim` of all heads, or of those that
+        each rotation turns, behind whose pairs are others that rest. Without a rotation (None), all do.
         """
-        pairs = [[(0.0, 1.0)] * (head_dim // 2) if rope is None else rope.pairs(head_dim) for rope in ropes]
+        each = [dims] * len(ropes) if isinstance(dims, int) else list(dims)
+        turned = [[] if rope is None else rope.pairs(dim) for rope, dim in zip(ropes, each, strict=True)]
+        pairs = [own + [(0.0, 1.0)] * (max(each) // 2 - len(own)) for own in turned]
         both = torch.tensor(pairs, dtype=torch.float32, device=device)
         return cls(both[..., 0].contiguous(), both[..., 1].contiguous(), dtype)

@@ -6,6 +6,7 @@
                  ├─ mlp         inner size, activation, biases                      of the dense layers
                  ├─ experts     router, number and size of experts                  of the sparse layers
                  ├─ norms       where a layer norms, and how
+                 ├─ inputs      a second embedding of each token                    a part for each layer
                  └─ scales      constant factors of embeddings, residuals, logits
 
 Nothing here imports torch. Every default is what Llama does.
@@ -62,6 +63,12 @@ class AttentionConfig:
     has_output_gate: bool = False
     """Whether outputs are multiplied by the sigmoid of a gate, which is projected beside the queries
     (Qwen3-Next)."""
+    norms_values: bool = False
+    """Whether each head's values are normed by themselves and without weights (Gemma 4)."""
+    projects_keys: bool = True
+    """Whether it has keys and values of its own, not those of a layer before it (`LayerKind.kv_of`)."""
+    projects_values: bool = True
+    """Whether values have a projection of their own; otherwise they are the keys before norm and rotation."""
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
@@ -91,7 +98,13 @@ class AttentionConfig:
     @property
     def qkv_outputs(self) -> int:
         """Outputs of the fused projection to queries, keys and values, and to gates."""
-        return ((1 + self.has_output_gate) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        kv_heads = (self.projects_keys + self.projects_values) * self.num_kv_heads
+        return ((1 + self.has_output_gate) * self.num_heads + kv_heads) * self.head_dim
+
+    @property
+    def normed_heads(self) -> int:
+        """Queries and keys of a token that may be normed: those that it projects."""
+        return self.num_heads + self.projects_keys * self.num_kv_heads
 
     def matrices(self, hidden_size: int) -> list[tuple[int, int]]:
         """List (outputs, inputs) of one layer's projections that may be quantized."""
@@ -100,7 +113,7 @@ class AttentionConfig:
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of weights of one layer."""
         query, qkv = self.num_heads * self.head_dim, self.qkv_outputs
-        normed = {"heads": 2 * self.head_dim, "full": query + self.num_kv_heads * self.head_dim}
+        normed = {"heads": (1 + self.projects_keys) * self.head_dim, "full": self.normed_heads * self.head_dim}
         biases = qkv * self.qkv_bias + hidden_size * self.output_bias + self.num_heads * self.has_sinks
         return (qkv + query) * hidden_size + biases + normed.get(self.qk_norm, 0)
 
@@ -224,6 +237,12 @@ class LayerKind:
     ones, and no window."""
     is_recurrent: bool = False
     """Whether it is no attention but a gated delta net (`DeltaNetConfig`), which has neither of these."""
+    attention: AttentionConfig | None = None
+    """Its heads, where they differ from those of the other layers (Gemma 4)."""
+    kv_of: int | None = None
+    """The layer whose keys and values it attends to; None: its own."""
+    mlp: MLPConfig | None = None
+    """Its MLP, where it differs from that of the other layers."""
 
     def for_context(self, num_tokens: int) -> LayerKind:
         """Return the layer for contexts of at most so many tokens."""
@@ -247,6 +266,20 @@ class MLPConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputsConfig:
+    """A second embedding of each token, a part of which enters each layer behind its MLP (Gemma 3n and 4)."""
+
+    size: int
+    """Numbers of a token's part for one layer."""
+    vocab_size: int
+
+    def num_parameters(self, hidden_size: int, num_layers: int) -> int:
+        """Return the number of weights: the table, its projection and norm, and what layers have for it."""
+        beside = num_layers * self.size * (self.vocab_size + hidden_size) + self.size
+        return beside + num_layers * (2 * self.size * hidden_size + hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
 class NormConfig:
     """RMS norms (Zhang and Sennrich 2019, arXiv:1910.07467) of the residual stream."""
 
@@ -258,6 +291,8 @@ class NormConfig:
     adds_one: bool = False
     """Whether files hold weights minus one, those of queries and keys included (Gemma). They are kept in
     float32."""
+    scales_layers: bool = False
+    """Whether each layer's output is multiplied by a number of its own, which is no weight (Gemma 4)."""
 
     @property
     def per_layer(self) -> int:
@@ -292,3 +327,4 @@ class ModelParts:
     experts: ExpertsConfig | None = None
     scales: Scales = Scales()
     delta_net: DeltaNetConfig | None = None
+    inputs: LayerInputsConfig | None = None

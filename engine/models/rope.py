@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.models.errors import ModelLoadError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class RopeConfig:
 
     rotary_dim: int | None = None
     """How many numbers of a head are turned (partial rotary); None for all."""
+    share: float = 1.0  # proportional: the part of a head's pairs that are turned, the fastest ones
     is_interleaved: bool = False
     """Whether files hold the two numbers that are turned together side by side; then all of a head are turned."""
     short_factors: tuple[float, ...] = ()  # longrope: divisors of frequencies in contexts up to the original one
@@ -59,7 +60,10 @@ class RopeConfig:
         rope_type = "longrope" if rope_type == "su" else rope_type  # its name in the first Phi-3
         if rope_type not in ROPE_TYPES:
             raise ModelLoadError(f"unsupported rope type {rope_type!r}; supported are {', '.join(ROPE_TYPES)}")
-        theta, rotary_dim = float(scaling["rope_theta"]), int(head_dim * scaling.get("partial_rotary_factor", 1.0))
+        theta, share = float(scaling["rope_theta"]), float(scaling.get("partial_rotary_factor", 1.0))
+        if rope_type == "proportional" and 0 < share <= 1:
+            return cls(theta, rope_type, float(scaling.get("factor") or 1.0), share=share)
+        rotary_dim = int(head_dim * share)
         if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
             raise ModelLoadError(
                 f"partial_rotary_factor turns {rotary_dim} of a head's {head_dim} numbers; expected an even part"
@@ -128,6 +132,8 @@ class RopeConfig:
         """Return the angle per position, in radians, of each pair that is turned."""
         dim = self.rotary_dim or head_dim
         plain = [self.theta ** -(2 * pair / dim) for pair in range(dim // 2)]
+        if self.rope_type == "proportional":  # Gemma 4: frequencies of whole heads, of which the slow ones rest
+            return [frequency / self.factor for frequency in plain[: int(self.share * head_dim // 2)]]
         if self.rope_type == "linear":
             return [frequency / self.factor for frequency in plain]
         if self.rope_type == "llama3":

@@ -22,8 +22,8 @@ class TorchOperations:
         angles = batch.positions[:, None, None].float() * rotary.inv_freq[:, None, None]
         factor = rotary.factor[:, None, None]
         cos, sin = angles.cos() * factor, angles.sin() * factor
-        self._cos = torch.cat((cos, cos), -1).to(rotary.dtype)  # [rotations, N, 1, head_dim]
-        self._sin = torch.cat((-sin, sin), -1).to(rotary.dtype)
+        self._cos = cos.to(rotary.dtype)  # [rotations, N, 1, head_dim / 2]
+        self._sin = sin.to(rotary.dtype)
 
     def add_norm(
         self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -76,4 +76,5 @@ class TorchOperations:
     def rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
         """Implement `Operations`: rotate the pairs (i, i + head_dim / 2), as in transformers' `rotate_half`."""
         first, second = heads.chunk(2, -1)
-        return heads * self._cos[rope] + torch.cat((second, first), -1) * self._sin[rope]
+        cos, sin = (part[rope, ..., : first.shape[-1]] for part in (self._cos, self._sin))
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

@@ -47,12 +47,13 @@ class TritonOperations:
         scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Implement `Operations`; the queries are a view of `heads`."""
-        return rotate_into(pages, self._slots, heads, self._rotations[rope], norm, eps, scales)
+        rotation = self._rotations[rope][..., : heads.shape[2] // 2].contiguous()
+        return rotate_into(pages, self._slots, heads, rotation, norm, eps, scales)
 
     def rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
         """Implement `Operations` in plain torch."""
-        cos, sin = self._rotations[rope].unsqueeze(2).unbind(1)  # [N, 1, turned_dim / 2]
         first, second = heads.chunk(2, -1)
+        cos, sin = self._rotations[rope][..., : first.shape[-1]].unsqueeze(2).unbind(1)  # [N, 1, turned_dim / 2]
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
-from engine.models.parts import LaterScale, Scales
+from engine.models.parts import AttentionConfig, LaterScale, Scales
 from engine.parallel.collective import Collective
 
 
@@ -22,6 +23,22 @@ def norm_all_heads(
     factors = (ranks.sum(means) / ranks.shard.size + eps).rsqrt()[:, :, None, None]
     normed = [(part.float() * factor).to(heads.dtype) for part, factor in zip((query, key), factors, strict=True)]
     return torch.cat(((torch.cat(normed, 1) * weight).to(heads.dtype), value), 1)
+
+
+def normed_heads(heads: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Norm each of [N, heads, head_dim] by itself; `weight`: [heads, head_dim], or None for no norms."""
+    if weight is None:
+        return heads
+    return (F.rms_norm(heads, heads.shape[2:], eps=eps) * weight).to(heads.dtype)
+
+
+def with_normed_values(heads: torch.Tensor, shape: AttentionConfig, eps: float) -> torch.Tensor:
+    """Return a token's queries, keys and values, whose values are normed without weights. Where they have no
+    projection, they are the keys before these are normed and rotated (Gemma 4).
+    """
+    rest, value = heads.tensor_split((-shape.num_kv_heads,), dim=1)
+    normed = F.rms_norm(value, value.shape[2:], eps=eps)
+    return torch.cat((rest if shape.projects_values else heads, normed), 1)
 
 
 def later_scales(scale: LaterScale, positions: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
-from engine.models.parts import AttentionConfig, DeltaNetConfig
+from engine.models.parts import AttentionConfig, DeltaNetConfig, LayerKind, MLPConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,24 @@ class Shard:
         return replace(
             config,
             attention=self.attention(config.attention),
-            mlp=replace(config.mlp, intermediate_size=config.mlp.intermediate_size // self.size),
+            layers=tuple(map(self.layer, config.layers)),
+            mlp=self.mlp(config.mlp),
             experts=None if config.experts is None else self.experts(config.experts),
             delta_net=None if config.delta_net is None else self.delta_net(config.delta_net),
         )
+
+    def layer(self, whole: LayerKind) -> LayerKind:
+        """Return what this rank's layer has that differs from other layers."""
+        heads, mlp = whole.attention, whole.mlp
+        return replace(
+            whole,
+            attention=None if heads is None else self.attention(heads),
+            mlp=None if mlp is None else self.mlp(mlp),
+        )
+
+    def mlp(self, whole: MLPConfig) -> MLPConfig:
+        """Return the shape of this rank's MLP."""
+        return replace(whole, intermediate_size=whole.intermediate_size // self.size)
 
     def delta_net(self, whole: DeltaNetConfig) -> DeltaNetConfig:
         """Return the shape of this rank's recurrent layers."""
@@ -106,9 +120,9 @@ def check_divides(config: ModelConfig, size: int, splits_experts: bool = False) 
 
 
 def _divides(config: ModelConfig, size: int, splits_experts: bool) -> bool:
-    kv = config.num_kv_heads
     even = all(count % size == 0 for count in (config.num_heads, *_inner(config, splits_experts).values()))
-    return even and (kv % size == 0 or size % kv == 0)
+    kinds = [heads.num_kv_heads for heads, _ in config.kinds_of_heads.values()]
+    return even and all(kv % size == 0 or size % kv == 0 for kv in kinds)
 
 
 def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
@@ -116,7 +130,7 @@ def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
     counts, experts = {}, config.experts
     if config.delta_net is not None:
         counts["key heads of recurrent layers"] = config.delta_net.num_key_heads
-    if experts is None or len(experts.layers) < config.num_layers:
+    if experts is None or experts.are_beside or len(experts.layers) < config.num_layers:
         counts["inner columns"] = config.intermediate_size
     if experts is not None and experts.shared_size:
         counts["inner columns of the shared experts"] = experts.shared_size

@@ -149,8 +149,7 @@ class ReplicaPlan:
 
     def prefill_tokens_per_s(self, prompt_tokens: float) -> float:
         """Return the prefill rate for prompts of that length, half of which each token attends to on average."""
-        heads = self.facts.num_kv_layers * self.facts.num_heads * self.facts.head_dim
-        return self.flops / (2 * self.facts.active_parameters + 2 * heads * prompt_tokens)
+        return self.flops / (2 * self.facts.active_parameters + 2 * self.facts.attended_numbers * prompt_tokens)
 
 
 def smallest_replica(

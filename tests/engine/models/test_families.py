@@ -67,12 +67,14 @@ def test_in_bfloat16_logits_are_as_near_as_those_of_transformers(model: Path) ->
 
 
 def test_what_runs_natively(model: Path) -> None:
-    """The native decoder computes all families but three, if heads fill vectors; what it lacks is named."""
+    """The native decoder computes all families but five, if heads fill vectors; what it lacks is named."""
     config = ModelConfig.from_directory(model)
     reasons = {
         "it does not compute latent KV (MLA)": config.attention.latent is not None,
         "it does not compute attention within chunks": config.architecture == "Llama4ForCausalLM",
         "it does not compute gated delta nets": config.delta_net is not None,
+        "it does not compute layers with different heads, or with keys and values of others": config.architecture
+        == "Gemma4ForCausalLM",
         "it does not compute queries scaled by position": config.architecture == "Ministral3ForCausalLM",
         f"head_dim {config.head_dim}: not a multiple of 32": config.head_dim % 32 != 0,
     }
@@ -117,9 +119,10 @@ def test_greedy_tokens_on_two_ranks_with_draft_tokens(model: Path) -> None:
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
-@pytest.mark.parametrize("kind", ["Gemma3", "Mistral3", "Llama4"])
+@pytest.mark.parametrize("kind", ["Gemma3", "Gemma4", "Mistral3", "Llama4"])
 def test_the_text_model_of_one_that_also_sees_is_loaded_alone(kind: str, tmp_path: Path) -> None:
-    text = save_tiny({"Gemma3": "gemma3", "Mistral3": "mistral", "Llama4": "llama4"}[kind], tmp_path / "text")
+    families = {"Gemma3": "gemma3", "Gemma4": "gemma4_small", "Mistral3": "mistral", "Llama4": "llama4"}
+    text = save_tiny(families[kind], tmp_path / "text")
     config_of, class_of = (
         getattr(transformers, f"{kind}{part}") for part in ("Config", "ForConditionalGeneration")
     )

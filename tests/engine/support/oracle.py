@@ -121,6 +121,27 @@ _SHARED_EXPERT = {
     "moe_intermediate_size": 40,
     "shared_expert_intermediate_size": 48,
 }
+_GEMMA4 = {
+    "num_hidden_layers": 5,
+    "global_head_dim": 64,
+    "layer_types": [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": VOCAB,
+    "pad_token_id": 0,
+    "initializer_range": 0.05,
+    "final_logit_softcapping": 30.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    },
+}
 _LISTED_LAYERS = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 
 FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -173,6 +194,22 @@ MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "llama4": ("Llama4Text", _LLAMA4),
     "llama4_without_norms": ("Llama4Text", {**_LLAMA4, "use_qk_norm": False, "moe_layers": None}),
     "gemma2": ("Gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 2}),
+    "gemma4": ("Gemma4Text", {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4_small": (
+        "Gemma4Text",
+        {**_GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "gemma4_moe": (
+        "Gemma4Text",
+        {
+            **_GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+            "attention_k_eq_v": True,
+        },
+    ),
     "gemma3": ("Gemma3Text", {"sliding_window": 9, "query_pre_attn_scalar": 20, "sliding_window_pattern": 3}),
 }
 """Families that one test per family compares (`tests/engine/models/test_families.py`); add new ones here."""
@@ -193,11 +230,16 @@ def save_tiny(family: str, directory: Path, *, seed: int = 0, **overrides: Any) 
                 torch.nn.init.normal_(parameter, std=0.3)
             elif "sinks" in name or name.endswith("proj_bias"):
                 torch.nn.init.normal_(parameter)
-            elif "norm" in name:
+            elif "norm" in name or name.endswith("scale"):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            if prefix == "Gemma4Text" and ("q_norm" in name or "k_norm" in name):
+                # Its norms make scores small, which nothing else does.
+                parameter.data *= len(parameter) ** -0.25
         for name, buffer in model.named_buffers():
             if "correction" in name:
                 torch.nn.init.normal_(buffer, std=0.3)
+            elif name.endswith("layer_scalar"):
+                torch.nn.init.uniform_(buffer, 0.5, 1.5)
     model.save_pretrained(directory)
     return directory
 

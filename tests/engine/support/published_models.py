@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _TEXT = {"vision_config": {"num_hidden_layers": 2}}
+_HEARD = {**_TEXT, "audio_config": {"num_hidden_layers": 1}}
 
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "microsoft/phi-4": {
@@ -209,6 +210,42 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
             "model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62,
             "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168,
             "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+    },
+    "google/gemma-4-E2B-it": {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", **_HEARD,
+        "text_config": {
+            "model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+            "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+            "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+            "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7, "final_logit_softcapping": 30.0,
+        },
+    },
+    "google/gemma-4-E4B-it": {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", **_HEARD,
+        "text_config": {
+            "model_type": "gemma4_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42,
+            "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512,
+            "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 18, "final_logit_softcapping": 30.0,
+        },
+    },
+    "google/gemma-4-26B-A4B-it": {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", **_TEXT,
+        "text_config": {
+            "model_type": "gemma4_text", "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
+            "num_global_key_value_heads": 2, "attention_k_eq_v": True, "sliding_window": 1024,
+            "max_position_embeddings": 262144, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
+            "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704, "final_logit_softcapping": 30.0,
+        },
+    },
+    "google/gemma-4-31B-it": {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", **_TEXT,
+        "text_config": {
+            "model_type": "gemma4_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60,
+            "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256, "global_head_dim": 512,
+            "num_global_key_value_heads": 4, "attention_k_eq_v": True, "sliding_window": 1024,
+            "max_position_embeddings": 262144, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
         },
     },
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506": {

@@ -1,0 +1,54 @@
+"""Attention in models whose layers have different heads (Gemma 4): a backend for each kind, one step for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import UNSCALED, KVScales
+
+KVShape = tuple[int, int, int]
+"""What a layer's heads keep for each token (`AttentionConfig.kv_shape`), by which kinds of heads are known."""
+
+
+class AttentionByHeads:
+    """A backend of several, each for layers of one kind."""
+
+    is_capturable = False
+
+    def __init__(self, backends: Mapping[KVShape, AttentionBackend]) -> None:
+        self._backends = backends
+        self.name = " and ".join(dict.fromkeys(backend.name for backend in backends.values()))
+
+    @staticmethod
+    def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+        """Return that it is nothing without other backends, which say themselves whether they can run."""
+        return "it consists of other backends"
+
+    def prepare(self, batch: AttentionBatch, null_page: int) -> StepByHeads:
+        """Prepare the step for layers of all kinds."""
+        return StepByHeads({kind: each.prepare(batch, null_page) for kind, each in self._backends.items()})
+
+
+class StepByHeads:
+    """One step's batch. Layers attend by the part for their kind of heads."""
+
+    def __init__(self, steps: Mapping[KVShape, AttentionStep]) -> None:
+        self.of = steps
+        """The step for layers of each kind."""
+        self.batch = next(iter(steps.values())).batch
+
+    def attend(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales = UNSCALED,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Implement `AttentionStep`, by the shape of the layer's pages."""
+        kind = len(pages), pages.shape[3], pages.shape[4]
+        return self.of[kind].attend(pages, query, window, scales, sinks)

@@ -1,0 +1,64 @@
+"""Experts beside a layer's MLP (Gemma 4): both read the stream in norms of their own, and are normed and summed.
+
+normed stream ──────────────▶ MLP ─────────────────────────────▶ norm ─┐
+stream ─┬─ norm ────────────▶ experts, gates by GELU ──────────▶ norm ─ + ─▶
+        └─ norm, scaled ─▶ router ─▶ softmax ─▶ top k, scaled ─┘
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.models.experts import experts_mlp, route
+from engine.models.experts_config import ExpertsConfig
+from engine.models.linear import rounds
+from engine.models.mlp import MLP
+from engine.models.operations import Operations
+from engine.models.parts import MLPConfig
+from engine.parallel.collective import Collective
+
+
+class ExpertsBeside(nn.Module):
+    """A layer's MLP, its router and its experts, or those of them that this rank holds."""
+
+    def __init__(
+        self, mlp: MLPConfig, config: ExpertsConfig, hidden_size: int, eps: float, ranks: Collective
+    ) -> None:
+        super().__init__()
+        self._config, self._eps, self._ranks = config, eps, ranks
+        count, inner = len(config.held), config.intermediate_size
+        self.mlp = MLP(mlp, hidden_size)
+        self.router = nn.Parameter(torch.empty(config.num_experts, hidden_size))
+        self.router_scale = nn.Parameter(torch.empty(hidden_size))
+        self.expert_scale = nn.Parameter(torch.empty(config.num_experts))
+        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(count, hidden_size, inner))
+        self.mlp_norm = nn.RMSNorm(hidden_size, eps=eps)
+        self.input_norm = nn.RMSNorm(hidden_size, eps=eps)
+        self.output_norm = nn.RMSNorm(hidden_size, eps=eps)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the MLP's input may be rounded."""
+        return rounds(self.mlp.gate_up_proj)
+
+    def forward(self, x: torch.Tensor, normed: torch.Tensor, operations: Operations) -> torch.Tensor:
+        """Map the stream and what the MLP reads of it, [N, hidden_size] each, to the same shape, summed over all
+        ranks.
+        """
+        dense = operations.add_norm(
+            self._ranks.sum(self.mlp(normed, operations)), None, self.mlp_norm.weight, self._eps
+        )[1]
+        chosen, weights = self._route(x)
+        read = F.rms_norm(x, self.input_norm.weight.shape, self.input_norm.weight, self._eps)
+        matrices = self.gate_up_proj, self.down_proj
+        routed = experts_mlp(read, chosen, weights, *matrices, self._config.held.start, is_gelu=True)
+        return dense + operations.add_norm(self._ranks.sum(routed), None, self.output_norm.weight, self._eps)[1]
+
+    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each token's experts, int64 [N, per_token], and their weights, float32 of that shape."""
+        scaled = F.rms_norm(x, x.shape[-1:], eps=self._eps) * self.router_scale * x.shape[-1] ** -0.5
+        chosen, weights = route(F.linear(scaled, self.router), self._config.per_token, renormalizes=True)
+        return chosen, weights * self.expert_scale[chosen]
