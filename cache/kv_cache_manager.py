@@ -89,6 +89,11 @@ class KVCacheManager:
         return self.prefix_log.events
 
     @property
+    def finds_prefixes(self) -> bool:
+        """Whether requests find what others have computed."""
+        return self._prefix_cache
+
+    @property
     def available(self) -> int:
         """Number of pages that `extend` can allocate: free ones and those of unlocked nodes. O(1)."""
         return self._pool.num_free + self._tree.evictable_pages

@@ -21,6 +21,7 @@ from engine.grammar.constraint import Constraint
 from engine.grammar.vocabulary import Vocabulary
 from engine.loop import EngineLoop
 from engine.machine import prepare_process
+from engine.models.encoders.config import is_encoder
 from engine.precompute import Precomputed, precompute
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -85,6 +86,11 @@ class LoadedRunner(Runner, Protocol):
         ...
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether it computes whole prompts and keeps no KV of them."""
+        ...
+
+    @property
     def page_memory(self) -> PageMemory | None:
         """The bytes of its pages, for other engines; None where they cannot be used."""
         ...
@@ -103,8 +109,12 @@ class Engine:
         """`drafter` is needed only if `config.speculation` asks for a draft model. `rank_group` holds the model's
         other ranks: the loop ends when one of them does, and they end with this engine. Raises ValueError.
         """
+        if runner.is_encoder:
+            config = replace(config, prefix_cache=False, host_kv_gib=0.0, kv_tier=None, preemption="recompute")
         self.config = config
         self.runner = runner
+        self.is_encoder = runner.is_encoder
+        """Whether the model generates nothing: its prompts are computed whole, and nothing is kept of them."""
         self.tasks: frozenset[Task] = frozenset(TASKS if config.tasks == "auto" else config.tasks)
         """What requests may want; all where nothing says what the model is for."""
         self.model = runner.model_config
@@ -128,7 +138,15 @@ class Engine:
         )
         speculator = _speculator(config.speculation, drafter)
         longest = config.max_model_len or self.model.max_position_embeddings
-        self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, self._host, speculator)
+        self.scheduler = Scheduler(
+            self.cache,
+            config,
+            longest,
+            self.model.eos_token_ids,
+            self._host,
+            speculator,
+            whole_prompts=runner.is_encoder,
+        )
         self.grammars = Compiler(self._vocabulary, config.grammar_cache_bytes)
         self.loop = EngineLoop(
             self.scheduler,
@@ -157,6 +175,12 @@ class Engine:
         from engine.ranks.load_runner import load_runner  # torch: only where a model is run
         from engine.runner.model_runner import ModelRunner
 
+        if is_encoder(model_directory(config)):
+            from engine.loading.load_encoder import load_encoder
+
+            encoder = load_encoder(config)
+            overlap = not encoder.takes_all_cores if config.overlap is None else config.overlap
+            return cls(replace(config, overlap=overlap), encoder)
         drafter: Drafter | None = None
         if config.speculation is not None and config.speculation.method == "draft_model":
             from engine.drafting.loading import load_with_draft_model

@@ -120,7 +120,8 @@ class LLM:
         normalizes: bool = True,
         progress: bool = False,
     ) -> list[Vector]:
-        """Return an embedding of each prompt: the last token's hidden state, cut and scaled to length 1.
+        """Return an embedding of each prompt: the last token's hidden state, or of an encoder what its files say,
+        cut and scaled to length 1.
 
         Raises ValueError as `generate` does, and RuntimeError when the model computes no valid values.
         """
@@ -135,7 +136,7 @@ class LLM:
 
     def _job(self, prompt: PromptInput, params: SamplingParams) -> _OfflineRequest:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        check_task(params, self.engine.tasks)
+        check_task(params, self.engine.tasks, is_encoder=self.engine.is_encoder)
         request = self.engine.new_request(f"offline-{self._num_requests}", ids, params)
         self._num_requests += 1
         self.engine.scheduler.check(request)

@@ -4,6 +4,9 @@
                     embedding: that state, normed as for logits ◀──┤
     scores: softmax over the logits of a few tokens (yes, no) ◀────┘
 
+An encoder computes a whole prompt at once and keeps nothing of it; its embedding is the first token's state or the
+mean of all, and its score that of a classification head.
+
 No token is sampled: the request ends with its prompt, and its only delta has the values.
 """
 
@@ -20,6 +23,8 @@ class Pooling:
 
     token_ids: tuple[int, ...] = ()
     """Tokens of which one comes next: their probabilities are wanted, which sum to 1. Empty: the hidden state."""
+    by_head: bool = False
+    """Whether the score of an encoder's classification head is wanted instead."""
 
     def __post_init__(self) -> None:
         for token in self.token_ids:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from engine.models.encoders.config import EncoderConfig, encoder_of
 from engine.models.errors import ModelLoadError
 from engine.sampling_params import SamplingParams
 
@@ -21,6 +22,9 @@ def tasks_of(setting: Literal["auto"] | Sequence[Task], directory: Path) -> tupl
     "auto" knows models that sentence-transformers describes (modules.json), and decoders that were saved without
     an output head; all others generate. Raises ModelLoadError for a model that is pooled in a way not known here.
     """
+    config = _json(directory / "config.json")
+    if encoder_of(config) is not None:
+        return _tasks_of_encoder(setting, directory)
     if setting != "auto":
         return tuple(setting)
     described = _json(directory / "modules.json")
@@ -29,24 +33,39 @@ def tasks_of(setting: Literal["auto"] | Sequence[Task], directory: Path) -> tupl
         place = Path(str(modules["Pooling"].get("path", ""))).name
         _check_pooling(list(modules), _json(directory / place / "config.json"))
         return ("embed",)
-    config = _json(directory / "config.json")
     named = config.get("architectures") if isinstance(config, dict) else None
     is_headless = isinstance(named, list) and bool(named) and all(str(name).endswith("Model") for name in named)
     return ("embed",) if is_headless else ("generate",)
 
 
-def check_task(sampling: SamplingParams, tasks: Collection[Task]) -> None:
+def _tasks_of_encoder(setting: Literal["auto"] | Sequence[Task], directory: Path) -> tuple[Task, ...]:
+    """Return the one task of an encoder. Raises ModelLoadError for a setting that names others."""
+    task = EncoderConfig.from_directory(directory).task
+    if setting not in ("auto", [task], (task,)):
+        raise ModelLoadError(
+            f"engine.tasks is {list(setting)}, but the model is an encoder that can only {task}: leave the "
+            "setting out, or name another model"
+        )
+    return (task,)
+
+
+def check_task(sampling: SamplingParams, tasks: Collection[Task], *, is_encoder: bool = False) -> None:
     """Raise ValueError for a request to a model that is not served for such ones."""
     task: Task = "generate"
-    if sampling.pooling is not None:
-        task = "rerank" if sampling.pooling.token_ids else "embed"
+    if (pooling := sampling.pooling) is not None:
+        task = "rerank" if pooling.token_ids or pooling.by_head else "embed"
     if task not in tasks:
-        raise ValueError(not_served(task, tasks))
+        raise ValueError(not_served(task, tasks, is_encoder=is_encoder))
+    if pooling is not None and task == "rerank" and pooling.by_head is not is_encoder:
+        raise ValueError("scores of a classification head are an encoder's, those of tokens a decoder's")
 
 
-def not_served(task: Task, tasks: Collection[Task]) -> str:
+def not_served(task: Task, tasks: Collection[Task], *, is_encoder: bool = False) -> str:
     """Return what to say of a task that a model is not served for."""
     served = ", ".join(known for known in TASKS if known in tasks)
+    if is_encoder:
+        path = "/v1/embeddings" if "embed" in tasks else "/v1/rerank or /v1/score"
+        return f"this model is an encoder, served to {served}, not to {task}: use {path}, or name another model"
     return f"this model is served to {served}, not to {task}: add {task} to engine.tasks, or name another model"
 
 

@@ -43,6 +43,8 @@ class ModelCard:
     """What the model is served for."""
     hidden_size: int = 0
     """Dimensions of its embeddings."""
+    is_encoder: bool = False
+    """Whether it only embeds prompts, or scores pairs by a classification head."""
     sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
     """Sampling parameters of requests that do not give them, by name; of `max_tokens`, chat requests' alone."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 from deployments.api.conversation.control_tokens import control_tokens
 from deployments.api.conversation.encoder import Encoder, UnencodedTexts
@@ -131,6 +131,19 @@ class TextCodec:
         """Return the token that is `text`; None if it is several."""
         ids = self.encode(text, add_special_tokens=False)
         return ids[0] if len(ids) == 1 else None
+
+    @functools.cached_property
+    def pair_marks(self) -> tuple[list[int], list[int], list[int]]:
+        """The tokens that the tokenizer puts before, between and after two texts that it encodes together."""
+        encoded = cast(Any, self._tokenizer)("a", "a")
+        parts: tuple[list[int], list[int], list[int]] = ([], [], [])
+        part = 0
+        for token, owner in zip(encoded["input_ids"], encoded.sequence_ids(), strict=True):
+            if owner is None:
+                parts[part].append(token)
+            else:
+                part = owner + 1
+        return parts
 
     @property
     def special_ids(self) -> set[int]:

@@ -20,7 +20,9 @@ from engine.config import DType, EngineConfig
 from engine.loading.kv_memory import available_ram, beside_slots, pages_for, slots_for
 from engine.loading.model_directory import resolve_metadata
 from engine.machine import usable_cores
+from engine.models.any_model import model_facts
 from engine.models.config import ELEMENT_BYTES, ModelConfig
+from engine.models.encoders.config import EncoderConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,28 @@ def run(model: str | None, *, page_size: int, dtype: str, device: str) -> None:
     try:
         config = EngineConfig(model=model, page_size=page_size, dtype=cast(DType, dtype))
         directory = resolve_metadata(model)
-        facts = ModelConfig.from_directory(directory)
+        facts = model_facts(directory)
     except ValueError as error:  # ModelLoadError is one
         raise UserError(one_line(error)) from None
-    Console().print(describe(model, directory, facts, config, machine(device)))
+    if isinstance(facts, EncoderConfig):
+        Console().print(describe_encoder(model, facts))
+    else:
+        Console().print(describe(model, directory, facts, config, machine(device)))
+
+
+def describe_encoder(model: str, facts: EncoderConfig) -> Table:
+    """Return the facts of an encoder, which keeps no KV, as a table of two columns."""
+    table = Table("", "", title=model, show_header=False, title_justify="left")
+    table.add_row("architecture", f"{facts.architecture}, an encoder")
+    pooled = {"cls": "the first token's hidden state", "mean": "the mean of all tokens' hidden states"}[
+        facts.pooling
+    ]
+    table.add_row("served to", f"{facts.task}: {'a score of ' if facts.has_head else ''}{pooled}")
+    table.add_row("layers", f"{facts.num_layers}, {facts.num_heads} heads of {facts.head_dim}")
+    table.add_row("hidden size", f"{facts.hidden_size}, feed-forward {facts.intermediate_size}")
+    table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
+    table.add_row("longest prompt", f"{facts.max_position_embeddings:,} tokens")
+    return table
 
 
 def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConfig, machine: Machine) -> Table:

@@ -128,11 +128,11 @@ def _quiet(verbose: bool) -> Iterator[None]:
 def _check_models(named: list[tuple[str, str | None]], console: Console) -> None:
     """Download models here, with a progress bar; replicas then load them from the cache."""
     from engine.loading.model_directory import resolve_model
-    from engine.models.config import ModelConfig
+    from engine.models.any_model import model_facts
 
     for name, revision in named:
         try:
-            ModelConfig.from_directory(resolve_model(name, revision))
+            model_facts(resolve_model(name, revision))
         except ValueError as error:  # ModelLoadError is one
             raise UserError(one_line(error)) from None
 

@@ -37,7 +37,9 @@ from engine.engine import model_directory
 from engine.generation_defaults import generation_defaults
 from engine.grammar.vocabulary import Vocabulary
 from engine.loading.model_directory import fingerprint
+from engine.models.any_model import model_facts
 from engine.models.config import ModelConfig
+from engine.models.encoders.config import EncoderConfig
 from engine.tasks import Task, tasks_of
 from engine.tokenizer import Tokenizer, load_tokenizer
 from monitoring.metrics import Metrics
@@ -117,7 +119,7 @@ class ModelLink:
         assert self._connections and self._tokenizer and self._codec, "start() comes first"
         tokenizer = self._tokenizer
         directory = model_directory(self._model.engine)
-        config = ModelConfig.from_directory(directory)
+        config = model_facts(directory)
         defaults = generation_defaults(self._model.engine.generation_config, directory)
         tasks = tasks_of(self._model.engine.tasks, directory)
         card = _card(self._model.engine, config, self._fingerprint, defaults, tasks)
@@ -202,7 +204,7 @@ class ModelLink:
 
 def _card(
     config: EngineConfig,
-    model: ModelConfig,
+    model: ModelConfig | EncoderConfig,
     files: str,
     defaults: dict[str, int | float],
     tasks: tuple[Task, ...],
@@ -217,5 +219,6 @@ def _card(
         eos_token_ids=model.eos_token_ids,
         tasks=tasks,
         hidden_size=model.hidden_size,
+        is_encoder=isinstance(model, EncoderConfig),
         sampling_defaults=defaults,
     )

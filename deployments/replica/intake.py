@@ -66,7 +66,7 @@ class Intake:
         if self._is_stopping():
             return Refusal("draining", "the replica is being stopped")
         try:
-            check_task(request.sampling, self._engine.tasks)
+            check_task(request.sampling, self._engine.tasks, is_encoder=self._engine.is_encoder)
             return self._engine.new_request(
                 request.request_id,
                 unpack_tokens(request.prompt_ids),

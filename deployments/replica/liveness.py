@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 
 from engine.engine import Engine
+from engine.pooling import Pooling
 from engine.precompute import precompute
 from engine.sampling_params import SamplingParams
 
@@ -45,7 +46,8 @@ def prove_step(engine: Engine) -> None:
 
     A failed step merely ends its requests, so an engine whose device is broken would otherwise look healthy.
     """
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    pooling = Pooling(by_head="embed" not in engine.tasks) if engine.is_encoder else None
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
     request = engine.new_request("proof", [0], sampling, salt="proof")
     if precompute(engine.loop, [request], math.inf).num_prompts != 1:
         raise EngineUnhealthy("the engine's first step failed: see the traceback above in this replica's log")

@@ -25,6 +25,7 @@ from engine.graphs.setup import (
     why_not,
 )
 from engine.graphs.step_graphs import CudaCapture
+from engine.loading.devices import device_named, dtype_of
 from engine.loading.kv_memory import (
     available_ram,
     beside_slots,
@@ -87,13 +88,13 @@ class _Loading:
         self, config: EngineConfig, kv_bytes_beside: int, ranks: Collective, bytes_beside: int = 0
     ) -> None:
         self._config, self._kv_bytes_beside, self._ranks = config, kv_bytes_beside, ranks
-        self._device = _device(config.device)
+        self._device = device_named(config.device)
         self._directory: Path = resolve_model(config.model, config.model_revision)
         self._whole = ModelConfig.from_directory(self._directory)
         self._limit = _max_model_len(config, self._whole)
         self._whole = self._whole.for_context(self._limit)
         self._model = model = ranks.shard.of(self._whole)
-        self._dtype = _dtype(config, model, self._device)
+        self._dtype = dtype_of(config.dtype, model.dtype, self._device)
         self._kv_dtype = FP8 if config.kv_dtype == "fp8" else self._dtype
         self._backend = self._attention()
         check_recurrent(config, self._whole)
@@ -251,30 +252,6 @@ class _Loading:
     def _pages(self, num_pages: int, dtype: torch.dtype) -> KVPages:
         states = StateSlots.of(self._model, 1, 0, self._dtype, self._device)
         return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device, states)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f'device must be "auto", "cpu" or "cuda", got {name!r}')
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError('device is "cuda", but torch finds no CUDA device; use "cpu" or a CUDA build of torch')
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device is {name!r}, but torch finds {torch.cuda.device_count()} CUDA devices, numbered from 0; "
-            'use one of them, or "cuda" for the first'
-        )
-    return device
-
-
-def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Return the type of weights and KV; "auto" is the checkpoint's on a GPU, float32 on a CPU."""
-    name = config.dtype
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else model.dtype
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

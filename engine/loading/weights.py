@@ -69,14 +69,14 @@ def load_decoder(
         # What only other ranks have stays zero: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
         wide = {target.parameter for target in targets.values() if target.added is not None}
-        _allocate(decoder, partial(new, device=device), dtype, wide, input_major)
+        allocate(decoder, partial(new, device=device), dtype, wide, input_major)
         with torch.no_grad():
             # Nothing is read of experts that only other ranks have.
             groups = [group for group in groups if group.into is None or group.into().numel()]
             if device.type == "cuda":
                 stream_groups(files, groups, device)
             else:
-                _copy_groups(tensors, groups)
+                copy_groups(tensors, groups)
     return decoder.eval()
 
 
@@ -96,7 +96,8 @@ def plan_loading(
     return decoder, targets, list(_groups(decoder, targets, config, present))
 
 
-def _copy_groups(tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGroup]) -> None:
+def copy_groups(tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGroup]) -> None:
+    """Store all groups on a CPU, releasing each tensor of the files after it."""
     for group in groups:
         stored = [tensors[expected.name].read() for expected in group.tensors]
         group.store(stored)
@@ -169,15 +170,19 @@ def _store(into: Callable[[], torch.Tensor], target: WeightTarget, tensors: list
     into().copy_(own if target.added is None else own.float() + target.added)
 
 
-def _allocate(
-    decoder: Decoder, new: partial[torch.Tensor], dtype: torch.dtype, wide: Container[str], input_major: bool
+def allocate(
+    model: torch.nn.Module,
+    new: partial[torch.Tensor],
+    dtype: torch.dtype,
+    wide: Container[str] = (),
+    input_major: bool = False,
 ) -> None:
-    """Give each parameter of a decoder on the meta device memory of its own, which `new` makes from its shape.
+    """Give each parameter of a model on the meta device memory of its own, which `new` makes from its shape.
     Those called in `wide` are float32. Quantized layers allocate theirs.
 
     `Module.to_empty` does nearly that, but imports torch's compiler.
     """
-    for path, module in decoder.named_modules():
+    for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             is_turned = input_major and isinstance(module, torch.nn.Linear) and parameter.ndim == 2
             shape = parameter.shape[::-1] if is_turned else parameter.shape
@@ -227,21 +232,36 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], config: ModelConfig) -> None:
+    """Check a decoder's tensors. Raises ModelLoadError."""
     names = {tensor.name for tensor in expected}
-    missing = [tensor.name for tensor in expected if tensor.name not in tensors]
-    if missing:
-        why = "" if config.weight_format is None else ", stored as its quantization_config says"
-        if len(missing) == 1 and missing[0].endswith(HEAD):
-            why = " to generate; where it is to embed alone, say engine.tasks: [embed]"
-        raise ModelLoadError(f"the weights lack {_some(missing)}, which {config.architecture} needs{why}")
+    missing = [name for name in names if name not in tensors]
+    why = "" if config.weight_format is None else ", stored as its quantization_config says"
+    if len(missing) == 1 and missing[0].endswith(HEAD):
+        why = " to generate; where it is to embed alone, say engine.tasks: [embed]"
     others = [name for name in tensors if name not in names and not _is_harmless(name, config)]
     prefixes = tuple(prefix.format(layers=config.num_layers) for prefix in config.names.left_out)
     unknown = [name for name in others if not name.startswith(prefixes)]
+    check_tensors(tensors, expected, unknown, config.architecture, why)
     if left_out := len(others) - len(unknown):
         logger.info("%d weights are not needed for text and left out: %s*", left_out, "*, ".join(prefixes))
-    if unknown:
+
+
+def check_tensors(
+    tensors: Mapping[str, MappedTensor],
+    expected: Sequence[Expected],
+    named: Sequence[str],
+    architecture: str,
+    why: str = "",
+) -> None:
+    """Raise ModelLoadError unless a checkpoint has all `expected` tensors as they have to be, and no others among
+    `named`, the checkpoint's names without those that are left out. `why` ends the message about missing ones.
+    """
+    names = {tensor.name for tensor in expected}
+    if missing := [tensor.name for tensor in expected if tensor.name not in tensors]:
+        raise ModelLoadError(f"the weights lack {_some(missing)}, which {architecture} needs{why}")
+    if unknown := [name for name in named if name not in names]:
         raise ModelLoadError(
-            f"the weights hold {_some(unknown)}, which this {config.architecture} does not have: "
+            f"the weights hold {_some(unknown)}, which this {architecture} does not have: "
             "config.json and weights do not belong together"
         )
     for wanted in expected:

@@ -38,6 +38,8 @@ _HOST = torch.device("cpu")
 class ParallelRunner:
     """Runs steps on rank 0 and sends each step to the other ranks."""
 
+    is_encoder = False
+
     def __init__(self, runner: ModelRunner, rank_group: RankGroup) -> None:
         self._runner, self.rank_group = runner, rank_group
         self.model_config = runner.model_config

@@ -48,6 +48,8 @@ from engine.scheduling.plan import Step, StepPlan, StepResult, result_of
 class ModelRunner:
     """A loaded model with KV pages. Steps are prepared by one thread and run by one, which may be another."""
 
+    is_encoder = False
+
     def __init__(
         self,
         model_config: ModelConfig,

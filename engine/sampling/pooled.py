@@ -60,12 +60,12 @@ def pool(head: Head, hidden: torch.Tensor, wanted: Sequence[PooledRow]) -> dict[
     found: dict[str, bytes] = {}
     if states:
         values = on_host(head.normed(_rows(hidden, states)).float())
-        found |= {row.request_id: _bytes(own) for row, own in zip(states, values, strict=True)}
+        found |= {row.request_id: packed(own) for row, own in zip(states, values, strict=True)}
     if scored:
         logits = head.logits(_rows(hidden, scored))
         parts = [_columns(own, row.token_ids).softmax(-1) for row, own in zip(scored, logits, strict=True)]
         together = on_host(torch.cat(parts)).split([len(row.token_ids) for row in scored])
-        found |= {row.request_id: _bytes(own) for row, own in zip(scored, together, strict=True)}
+        found |= {row.request_id: packed(own) for row, own in zip(scored, together, strict=True)}
     return found
 
 
@@ -77,5 +77,6 @@ def _columns(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
     return logits[on_device(np.array(token_ids), logits.device)]
 
 
-def _bytes(values: torch.Tensor) -> bytes:
+def packed(values: torch.Tensor) -> bytes:
+    """Return float32 values on the host, little endian; no bytes where one is not finite."""
     return values.numpy().astype("<f4", copy=False).tobytes() if bool(values.isfinite().all()) else b""

@@ -249,6 +249,8 @@ class KVAllocator:
 
         Deferring `request` lets a burst of prompts that begin alike compute the common part once.
         """
+        if not self.cache.finds_prefixes:
+            return False
         if self.cache.snapshots is not None:
             return recurrent.is_awaited(request, num_cached, self.running, self.cache.page_size)
         end = num_cached + self.cache.page_size

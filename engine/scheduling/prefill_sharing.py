@@ -30,8 +30,9 @@ _FIRST_SHARE = 1 / 16
 class PrefillSharing:
     """Shares prefill among prompts, and remembers from step to step which queue has its turn."""
 
-    def __init__(self, quantum: int) -> None:
-        """`quantum`: tokens of a queue's turn."""
+    def __init__(self, quantum: int, *, whole_prompts: bool = False) -> None:
+        """`quantum`: tokens of a queue's turn. `whole_prompts`: whether a prompt gets all its tokens or none."""
+        self._whole_prompts = whole_prompts
         self._turns = DeficitRoundRobin(quantum)
 
     def share(self, step: StepBuilder, allocator: KVAllocator, room: Room, now: float) -> dict[Request, int]:
@@ -45,7 +46,7 @@ class PrefillSharing:
             if prompt.status is Status.RUNNING:  # else it was preempted
                 queues.setdefault(prompt.queue_position.queue, []).append(prompt)
         self._turns.take_part(queues)
-        shares = _StepShares(step, allocator, room, now)
+        shares = _StepShares(step, allocator, room, now, whole_prompts=self._whole_prompts)
         open_queues: dict[str, _Queue | None] = dict.fromkeys(queues)
         while not room.is_full and (name := self._turns.turn(among=open_queues)) is not None:
             queue = open_queues[name]
@@ -77,20 +78,29 @@ class PrefillSharing:
 class _StepShares:
     """The shares of one step while they are worked out."""
 
-    def __init__(self, step: StepBuilder, allocator: KVAllocator, room: Room, now: float) -> None:
+    def __init__(
+        self, step: StepBuilder, allocator: KVAllocator, room: Room, now: float, *, whole_prompts: bool = False
+    ) -> None:
         self.room = room
+        self._whole_prompts = whole_prompts
         self.given: dict[Request, int] = {}
         self.has_memory = True
         """Whether no request was denied admission so far."""
         self._step, self._allocator, self._now = step, allocator, now
 
     def give(self, prompt: Request, most: int, share: float = 1.0) -> int:
-        """Give a prompt up to `most` tokens and up to this share of the room; returns how many it got."""
+        """Give a prompt up to `most` tokens and up to this share of the room; returns how many it got. Where
+        prompts are computed whole, it gets all that it needs, if they fit or if it is the step's first.
+        """
+        wanted = prompt.num_to_compute - self.given.get(prompt, 0)
+        if self._whole_prompts and self.room.taken and not 0 < wanted <= self.room.tokens:
+            return 0
         if prompt.status is not Status.RUNNING and not self._starts(prompt):
             return 0
         given = self.given.get(prompt, 0)
         start = prompt.num_planned + given
-        num_tokens = self.room.most(start, min(most, prompt.num_to_compute - given), share)
+        left = prompt.num_to_compute - given
+        num_tokens = left if self._whole_prompts else self.room.most(start, min(most, left), share)
         if num_tokens:
             self.room.take(start, num_tokens)
             self.given[prompt] = given + num_tokens

@@ -49,11 +49,14 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         host: HostKV | None = None,
         speculator: Speculator | None = None,
+        *,
+        whole_prompts: bool = False,
     ) -> None:
         """`max_model_len` bounds the prompt and output tokens of a request.
 
         Without `host`, KV stays in the tree or is computed again. Without a `speculator`
-        every decode yields one token per step.
+        every decode yields one token per step. With `whole_prompts`, each prompt is computed in one step, alone if
+        it is longer than a step should be.
         """
         self.cache = cache
         self._page_size = cache.page_size
@@ -65,7 +68,7 @@ class Scheduler:
         self._policy = policy_named(settings.policy, settings.priority_half_life_s)
         max_seconds = None if settings.max_step_ms is None else settings.max_step_ms / 1000
         self._budget = PrefillBudget(settings.max_step_tokens, max_seconds, settings.max_step_stretch)
-        self._sharing = PrefillSharing(settings.fair_quantum_tokens)
+        self._sharing = PrefillSharing(settings.fair_quantum_tokens, whole_prompts=whole_prompts)
         self._speculator = speculator or Speculator()
         self._requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(settings.max_waiting, settings.max_waiting_tokens)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from deployments.api.conversation.encoder import TooManyTokens
 from deployments.api.errors import invalid
 from deployments.api.output.response_encoder import EncodedPrompt
+from deployments.api.pooling.cross import CrossPrompt
 from deployments.api.pooling.embeddings import instructed
 from deployments.api.pooling.judge import CutWithin, Judge, asked
 from deployments.api.pooling.plan import Text, check_request, encode_all, truncation
 from deployments.api.pooling.protocol import PooledRequest
+from deployments.api.request.prompts import hopeless
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
 from engine.embedding import Vector, embeddings
@@ -38,8 +41,9 @@ async def score_pairs(
     for text in {text.param: text for pair in pairs for text in pair}.values():
         if not text.given:
             raise invalid(f"{text.param} is empty; it needs at least one token.", text.param)
-    plan = _judged if task == "rerank" else _compared
-    return await plan(limits, served, request, pairs)
+    if task == "embed":
+        return await _compared(limits, served, request, pairs)
+    return await (_crossed if served.card.is_encoder else _judged)(limits, served, request, pairs)
 
 
 async def _judged(
@@ -52,14 +56,50 @@ async def _judged(
     ]
     cut = truncation(request, served)
     within = None if cut is None else CutWithin(cut.num_tokens, len(judge.end))
-    if within is not None and within.num_tokens <= judge.num_fixed:
+    _check_cut(within, judge.num_fixed, "query and document")
+    prompts = await encode_all(limits, served, texts, judge.encode, within)
+    return ScoredPairs(prompts, Pooling(judge.answers), _first_values)
+
+
+async def _crossed(
+    limits: Limits, served: ServedModel, request: PooledRequest, pairs: Sequence[Pair]
+) -> ScoredPairs:
+    if request.instruction is not None:
+        raise invalid(f"The model {request.model} takes no instruction; leave it out.", "instruction")
+    prompts: list[EncodedPrompt | None] = [None] * len(pairs)
+    places: dict[str | Sequence[int], list[int]] = {}
+    for place, (query, _) in enumerate(pairs):
+        places.setdefault(query.given, []).append(place)
+    cut = truncation(request, served)
+    most = served.card.max_model_len if cut is None else limits.max_truncated_tokens
+    for own in places.values():
+        query = pairs[own[0]][0]
+        try:
+            cross = CrossPrompt.of(served.codec, str(query.given), most)
+        except TooManyTokens as error:
+            raise hopeless(served, error.least, query.param, most) from None
+        within = None if cut is None else CutWithin(cut.num_tokens, len(cross.end))
+        _check_cut(within, cross.num_fixed, "the document")
+        documents = [pairs[place][1] for place in own]
+        encoded = await encode_all(limits, served, documents, cross.encode, within)
+        for place, prompt in zip(own, encoded, strict=True):
+            prompts[place] = prompt
+    found = [prompt for prompt in prompts if prompt is not None]
+    return ScoredPairs(found, Pooling(by_head=True), _first_values)
+
+
+def _check_cut(cut: CutWithin | None, num_fixed: int, fixed: str) -> None:
+    """Raise `ApiError` for a prompt so short that nothing is left of what may be cut."""
+    if cut is not None and cut.num_tokens <= num_fixed:
         raise invalid(
-            f"truncate_prompt_tokens must be above {judge.num_fixed}, the tokens of the prompt besides query and "
-            f"document, got {within.num_tokens}.",
+            f"truncate_prompt_tokens must be above {num_fixed}, the tokens of the prompt besides {fixed}, got "
+            f"{cut.num_tokens}.",
             "truncate_prompt_tokens",
         )
-    prompts = await encode_all(limits, served, texts, judge.encode, within)
-    return ScoredPairs(prompts, Pooling(judge.answers), lambda values: [float(found[0]) for found in values])
+
+
+def _first_values(values: Sequence[Vector]) -> list[float]:
+    return [float(found[0]) for found in values]
 
 
 async def _compared(

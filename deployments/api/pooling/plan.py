@@ -60,7 +60,7 @@ def check_request(served: ServedModel, request: PooledRequest, limits: Limits, *
     _check_repeated(request, limits)
     found = next((task for task in tasks if task in served.card.tasks), None)
     if found is None:
-        wrong = not_served(tasks[0], served.card.tasks)
+        wrong = not_served(tasks[0], served.card.tasks, is_encoder=served.card.is_encoder)
         raise invalid(f"The model {request.model} cannot do that: {wrong}.", "model", "model_not_supported")
     return found
 

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cli.info import Machine, describe
+from deployments.cli.info import Machine, describe, describe_encoder
 from deployments.cli.planning.known import planned_model
 from deployments.cli.units import count_text
 from engine import EngineConfig
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
+from engine.models.encoders.config import EncoderConfig
 from engine.models.formats import Int4Format, Int8Format, WeightFormat
+from tests.engine.support.encoders import save_encoder
 
 
 def raydix(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -82,6 +84,15 @@ def test_info_of_the_machine_alone_says_what_would_compute_here_and_on_gpus() ->
     assert result.returncode == 0, result.stderr
     for part in ("attention here", "native kernels", "attention on GPUs", "'raydix[flashinfer]'", "not native:"):
         assert part in result.stdout
+
+
+def test_info_says_what_an_encoder_is_served_to(tmp_path: Path) -> None:
+    for has_head, said in ((False, "embed: the mean of"), (True, "rerank: a score of the first token's")):
+        save_encoder("xlm_roberta", tmp_path / said, "mean_tokens", head=has_head)
+        columns = describe_encoder("m", EncoderConfig.from_directory(tmp_path / said)).columns
+        rows = dict(zip(*(map(str, column.cells) for column in columns), strict=True))
+        assert rows["served to"].startswith(said)
+        assert rows["longest prompt"] == "128 tokens"
 
 
 def test_info_counts_the_pages_an_engine_would_get() -> None:

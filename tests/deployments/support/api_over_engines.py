@@ -49,12 +49,19 @@ class Api:
         listeners: tuple[Listener, ...],
         tenants: Sequence[TenantSettings] = (),
         shared: Sequence[Sequence[int]] = (),
+        files: Path | None = None,
     ) -> None:
-        codec = TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
-        vocab_size = engines.replicas[0]._engine.model.vocab_size
-        tasks = tuple(task for task in TASKS if task in engines.replicas[0]._engine.tasks)
-        size = getattr(engines.replicas[0]._engine.model, "hidden_size", 2)
-        card = ModelCard("m", 1, max_model_len=512, vocab_size=vocab_size, tasks=tasks, hidden_size=size)
+        codec = TextCodec(load_tokenizer(files or Path(deployments.demo_model.__file__).parent))
+        engine = engines.replicas[0]._engine
+        card = ModelCard(
+            "m",
+            1,
+            max_model_len=engine.max_model_len if engine.is_encoder else 512,
+            vocab_size=engine.model.vocab_size,
+            tasks=tuple(task for task in TASKS if task in engine.tasks),
+            hidden_size=getattr(engine.model, "hidden_size", 2),
+            is_encoder=engine.is_encoder,
+        )
         self.client, self.engines, self.codec = client, engines, codec
         self.reports: list[RequestRecord] = []
         waiting = ModelClient(client, Admission(Idle(), AdmissionSettings(), {}))
@@ -91,15 +98,17 @@ async def api_over(
     tenants: Sequence[TenantSettings] = (),
     shared: Sequence[Sequence[int]] = (),
     health: Mapping[str, float] | None = None,
+    files: Path | None = None,
     **config: Any,
 ) -> AsyncIterator[Api]:
-    """Run the API over `count` engines; with `tenants`, `ADMIN_KEY` is the admin's. `shared` are prefixes.
+    """Run the API over `count` engines; with `tenants`, `ADMIN_KEY` is the admin's. `shared` are prefixes. `files`
+    is the directory of the tokenizer; None: the embedded model's.
 
     An engine that a busy machine keeps silent is not lost: a test that ends one says how soon that is noticed.
     """
     settings = {"lost_after_s": 60.0, **(health or {})}
     async with ClientAndEngines(count, health=settings, shared=shared, **config) as (client, engines):
-        api = Api(client, engines, listeners, tenants, shared)
+        api = Api(client, engines, listeners, tenants, shared, files)
         async with api.http:
             yield api
 

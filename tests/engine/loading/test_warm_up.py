@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.loading.load_model import _device
+from engine.loading.devices import device_named
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
 from engine.scheduling.plan import StepPlan, StepResult
 
@@ -62,6 +62,6 @@ def test_a_cpu_is_not_warmed_up() -> None:
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert _device("cuda:1") == torch.device("cuda", 1)
+    assert device_named("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(ValueError, match="device is 'cuda:2', but torch finds 2 CUDA devices, numbered from 0"):
-        _device("cuda:2")
+        device_named("cuda:2")

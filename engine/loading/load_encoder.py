@@ -1,0 +1,103 @@
+"""Loads the encoder that an engine's settings name."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.loading.devices import device_named, dtype_of
+from engine.loading.encoder_targets import LEFT_OUT, encoder_prefix, encoder_targets
+from engine.loading.mapped_tensors import open_tensors
+from engine.loading.model_directory import fingerprint, resolve_model
+from engine.loading.tensor_groups import Expected, TensorGroup
+from engine.loading.weight_streaming import stream_groups
+from engine.loading.weights import allocate, check_tensors, copy_groups, weight_files
+from engine.machine import default_threads
+from engine.models.encoders.config import EncoderConfig
+from engine.models.encoders.encoder import EncoderModel
+from engine.runner.encoder_runner import EncoderRunner
+
+logger = logging.getLogger(__name__)
+
+_ONLY: dict[str, object] = {
+    "tensor_parallel_size": 1,
+    "quantization": None,
+    "speculation": None,
+    "kv_dtype": "auto",
+}
+"""Settings that have these values with an encoder."""
+
+
+def load_encoder(config: EngineConfig) -> EncoderRunner:
+    """Load the encoder that `config` names. Raises ModelLoadError, and ValueError for settings that are for
+    decoders.
+    """
+    torch.set_num_threads(config.threads or default_threads(1))
+    directory = resolve_model(config.model, config.model_revision)
+    model = EncoderConfig.from_directory(directory)
+    _check_settings(config, model)
+    device = device_named(config.device)
+    dtype = dtype_of(config.dtype, model.dtype, device)
+    encoder = load_encoder_weights(directory, model, dtype, device)
+    longest = config.max_model_len or model.max_position_embeddings
+    runner = EncoderRunner(model, encoder, longest, config.max_running, config.page_size, device)
+    runner.fingerprint = fingerprint(directory)
+    numbers = sum(parameter.numel() for parameter in encoder.parameters())
+    logger.info("%s: %.1fM parameters, %s on %s, an encoder", model.architecture, numbers / 1e6, dtype, device)
+    return runner
+
+
+def load_encoder_weights(
+    directory: Path, config: EncoderConfig, dtype: torch.dtype, device: torch.device
+) -> EncoderModel:
+    """Load the weights. Names, shapes and types are all checked before memory is allocated. Raises
+    ModelLoadError.
+    """
+    files = weight_files(directory)
+    with ExitStack() as stack:
+        tensors = open_tensors(files, stack)
+        prefix = encoder_prefix(tensors)
+        with torch.device("meta"):
+            encoder = EncoderModel(config)
+        groups = []
+        for name, target in encoder_targets(config, prefix).items():
+            assert isinstance(target.rows, slice), "nothing is stacked"
+            into = partial(_rows, encoder, target.parameter, target.rows)
+            groups.append(TensorGroup((Expected(name, target.shape),), partial(_store, into), into))
+        expected = [tensor for group in groups for tensor in group.tensors]
+        left_out = tuple(f"{prefix}{name}" for name in LEFT_OUT)
+        unknown = [name for name in tensors if not name.startswith(left_out)]
+        check_tensors(tensors, expected, unknown, config.architecture)
+        allocate(encoder, partial(torch.empty, device=device), dtype)
+        with torch.no_grad():
+            if device.type == "cuda":
+                stream_groups(files, groups, device)
+            else:
+                copy_groups(tensors, groups)
+    return encoder.eval()
+
+
+def _rows(encoder: EncoderModel, parameter: str, rows: slice) -> torch.Tensor:
+    return encoder.get_parameter(parameter).detach()[rows]
+
+
+def _store(into: partial[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    into().copy_(tensors[0])
+
+
+def _check_settings(config: EngineConfig, model: EncoderConfig) -> None:
+    for name, only in _ONLY.items():
+        if (given := getattr(config, name)) != only:
+            raise ValueError(
+                f"{name} is {given!r}, but {model.architecture} is an encoder, for which it must be {only!r}: "
+                "leave it out"
+            )
+    if (longest := config.max_model_len) is not None and longest > model.max_position_embeddings:
+        raise ValueError(
+            f"max_model_len is {longest}, the model was made for {model.max_position_embeddings} tokens; lower it"
+        )
