@@ -43,7 +43,7 @@ class TextCodec:
         self._detokenizer = Detokenizer(tokenizer)
         self.dialect = dialect_of(tokenizer, chat or ChatSettings())
         calls = self.dialect.tools.marks if self.dialect.tools else ()
-        answers = (*(self.dialect.thoughts or THINK), *calls)
+        answers = (*(self.dialect.thoughts or THINK).marks, *calls)
         self._control = control_tokens(tokenizer, all_template_texts(tokenizer), answers)
         self._template = ChatTemplate(tokenizer)
         self._encoder = Encoder(tokenizer, template_text(tokenizer), max_cache_bytes, self._control)

@@ -14,7 +14,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from deployments.api.output.channels import channel_rules
 from deployments.api.output.output_parser import OutputParseSpec
+from deployments.api.output.reasoning import Channels
 from deployments.api.output.thinking_budget import ThinkingBudget
 from deployments.api.request.closed_objects import closed
 from deployments.api.tools.protocol import Function
@@ -43,10 +45,33 @@ def answer_grammar(
     answer = None if schema is None else schema_in_lark(schema)
     if answer is None and tools is None and budget is not None:
         answer = budget.anything
+    if isinstance(spec.thoughts, Channels):
+        return _in_channels(spec.thoughts, answer, tools, special, budget)
     body, rules = ("answer", []) if tools is None else _calls(tools, answer, special)
     if answer is not None:
         rules.append(f"answer: {answer}")
     return Grammar("lark", "\n".join([_start(body, spec, special, budget), *rules]))
+
+
+def _in_channels(
+    thoughts: Channels,
+    answer: str | None,
+    tools: RequestedTools | None,
+    special: SpecialId,
+    budget: ThinkingBudget | None,
+) -> Grammar:
+    calls, rules = (None, []) if tools is None else _block(tools, answer, special, "")
+    if answer is not None:
+        rules.append(f"answer: {answer}")
+    start = channel_rules(
+        calls,
+        None if answer is None else "answer",
+        is_forced=tools is not None and tools.is_forced,
+        literal=lambda text: _literal(text, thoughts.marks, special),
+        has_specials=special(thoughts.closes) is not None,
+        budget=budget,
+    )
+    return Grammar("lark", "\n".join([*start, *rules]))
 
 
 def arguments_schema(function: Function, closes_objects: bool) -> dict[str, Any]:
@@ -78,6 +103,21 @@ def _calls(tools: RequestedTools, answer: str | None, special: SpecialId) -> tup
     form = tools.format
     is_free = not tools.is_forced and answer is None and form.begins != ""
     mark = form.begins if is_free else ""
+    block, rules = _block(tools, answer, special, mark)
+    if tools.is_forced:
+        return block, rules
+    if answer is not None:
+        return f"{block} | answer", rules
+    if is_free:
+        known = _reference(mark, special)
+        free = f"free: {_ANYTHING} {known}" if known else f"free[lazy]: /(?s:.*){re.escape(mark)}/"
+        return f"(free {block if form.opens else 'call'})* text", [*rules, free, f"text: {_ANYTHING}"]
+    return f"{block} | TEXT", [*rules, rf"TEXT: /([^\s\{form.initial}](?s:.*))?/"]
+
+
+def _block(tools: RequestedTools, answer: str | None, special: SpecialId, mark: str) -> tuple[str, list[str]]:
+    """Return the block of an answer's calls, without the `mark` that comes before, and the rules it needs."""
+    form = tools.format
     rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools.callable)))]
     for index, function in enumerate(tools.callable):
         if answer is not None and form.key is not None:
@@ -95,16 +135,7 @@ def _calls(tools: RequestedTools, answer: str | None, special: SpecialId) -> tup
         rules.append("NUMBER: /[0-9]{1,4}/")
     several = "call" if tools.is_single else f"call ({_literal(form.separator, form.marks, special)} call)*"
     opens, closes = (_literal(part, form.marks, special) for part in (form.opens.removeprefix(mark), form.closes))
-    block = f"{opens} {several} {closes}".strip()
-    if tools.is_forced:
-        return block, rules
-    if answer is not None:
-        return f"{block} | answer", rules
-    if is_free:
-        known = _reference(mark, special)
-        free = f"free: {_ANYTHING} {known}" if known else f"free[lazy]: /(?s:.*){re.escape(mark)}/"
-        return f"(free {block if form.opens else 'call'})* text", [*rules, free, f"text: {_ANYTHING}"]
-    return f"{block} | TEXT", [*rules, rf"TEXT: /([^\s\{form.initial}](?s:.*))?/"]
+    return f"{opens} {several} {closes}".strip(), rules
 
 
 def _call_schema(function: Function, key: str, closes_objects: bool) -> dict[str, Any]:

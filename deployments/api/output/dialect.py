@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.api.conversation.template import ChatTemplate, TemplateRefused, template_text
-from deployments.api.output.reasoning import KNOWN, THINK, Thoughts
+from deployments.api.output.reasoning import HARMONY, KNOWN, THINK, Thoughts
+from deployments.api.tools import harmony
 from deployments.api.tools.formats import FORMATS
 from deployments.api.tools.tool_format import ToolFormat
 from deployments.config.settings import ChatSettings
@@ -31,8 +32,8 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     """Return the dialect that the settings state, detecting what they leave to "auto".
 
     Tools use the first format that the template shows, or Hermes' in the messages' text if the template does not
-    mention tools. Reasoning is assumed if the template, or the vocabulary, contains its marks. Later system
-    messages are tried with the template.
+    mention tools. Channels are those that a template shows. Reasoning is assumed if the template, or the
+    vocabulary, contains its marks. Later system messages are tried with the template.
     """
     template = template_text(tokenizer)
     has_place = re.search(r"\btools\b", template) is not None
@@ -40,8 +41,10 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     if settings.tools == "auto" and template:
         taught = (known for known in FORMATS.values() if known.is_taught(template))
         tools = next(taught, None) if has_place else FORMATS["hermes"]
-    thoughts = None
-    if settings.reasoning != "none":
+    thoughts: Thoughts | None = None
+    if all(mark in template for mark in (harmony.CHANNEL, harmony.MESSAGE)):
+        thoughts = HARMONY  # Without it, even an answer's text would have the marks of its channel.
+    elif settings.reasoning != "none":
         words = _vocabulary(tokenizer).keys()
         shown = [marks for marks in KNOWN if marks.closes in template]
         shown += [marks for marks in KNOWN if set(marks) <= words]

@@ -38,7 +38,7 @@ class OutputParseSpec:
     @property
     def marks(self) -> tuple[str, ...]:
         """Special tokens that must stay in the text, because they mark reasoning or calls."""
-        return (self.thoughts or ()) + (self.format.marks if self.format else ())
+        return (self.thoughts.marks if self.thoughts else ()) + (self.format.marks if self.format else ())
 
 
 PLAIN_TEXT = OutputParseSpec()

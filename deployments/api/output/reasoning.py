@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from deployments.api.tools import harmony
 from deployments.api.tools.scanner import Scanner
 from deployments.api.tools.segments import Parser, Segment
 
@@ -14,7 +15,23 @@ class Thoughts(NamedTuple):
     opens: str
     closes: str
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks that tell reasoning from the answer."""
+        return self.opens, self.closes
 
+
+class Channels(Thoughts):
+    """Reasoning that is a message in a channel of its own (`deployments/api/tools/harmony.py`)."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Implement `Thoughts`."""
+        return harmony.MARKS
+
+
+HARMONY = Channels(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", harmony.END)
+"""gpt-oss'."""
 THINK = Thoughts("<think>", "</think>")
 KNOWN = (THINK, Thoughts("<seed:think>", "</seed:think>"), Thoughts("[THINK]", "[/THINK]"))
 """Those of most families, of Seed-OSS, and of Magistral and Ministral 3."""
@@ -25,6 +42,8 @@ def parse_reasoning(thoughts: Thoughts = THINK, *, is_open: bool) -> Parser[None
 
     White space around the marks is dropped. Reasoning that nothing closes extends to the end of the text.
     """
+    if isinstance(thoughts, Channels):
+        return (yield from harmony.parse_channels())
     at, (opens, closes) = Scanner(), thoughts
     yield from at.spaces()
     found = yield from at.mark(opens, closes)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from deployments.api.tools import headed, hermes, keyed, listed, llama3, mistral, pythonic
+from deployments.api.tools import harmony, headed, hermes, keyed, listed, llama3, mistral, pythonic
 from deployments.api.tools.headed import HeadedMarks
 from deployments.api.tools.keyed import KeyedMarks
 from deployments.api.tools.tool_format import ToolFormat
@@ -113,6 +113,15 @@ FORMATS: Mapping[str, ToolFormat] = {
         tail=f"}}\n{hermes.CLOSE}",
         marks=(hermes.OPEN, hermes.CLOSE),
         begins=hermes.OPEN,
+    ),
+    "harmony": ToolFormat(
+        harmony.parse_harmony,
+        _has(f"{harmony.CHANNEL}commentary", "functions."),
+        head=f"{harmony.OPEN}NAME {harmony.CONSTRAIN}json{harmony.MESSAGE}",
+        tail="",
+        separator=f"{harmony.CALL}{harmony.NEXT}",
+        marks=harmony.MARKS,
+        begins=harmony.OPEN,
     ),
     "seed_oss": _keyed(keyed.SEED, _has(keyed.SEED.opens)),
     "qwen3_coder": _keyed(keyed.QWEN3_CODER, _has("<function=", "<parameter=")),

@@ -113,7 +113,17 @@ def _deepseek(name: str) -> str:
 _BEGINS, _BEGIN_CALL, _SEP = _deepseek("tool calls begin"), _deepseek("tool call begin"), _deepseek("tool sep")
 _END_CALL, _ENDS = _deepseek("tool call end"), _deepseek("tool calls end")
 
+HARMONY = (
+    _family(
+        "functions. Calls go to the commentary channel",
+        "{{- ('' if loop.first else '<|call|><|start|>assistant') ~ '<|channel|>commentary to=functions.' }}"
+        "{{- call.function.name ~ ' <|constrain|>json<|message|>' }}" + _JSON,
+    )
+    .replace("<think>", "<|channel|>analysis<|message|>")
+    .replace("</think>", "<|end|><|start|>assistant")
+)
 FAMILIES = {
+    "harmony": HARMONY,
     "seed_oss": _family(
         r"<seed:tool_call>\n<function=NAME>\n<parameter=KEY>VALUE</parameter>\n</function>\n</seed:tool_call>",
         r"{{- '<seed:tool_call>\n<function=' ~ call.function.name ~ '>\n' }}"

@@ -15,10 +15,12 @@ import pytest
 import deployments.demo_model
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
 from deployments.config.settings import ChatSettings
+from engine.grammar.spec import Grammar
 from engine.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
 from tests.deployments.support.api_over_engines import no_metrics
 from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine
+from tests.engine.support.grammar_models import compiler, tokenizer
 
 ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Is it raining in Oslo?"}]}
 
@@ -110,3 +112,12 @@ def talk() -> Callable[..., Talk]:
         return Talk(service, engine, metrics)
 
     return make
+
+
+def takes(grammar: Grammar, text: str) -> bool:
+    """Whether an answer may be exactly `text`."""
+    matcher, ids = (
+        compiler().compile(grammar).matcher.deep_copy(),
+        tokenizer().encode(text, add_special_tokens=False),
+    )
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

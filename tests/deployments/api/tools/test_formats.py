@@ -16,11 +16,10 @@ from deployments.api.tools.formats import FORMATS
 from deployments.api.tools.headed import DEEPSEEK_V3, DEEPSEEK_V31, KIMI
 from deployments.api.tools.segments import ParserDriver, Segment, joined
 from deployments.config.settings import ChatSettings
-from engine.grammar.spec import Grammar
 from engine.tokenizer import load_tokenizer
-from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk, tool
+from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk, takes, tool
 from tests.deployments.support.chat_templates import FAMILIES as TEMPLATES
-from tests.engine.support.grammar_models import DEMO, compiler, tokenizer
+from tests.engine.support.grammar_models import DEMO
 
 _SCRAPS = [
     "<tool_call>", "</tool_call>", "<function=", "find", ">", "\n", "<parameter=", "</parameter>", "</function>",
@@ -82,15 +81,6 @@ finds = st.lists(st.sampled_from(sorted(values)), unique=True).flatmap(
 )
 made_calls = st.lists(finds | st.just(("clock", {})), min_size=1, max_size=3)
 scraps = st.lists(st.sampled_from(_SCRAPS), max_size=16).map("".join)
-
-
-def takes(grammar: Grammar, text: str) -> bool:
-    """Whether an answer may be exactly `text`."""
-    matcher, ids = (
-        compiler().compile(grammar).matcher.deep_copy(),
-        tokenizer().encode(text, add_special_tokens=False),
-    )
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def deepseek(text: str) -> str:
