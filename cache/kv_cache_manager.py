@@ -23,7 +23,7 @@ from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
 from cache.shared_prefixes import SharedPrefixes, own_namespace
-from cache.snapshots import Snapshots, deepest_snapshot
+from cache.snapshots import Snapshots, StateAccount, deepest_snapshot
 
 MAX_PAGE_SIZE = 256
 
@@ -87,6 +87,10 @@ class KVCacheManager:
             raise ValueError("blocks are reported by a prefix cache with block_tokens")
         self.prefix_log.events = BlockEvents(self._block_tokens or 1, include_salted)
         return self.prefix_log.events
+
+    def state_account(self) -> StateAccount:
+        """Count the slots for recurrent states by what they hold; none without recurrent layers. O(1)."""
+        return StateAccount(0, 0, 0, 0) if self.snapshots is None else self.snapshots.account()
 
     @property
     def finds_prefixes(self) -> bool:

@@ -167,6 +167,8 @@ METRICS: tuple[Metric, ...] = (
            state=("free", "active", "cached"), tier=(*_TIERS, "file")),
     # Not kv_pages_total: Prometheus keeps that suffix for counters.
     _gauge("kv_pages_capacity", "KV pages there are.", "pages", tier=_TIERS),
+    _gauge("state_slots", "Slots for recurrent states: of running requests, and snapshots at ends of prefixes.",
+           "slots", state=("free", "running", "snapshot")),
     _gauge("kv_page_size_tokens", "Tokens that fit in a KV page.", "tokens"),
     _counter("kv_evictions_total", "engine", "KV pages evicted from the prefix cache.", "pages", tier=_TIERS,
              reason=("capacity", "reset")),

@@ -106,6 +106,10 @@ class EngineMetrics:
         metrics.set("kv_pages", pages.locked + pages.private + pages.lent, state="active", tier=_TIER)
         metrics.set("kv_pages", pages.evictable, state="cached", tier=_TIER)
         metrics.set("kv_pages_capacity", sum(pages), tier=_TIER)
+        states = load.states
+        metrics.set("state_slots", states.free, state="free")
+        metrics.set("state_slots", states.private, state="running")
+        metrics.set("state_slots", states.evictable + states.locked, state="snapshot")
         host = load.host_pages
         metrics.set("kv_pages", host.free, state="free", tier=_HOST)
         metrics.set("kv_pages", host.held + host.arriving + host.lent, state="active", tier=_HOST)

@@ -421,6 +421,7 @@ class Scheduler:
             + sum(request.num_to_compute for request in self.allocator.running if request.num_to_compute > 1),
             oldest_wait_seconds=max((now - request.arrival for request in self.waiting), default=0.0),
             pages=self.account(),
+            states=self.cache.state_account(),
             page_size=self.cache.page_size,
             eviction_age=self.cache.eviction_age(now),
             cache=self.cache.stats.copy(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cache import CacheStats, PageAccount
+from cache import CacheStats, PageAccount, StateAccount
 from engine.scheduling.host_pool import HostAccount, HostTraffic
 from engine.scheduling.lower_tier import TierTotals
 from engine.scheduling.peers import PeerTotals
@@ -65,6 +65,8 @@ class EngineLoad(Struct, frozen=True):
     files or another engine, when a waiting one arrived."""
     oldest_wait_seconds: float = 0.0
     pages: PageAccount = field(default_factory=lambda: PageAccount(0, 0, 0, 0))
+    states: StateAccount = StateAccount(0, 0, 0, 0)
+    """Slots for recurrent states; none in a model without recurrent layers."""
     page_size: int = 16
     """Tokens."""
     eviction_age: float | None = None

@@ -144,6 +144,15 @@ _MEMORY = PanelRow(
             max=1.0,
         ),
         Panel(
+            "Slots for recurrent states",
+            "Of models with recurrent layers alone: states of running requests, and snapshots, from which prompts "
+            "that begin alike go on. Without free slots, the snapshot that was not used for the longest time is "
+            "given up for a new one.",
+            Unit.COUNT,
+            (Target(ENGINES.gauge("state_slots", "state"), "{{state}}"),),
+            is_stacked=True,
+        ),
+        Panel(
             "KV in host memory and files",
             "Host pages that hold the KV of preempted requests, and of prefixes that the device evicted, and all "
             "host pages, by replica. A preempted request takes pages of prefixes; when there are none, its KV is "
@@ -182,6 +191,7 @@ _MEMORY = PanelRow(
                 Target(ENGINES.rate("kv_transfer_pages_total", "tier", "direction"), "{{tier}}, {{direction}}"),
                 Target(ENGINES.rate("kv_transfer_failed_pages_total", "tier"), "{{tier}}, failed"),
             ),
+            width=6,
         ),
         Panel(
             "Prefill saved by host memory",
@@ -189,6 +199,7 @@ _MEMORY = PanelRow(
             "of the moment, less the time of the copies.",
             Unit.SECONDS,
             (Target(ENGINES.gauge("kv_saved_seconds", "replica", tier="host"), "{{replica}}"),),
+            width=6,
         ),
         Panel(
             "Events for other routers",
@@ -199,6 +210,7 @@ _MEMORY = PanelRow(
                 Target(ENGINES.rate("kv_event_blocks_total", "event"), "blocks {{event}}"),
                 Target(ENGINES.rate("kv_event_replays_total", "outcome"), "replays, {{outcome}}"),
             ),
+            width=6,
         ),
         Panel(
             "Age of evicted pages",
@@ -216,6 +228,7 @@ _MEMORY = PanelRow(
                     for q in (0.5, 0.95)
                 ),
             ),
+            width=6,
         ),
     ),
 )

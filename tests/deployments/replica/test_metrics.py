@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
-from cache import CacheStats, PageAccount
+from cache import CacheStats, PageAccount, StateAccount
 from cache.page_ages import EvictedPage
 from deployments.replica.devices import gpu_utilization
 from deployments.replica.metrics import EngineMetrics
@@ -40,7 +40,8 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     cache.recompute_hit_tokens, cache.recompute_host_tokens = 5, 6
     pages = PageAccount(free=1, evictable=2, locked=3, private=4, lent=5)
     host = HostAccount(free=11, held=12, cached=13, arriving=14, lent=15)
-    load = EngineLoad(num_waiting=5, num_deferred=2, pages=pages, cache=cache, host_pages=host)
+    states = StateAccount(free=16, evictable=17, locked=18, private=19)
+    load = EngineLoad(num_waiting=5, num_deferred=2, pages=pages, states=states, cache=cache, host_pages=host)
     compiler = Compiler(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS]))
     for letter in "abaa":
         compiler.compile(Grammar("regex", letter))
@@ -69,6 +70,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["grammar_cache_bytes"] == {(): compiler.num_bytes} and compiler.num_bytes > 0
     assert values["spec_draft_tokens_total"] == {(): 8}
     assert values["spec_accepted_tokens_total"] == {(): 5}
+    assert values["state_slots"] == {("free",): 16, ("running",): 19, ("snapshot",): 17 + 18}
     assert values["requests_waiting"] == {("capacity",): 3, ("deferred",): 2}
     moved = {("host", "out"): 5, ("host", "in"): 3, ("file", "out"): 6, ("file", "in"): 2}
     moved |= {("peer", "out"): 7, ("peer", "in"): 9}
