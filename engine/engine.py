@@ -31,7 +31,7 @@ from engine.scheduling.lower_tier import LowerTier
 from engine.scheduling.peers import NO_PEERS, KVPeers, KVSource, PageMemory
 from engine.scheduling.plan import Runner
 from engine.scheduling.scheduler import Scheduler
-from engine.tasks import TASKS, Task, tasks_of
+from engine.tasks import TASKS, Task, not_served, tasks_of
 
 if TYPE_CHECKING:
     from engine.ranks.launcher import WorkerLauncher
@@ -236,8 +236,11 @@ class Engine:
         Another engine may already have generated `output_ids` and scored `num_prompt_reported` prompt tokens.
         `compiled` is its grammar, if it was compiled beforehand, which may take long; otherwise that is done here.
         KV of its beginning is fetched from `source` where that is sooner than computing it.
-        Raises ValueError if a token id is not in the vocabulary, and InvalidGrammar, which is a ValueError.
+        Raises ValueError if a token id is not in the vocabulary or an encoder is to generate, and InvalidGrammar,
+        which is a ValueError.
         """
+        if self.is_encoder and sampling.pooling is None:
+            raise ValueError(not_served("generate", self.tasks, is_encoder=True))
         pooled = () if sampling.pooling is None else sampling.pooling.token_ids
         for name, ids in (("prompt", prompt_ids), ("output", output_ids), ("pooling", pooled)):
             if ids and not 0 <= min(ids) <= max(ids) < self.model.vocab_size:

@@ -49,7 +49,7 @@ def share_prefixes(
 
 async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomputed:
     """Fill the cache of an engine whose loop has not started; never raises."""
-    if settings.max_seconds <= 0:
+    if settings.max_seconds <= 0 or engine.is_encoder:
         return Precomputed()
     try:
         num_pages = engine.cache.num_pages * settings.max_kv_share - engine.cache.num_shared_pages

@@ -113,10 +113,11 @@ def test_the_offline_api_embeds_texts(tmp_path: Path) -> None:
     for text, vector in zip(texts, found, strict=True):
         expected = expected_of(model, "mean", llm.tokenizer.encode(text))
         assert vector == pytest.approx((expected / expected.norm()).numpy(), abs=1e-5)
-    with pytest.raises(
-        ValueError, match="is an encoder, served to embed, not to generate: use /v1/embeddings, or"
-    ):
+    told = "is an encoder, served to embed, not to generate: use /v1/embeddings, or"
+    with pytest.raises(ValueError, match=told):
         llm.generate("a heap", progress=False)
+    with pytest.raises(ValueError, match=told):
+        llm.engine.new_request("0", [5], SamplingParams())
 
 
 @pytest.mark.parametrize("overlap", [False, True])
