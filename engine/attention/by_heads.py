@@ -17,7 +17,8 @@ KVShape = tuple[int, int, int]
 class AttentionByHeads:
     """A backend of several, each for layers of one kind."""
 
-    is_capturable = False
+    is_capturable = captures_prompts = False
+    plans_by_bounds = False
 
     def __init__(self, backends: Mapping[KVShape, AttentionBackend]) -> None:
         self._backends = backends

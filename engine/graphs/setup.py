@@ -59,6 +59,8 @@ def why_no_pieces(config: EngineConfig, device: torch.device, model: ModelConfig
         return "cuda_graphs is off"
     if device.type != "cuda":
         return f"they are for GPUs, not for {device}"
+    if model is not None and model.norms.scales_layers:
+        return "its layers differ in their heads, and torch computes what they have beside them"
     if model is not None and model.delta_net is not None:
         return "its gated delta nets are computed in torch, by rows of different kinds"
     experts = None if model is None else model.experts
