@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from cache.prefix_log import PrefixLog
 from engine.scheduling.lower_tier import Finished, TierTotals
 
-Slots = dict[tuple[int, int], tuple[int, int]]
+Slots = dict[tuple[int, int], tuple[int, int, int]]
 
 
 class ScriptedTier:
@@ -19,7 +19,7 @@ class ScriptedTier:
 
     def __init__(self, host: Slots, page_size: int) -> None:
         self._host, self._page_size = host, page_size
-        self.pages: dict[bytes, list[tuple[int, int]]] = {}
+        self.pages: dict[bytes, list[tuple[int, int, int]]] = {}
         self.is_held = False
         """Whether nothing that is under way ends."""
         self.broken: set[bytes] = set()
