@@ -31,6 +31,7 @@ class NullRunner:
     host_memory = HostMemory()
     lower_tier = NoLowerTier()
     num_state_slots = 0
+    layer_groups = None
     page_memory = None
 
     def __init__(self, num_pages: int = 65_536, step_s: float = 0.0, token: int = 101) -> None:

@@ -13,6 +13,7 @@ from engine.attention.pinned import on_device
 from engine.attention.state_slots import LayerState, StateSlots
 from engine.host_memory import untouched_zeros
 from engine.models.config import ModelConfig
+from engine.models.layer_groups import LayerGroups, Place, one_group
 
 FP8 = torch.float8_e4m3fn
 """Element type of 8-bit pages."""
@@ -26,7 +27,8 @@ UNSCALED: KVScales = (1.0, 1.0)
 
 class KVPages:
     """Keys and values of all layers, in one tensor, so that one operation copies a page in all layers; and beside
-    it, the states of recurrent layers, which have no pages.
+    it, the states of recurrent layers, which have no pages. Where layers are in several groups (`LayerGroups`), a
+    page is that of one group, and `num_layers` below those of a group.
 
         data: [num_layers, 2 (keys, values), num_pages + 1, page_size, num_kv_heads, head_dim]
         latent KV, whose values are the first numbers of its keys (`LatentAttentionConfig`):
@@ -48,19 +50,18 @@ class KVPages:
         device: torch.device,
         parts: int = 2,
         states: StateSlots | None = None,
-        recurrent: Sequence[bool] | None = None,
+        places: Sequence[Place] | None = None,
     ) -> None:
         """Allocate zeroed pages. On a CPU, memory is taken from the system when pages are first written, in units
         of up to 2 MiB for each layer's keys and for its values. `parts`: 2, or 1 where values do not lie apart.
 
-        `recurrent` says which of all layers keep their state in `states`; None: none. The `num_layers` others have
-        pages.
+        `num_layers`: those whose KV is in one page. `places` says where each layer's memory is: in its group's
+        pages, or in `states`; None: all layers are one group.
         """
         self.states = states
-        flags = [False] * num_layers if recurrent is None else list(recurrent)
-        self._places = [
-            (is_recurrent, flags[:layer].count(is_recurrent)) for layer, is_recurrent in enumerate(flags)
-        ]
+        self.places = [Place(0, layer) for layer in range(num_layers)] if places is None else places
+        self.num_groups = 1 + max(place.group for place in self.places)
+        """Groups of layers with page tables of their own."""
         shape = (num_layers, parts, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
@@ -80,27 +81,25 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device,
         states: StateSlots | None = None,
+        groups: LayerGroups | None = None,
     ) -> KVPages:
         """Allocate the pages of a model, or of a rank's share of it. `states`: those of recurrent layers."""
         parts, heads, numbers = model.attention.kv_shape
-        recurrent = [layer.is_recurrent for layer in model.layers]
-        return cls(
-            model.num_kv_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, recurrent
-        )
+        num_layers = model.num_kv_layers if groups is None else groups.num_layers
+        places = one_group(model) if groups is None else groups.places
+        return cls(num_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, places)
 
     def layer(self, index: int) -> torch.Tensor:
-        """Return a view of one of the layers that have pages, counted without the others: [2 or 1, num_pages + 1,
-        page_size, num_kv_heads, head_dim].
-        """
+        """Return a view of one of a group's layers: [2 or 1, num_pages + 1, page_size, num_kv_heads, head_dim]."""
         return self.data[index]
 
     def memory(self, layer: int) -> torch.Tensor | LayerState:
         """Return what one of all layers has: its pages, or its states."""
-        is_recurrent, place = self._places[layer]
-        if not is_recurrent:
-            return self.layer(place)
+        place = self.places[layer]
+        if not place.is_recurrent:
+            return self.layer(place.number)
         assert self.states is not None, "a recurrent model has states"
-        return self.states.layer(place)
+        return self.states.layer(place.number)
 
     @property
     def raw(self) -> torch.Tensor:

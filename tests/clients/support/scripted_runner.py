@@ -29,6 +29,7 @@ class ScriptedRunner:
     host_memory = HostMemory()
     lower_tier = NoLowerTier()
     num_state_slots = 0
+    layer_groups = None
     page_memory = None
 
     def __init__(self, config: EngineConfig) -> None:

@@ -53,6 +53,7 @@ class CountingRunner:
     host_memory = HostMemory()
     lower_tier = NoLowerTier()
     num_state_slots = 0
+    layer_groups = None
     page_memory = None
 
     def __init__(self, num_pages: int) -> None:
