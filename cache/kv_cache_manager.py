@@ -230,9 +230,7 @@ class KVCacheManager:
     def most_tokens(self, num_pages: int) -> int:
         """Return how many tokens a request can have whatever it computes at once, if it has so many pages."""
         if self.tails is not None:
-            in_rows = self.tails.window.pages_for(num_pages, self.page_size)
-            share = num_pages // (1 + self.tails.window.num_groups)
-            num_pages = max(num_pages - in_rows, share)
+            num_pages = self.tails.window.most_slots(num_pages, self.page_size)
         return num_pages * self.page_size
 
     def drop_partial(self, lease: Lease) -> None:

@@ -46,6 +46,11 @@ class Window(NamedTuple):
         """Return how many rows a request holds at most: those of a window and of the chunk after it."""
         return -(-(self.num_tokens + self.max_chunk) // page_size) + 2
 
+    def most_slots(self, num_pages: int, page_size: int) -> int:
+        """Return how many slots the page table of a request can have that has so many pages for everything."""
+        in_rows = self.pages_for(num_pages, page_size)
+        return max(num_pages - in_rows, num_pages // (1 + self.num_groups))
+
     def pages_for(self, num_slots: int, page_size: int) -> int:
         """Return how many pages in rows a request needs at most whose page table has `num_slots` slots."""
         return self.num_groups * min(num_slots, self.most_rows(page_size))

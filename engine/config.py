@@ -63,9 +63,9 @@ class EngineConfig(SchedulerSettings):
     not be reused, beside one slot for each running request. None: as many as `max_running`, if they leave half of
     the memory for KV pages; other models have none."""
     windowed_kv: WindowedKV = "auto"
-    """Whether layers with a window have pages of their own, which are given back behind it: "auto" where that makes
-    room for more requests and nothing else that is set needs one page table for all layers, "on" or refused, or
-    "off"."""
+    """Whether layers with a window have pages of their own, which are given back behind it: "auto" where that
+    makes room for more requests and nothing else that is set needs one page table for all layers, "on" (refused at
+    the start where it cannot be) or "off"."""
     preemption: Preemption = "auto"
     """What happens to the KV of a preempted request: "swap" copies it to host memory while there is room,
     "recompute" drops it to compute it again, "auto" takes the way that will probably be cheaper."""

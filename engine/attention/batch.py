@@ -97,7 +97,7 @@ class AttentionBatch:
         if num_groups > 1:
             of_tokens = np.repeat(np.arange(len(chunks)), query_lens), positions // page_size
             tables = _more_tables(chunks, ends, page_size, null_page, table.shape[1], num_groups - 1)
-            more_slots = tables[:, *of_tokens].astype(np.int64) * page_size + positions % page_size
+            more_slots = tables[:, *of_tokens].astype(np.int64, order="C") * page_size + positions % page_size
         return cls(
             num_decodes=num_decodes,
             query_lens=query_lens,
@@ -120,15 +120,17 @@ def _last_slot(pages: Sequence[int], position: int, page_size: int) -> int:
 def _pages_of(chunk: Chunk, num_groups: int) -> Sequence[int]:
     """Return a chunk's pages of the layers without a window, or of all layers if they are one group.
 
-    A chunk of a step outside of a scheduler says nothing of the other groups: its page p stands for the pages of all
-    groups from p * num_groups on.
+    A chunk of a step outside of a scheduler says nothing of the other groups: its page p stands for the pages of
+    all groups from p * num_groups on.
     """
     if num_groups == 1 or chunk.window is not None:
         return chunk.pages
     return [page * num_groups for page in chunk.pages]
 
 
-def _block_table(tables: Sequence[Sequence[int]], num_pages: Sequence[int], null_page: int) -> npt.NDArray[np.int32]:
+def _block_table(
+    tables: Sequence[Sequence[int]], num_pages: Sequence[int], null_page: int
+) -> npt.NDArray[np.int32]:
     """[R, P]: the pages that hold each row's tokens, padded with the null page."""
     width = max(num_pages)
     pages = chain.from_iterable([table[:n] for table, n in zip(tables, num_pages, strict=True)])

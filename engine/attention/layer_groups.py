@@ -1,4 +1,4 @@
-"""Attention of models whose layers with a window have page tables of their own: a step for each group of layers."""
+"""Attention of models whose layers with a window have page tables of their own: a step for each group."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.config import EngineConfig
+from engine.graphs.models import why_not_model
 from engine.models.config import ModelConfig
 from engine.models.layer_groups import LayerGroups
 
@@ -30,10 +31,17 @@ def layer_groups(
             )
         return groups
     if reason is None and not isinstance(groups, str) and max_model_len < _SHORT * groups.window:
-        reason = f"its longest request, {max_model_len} tokens, is shorter than {_SHORT} windows of {groups.window}"
+        reason = (
+            f"its longest request, {max_model_len} tokens, is shorter than {_SHORT} windows of {groups.window}"
+        )
     if reason is None and has_graphs:
         reason = 'CUDA graphs replay steps with one page table; set windowed_kv to "on" to have more room instead'
     return groups if reason is None else reason
+
+
+def has_graphs_on_gpus(config: EngineConfig, model: ModelConfig) -> bool:
+    """Whether a GPU would replay a model's decode steps as CUDA graphs, if its attention backend can."""
+    return config.cuda_graphs != "off" and why_not_model(model) is None
 
 
 def _excluded(config: EngineConfig) -> str | None:

@@ -4,9 +4,9 @@
     group      1 1 2 2 3 0 3 4 4 5 5 0        each has as many layers as there are f
     place      0 1 0 1 0 0 1 0 1 0 1 1
 
-A page holds `page_size` tokens of the layers of one group, whichever that is, so all of them take pages of one memory:
-a token has one page of group 0 for as long as its request lives, and those of the other groups while it is in the
-window. Where the windowed layers do not fill their last group, its pages have unused room.
+A page holds `page_size` tokens of the layers of one group, whichever that is, so all of them take pages of one
+memory: tokens have a page of group 0 for as long as their request lives, and those of the other groups while they
+are in the window. Where the windowed layers do not fill their last group, its pages have unused room.
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ class LayerGroups:
     def bytes_per_token(self, in_all_layers: int) -> int:
         """Return the bytes of a token in one group, if it takes so many in all layers."""
         return in_all_layers // len(self.places) * self.num_layers
+
+    def most_tokens(self, num_pages: int, page_size: int, max_step_tokens: int) -> int:
+        """Return how many tokens a request can have in so many pages."""
+        return self.for_cache(max_step_tokens).most_slots(num_pages, page_size) * page_size
 
     def pages_for(self, num_tokens: int, page_size: int, num_planned: int = 1) -> int:
         """Return how many pages a request of so many tokens holds, with a chunk of `num_planned` at its end."""

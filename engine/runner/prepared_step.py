@@ -28,9 +28,7 @@ from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
 class Places:
     """The layout of pages and of states, and the row of the last prepared step that belongs to each request."""
 
-    def __init__(
-        self, page_size: int, null_page: int, null_slot: int | None = None, num_groups: int = 1
-    ) -> None:
+    def __init__(self, page_size: int, null_page: int, null_slot: int | None = None, num_groups: int = 1) -> None:
         """`num_groups`: groups of layers with page tables of their own."""
         self.page_size = page_size
         self.null_page = null_page
