@@ -2,9 +2,9 @@
 
     python -m benchmarks.windowed_kv [--tokens 1024 4096] [--requests 24] [--json FILE]
 
-The models are random ones with few numbers in a layer, and with the layers and windows of Gemma 3 (5 of 6 layers see
-512 tokens) and gpt-oss (every other layer sees 128). All requests arrive at once, without shared prefixes; every
-output must be the same with `engine.windowed_kv` on and off.
+The models are random ones with few numbers in a layer, and with the layers and windows of Gemma 3 (5 of 6 layers
+see 512 tokens) and gpt-oss (every other layer sees 128). All requests arrive at once, without shared prefixes;
+every output must be the same with `engine.windowed_kv` on and off.
 """
 
 from __future__ import annotations
