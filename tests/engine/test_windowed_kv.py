@@ -58,3 +58,11 @@ def test_what_does_not_go_with_windows_is_named_at_the_start(model: Path) -> Non
     assert engine_for(model, 8, 480, host_kv_gib=0.01).runner.layer_groups is None
     with pytest.raises(ValueError, match=r'windowed_kv is "on", but host_kv_gib'):
         engine_for(model, 8, 480, host_kv_gib=0.01, windowed_kv="on")
+
+
+def test_a_draft_model_with_windows_keeps_all_of_its_kv_as_its_model_does(model: Path) -> None:
+    speculation = Speculation(method="draft_model", model=str(model), adaptive=False)
+    engine = engine_for(model, 8, 480, max_step_tokens=16, max_running=4, speculation=speculation)
+    [events] = run_prompts(engine, [PROMPT], GREEDY)
+    assert tokens_of(events) == oracle_greedy(model, PROMPT, GREEDY.max_tokens)
+    assert engine.runner.layer_groups is None
