@@ -17,6 +17,7 @@ class GroupedAttention:
 
     is_capturable = False
     plans_by_bounds = False
+    captures_prompts = False
 
     def __init__(self, whole: AttentionBackend, windowed: AttentionBackend) -> None:
         self._whole, self._windowed = whole, windowed
