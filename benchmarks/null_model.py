@@ -32,6 +32,7 @@ class NullRunner:
     lower_tier = NoLowerTier()
     num_state_slots = 0
     is_encoder = False
+    layer_groups = None
     page_memory = None
 
     def __init__(self, num_pages: int = 65_536, step_s: float = 0.0, token: int = 101) -> None:

@@ -54,4 +54,4 @@ class Borrower:
             memory, page = pages[slot // page_size]
             position = lent.first * page_size + slot
             assert position < len(tokens), lent
-            assert memory.get((page, slot % page_size)) == (tokens[position], position), (lent, position)
+            assert memory.get((page, slot % page_size)) == (tokens[position], position, 0), (lent, position)

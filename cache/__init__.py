@@ -15,12 +15,14 @@ from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
 from cache.shared_prefixes import SharedPrefixes
 from cache.snapshots import StateAccount
+from cache.windows import LeaseWindow, Window
 
 __all__ = [
     "CacheStats",
     "EvictionStrategy",
     "KVCacheManager",
     "Lease",
+    "LeaseWindow",
     "Match",
     "Namespace",
     "OutOfPages",
@@ -32,4 +34,5 @@ __all__ = [
     "SharedPrefixes",
     "StateAccount",
     "StateStep",
+    "Window",
 ]

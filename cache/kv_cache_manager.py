@@ -18,12 +18,14 @@ from cache.lease import Lease, Match, PageCopy
 from cache.lease_state import LeaseState, keep
 from cache.loans import ANY_TOKEN, Loan, Loans
 from cache.node import Namespace, Node
+from cache.node_states import NodeStates, deepest_state
 from cache.page_ages import PageAges
 from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
 from cache.shared_prefixes import SharedPrefixes, own_namespace
-from cache.snapshots import Snapshots, StateAccount, deepest_snapshot
+from cache.snapshots import Snapshots, StateAccount
+from cache.windows import LeaseWindow, Window, WindowTails
 
 MAX_PAGE_SIZE = 256
 
@@ -43,12 +45,14 @@ class KVCacheManager:
         prefix_cache: bool = True,
         block_tokens: int | None = None,
         num_state_slots: int = 0,
+        window: Window | None = None,
     ) -> None:
         """`page_size` is in tokens. Without `prefix_cache` no match is found; only forks share pages, while they
         live.
 
         With `block_tokens`, which need not equal the page size, `prefix_log` reports which blocks are held.
         With `num_state_slots`, the model has recurrent states: leases have one each, matches end at snapshots.
+        With `window`, its layers with a window have pages of their own: matches end at tails. Not both.
         """
         if not 1 <= page_size <= MAX_PAGE_SIZE:
             raise ValueError(f"page_size must be between 1 and {MAX_PAGE_SIZE} tokens, got {page_size}")
@@ -67,9 +71,11 @@ class KVCacheManager:
         """Feed of stored and evicted block hashes, for routers; None without `block_tokens`."""
         self.snapshots = Snapshots(num_state_slots) if num_state_slots else None
         """Slots for recurrent states; None in a model without any."""
-        self._tree = RadixTree(
-            page_size, eviction_strategy(eviction), record if prefix_cache else None, self.snapshots
-        )
+        self.tails = None if window is None else WindowTails(window, page_size, self._pool)
+        """Pages of layers with a window; None where they have none of their own."""
+        self.ends: NodeStates | None = self.snapshots or self.tails
+        """What has to be at the end of a prefix beside its pages to go on from it; None if nothing has to."""
+        self._tree = RadixTree(page_size, eviction_strategy(eviction), record if prefix_cache else None, self.ends)
         self._loans = Loans(self._tree)
         self._num_private = self._num_groups = 0
         self._block_tokens = block_tokens
@@ -99,15 +105,18 @@ class KVCacheManager:
 
     @property
     def available(self) -> int:
-        """Number of pages that `extend` can allocate: free ones and those of unlocked nodes. O(1)."""
-        return self._pool.num_free + self._tree.evictable_pages
+        """Number of pages that `extend` can allocate: free ones, those of unlocked nodes and of tails. O(1)."""
+        in_tails = 0 if self.tails is None else self.tails.evictable_pages
+        return self._pool.num_free + self._tree.evictable_pages + in_tails
 
     def account(self) -> PageAccount:
         """Count the pages in each state. The invariant is that they add up to `num_pages`. O(1) without loans."""
-        tree, lent = self._tree, self._loans.count_pages()
-        return PageAccount(
-            self._pool.num_free, tree.evictable_pages, tree.locked_pages - lent, self._num_private, lent
-        )
+        tree, tails, lent = self._tree, self.tails, self._loans.count_pages()
+        evictable, locked, private = tree.evictable_pages, tree.locked_pages - lent, self._num_private
+        if tails is not None:
+            evictable += tails.evictable_pages
+            locked, private = locked + tails.locked_pages, private + tails.private_pages
+        return PageAccount(self._pool.num_free, evictable, locked, private, lent)
 
     def peek(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Count the tokens that a match would find; change nothing, not even the eviction order. O(result)."""
@@ -159,6 +168,8 @@ class KVCacheManager:
         lease = Lease(pages, len(pages), match.length, priority, held, match.source, match.partial)
         if self.snapshots is not None:
             lease.state = LeaseState.begin(self.snapshots, match.source or match.node)
+        if self.tails is not None:
+            lease.state = lease.window = LeaseWindow(self.tails, match.node)
         return lease
 
     def lend(self, namespace: Namespace, tokens: Sequence[int]) -> Loan | None:
@@ -189,15 +200,16 @@ class KVCacheManager:
         if node is None or found < length:
             raise ValueError(f"{length} tokens are to be shared, but only {found} of them are held: compute them")
         end = self._tree.cut(node, length)
-        if self.snapshots is not None and end.state is None:
+        if self.ends is not None and end.state is None:
             raise ValueError(f"{length} tokens are to be shared, but the state after them is not held")
         if end not in self._shared_ends:
             self._shared_ends.append(end)
             self._tree.lock(end)
-            if self.snapshots is not None:
-                self.snapshots.pin(end)  # for good
+            if self.ends is not None:
+                self.ends.pin(end)  # for good
             tables = map(self._tree.table, self._shared_ends)
             self.num_shared_pages = len({page for table in tables for page in table})
+            self.num_shared_pages += 0 if self.tails is None else self.tails.pinned_pages
         return shared.add(tokens[:length])
 
     def shared_tokens(self, lease: Lease) -> int:
@@ -211,10 +223,24 @@ class KVCacheManager:
         return node.end
 
     def pages_needed(self, lease: Lease, num_tokens: int) -> int:
-        """Count the pages that `extend` would allocate, including the page of the copy."""
+        """Count the pages that `extend` would allocate, including the page of the copy; for layers with a window,
+        those of the chunk at which most of them are lacking.
+        """
         held_node(lease)
-        wanted = max(num_tokens, lease.num_cached)
-        return max(-(-wanted // self.page_size) - len(lease.pages), 0)
+        num_slots = -(-max(num_tokens, lease.num_cached) // self.page_size)
+        rows = 0 if lease.window is None else lease.window.most_missing(num_slots)
+        return max(num_slots - len(lease.pages), 0) + rows
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Count the pages that a request of so many tokens needs at most."""
+        num_slots = -(-num_tokens // self.page_size)
+        return num_slots + (0 if self.tails is None else self.tails.window.pages_for(num_slots, self.page_size))
+
+    def most_tokens(self, num_pages: int) -> int:
+        """Return how many tokens a request can have whatever it computes at once, if it has so many pages."""
+        if self.tails is not None:
+            num_pages = self.tails.window.most_slots(num_pages, self.page_size)
+        return num_pages * self.page_size
 
     def drop_partial(self, lease: Lease) -> None:
         """Give up the tokens that need a copy, and thereby its page. No-op without such tokens.
@@ -232,19 +258,27 @@ class KVCacheManager:
         lease.partial = 0
         self._release_source(lease)
 
-    def extend(self, lease: Lease, num_tokens: int, now: float | None = None) -> list[PageCopy]:
-        """Make the page table cover `num_tokens` tokens, evicting as needed. O(k log n) for k new pages.
+    def extend(
+        self, lease: Lease, num_tokens: int, now: float | None = None, chunk: tuple[int, int] | None = None
+    ) -> list[PageCopy]:
+        """Make the page table cover `num_tokens` tokens, evicting as needed. O(k log n) for k new pages. Layers
+        with a window get pages for the next `chunk` (start, end), all tokens for None, and give back those that it
+        does not need.
 
         The first call returns the copy of a match that ends inside a page. Raises OutOfPages, with nothing
-        changed, when too few pages are available.
+        else changed, when too few pages are available.
         """
-        held = held_node(lease)
-        needed = self.pages_needed(lease, num_tokens)
-        if needed > self.available:
+        held, window = held_node(lease), lease.window
+        needed = in_all = max(-(-max(num_tokens, lease.num_cached) // self.page_size) - len(lease.pages), 0)
+        start, end = chunk or (0, num_tokens)
+        if window is not None:
+            window.give_back(start)
+            in_all += window.pages_missing(-(-end // self.page_size))
+        if in_all > self.available:
             raise OutOfPages(
-                f"{needed} pages wanted for {num_tokens} tokens, {self.available} of {self.num_pages} available"
+                f"{in_all} pages wanted for {num_tokens} tokens, {self.available} of {self.num_pages} available"
             )
-        self.evict(needed - self._pool.num_free, now)
+        self.evict(in_all - self._pool.num_free, now)
         num_before = len(lease.pages)
         copies = []
         if lease.partial and lease.source is not None:
@@ -255,6 +289,9 @@ class KVCacheManager:
             self.stats.copied_pages += 1
         lease.pages += self._pool.allocate(needed - len(copies))
         lease.capacity = len(lease.pages) * self.page_size
+        if window is not None:
+            window.grow(-(-end // self.page_size))
+            lease.capacity = min(lease.capacity, window.num_slots * self.page_size)
         self._num_private += needed
         if now is not None:
             self.page_ages.taken(lease.pages[num_before:], now)
@@ -268,13 +305,13 @@ class KVCacheManager:
         if lease.source is not None and not lease.partial:
             self._release_source(lease)
 
-    def keep_states(self, lease: Lease, tokens: Sequence[int]) -> None:
-        """Note that a step has computed a chunk, up to the end of `tokens`, which are inserted: make snapshots of
-        the states that it has kept. No-op without recurrent states.
+    def keep_states(self, lease: Lease, tokens: Sequence[int], num_tokens: int) -> None:
+        """Note that a step has computed a chunk, up to the first `num_tokens` tokens, which are inserted: let
+        nodes carry the states or tails that it has kept. No-op in a model without them.
         """
         if lease.state is not None:
             lease.state.release_origin()
-            for kept in lease.state.take_kept(len(tokens)):
+            for kept in lease.state.take_kept(num_tokens):
                 keep(self._tree, held_node(lease), tokens, *kept)
 
     def insert(self, lease: Lease, tokens: Sequence[int], now: float) -> None:
@@ -341,16 +378,16 @@ class KVCacheManager:
         """
         self.insert(lease, tokens, now)
         held = held_node(lease)
+        if lease.is_admitted:
+            self._tree.touch(held, now)
         if lease.state is not None:
             for kept in lease.state.end_at(len(tokens)):
                 keep(self._tree, held, tokens, *kept)
-            lease.state = None
+            lease.state = lease.window = None
         if lease.source is not None:
             self._release_source(lease)
         self._pool.free(lease.pages[lease.num_shared :])
         self._num_private -= len(lease.pages) - lease.num_shared
-        if lease.is_admitted:
-            self._tree.touch(held, now)
         self._unlock(held)
         lease.node, lease.pages, lease.num_shared, lease.capacity = None, [], 0, 0
 
@@ -361,7 +398,9 @@ class KVCacheManager:
         self.stats.admitted(query_tokens, hit_tokens, host_tokens, recompute=recompute)
 
     def evict(self, num_pages: int, now: float | None = None) -> int:
-        """Free up to `num_pages` pages of unlocked nodes in the strategy's order; return their number."""
+        """Free up to `num_pages` pages of unlocked nodes in the strategy's order, and of tails that were not used
+        for longer; return their number.
+        """
 
         def watch(node: Node) -> None:
             if now is not None:
@@ -369,10 +408,18 @@ class KVCacheManager:
             if self._prefix_cache:
                 self.on_evict(node)
 
-        pages = self._tree.evict(max(num_pages, 0), watch)
-        self._pool.free(pages)
-        self.stats.evicted_pages += len(pages)
-        return len(pages)
+        before = self._pool.num_free
+        while (missing := num_pages - (self._pool.num_free - before)) > 0:
+            leaf = self._tree.next_to_go()
+            if self.tails is not None and self.tails.drop_before(leaf):
+                continue
+            if leaf is None:
+                break
+            most = missing if self.tails is None else min(missing, max(1, len(leaf.pages)))
+            self._pool.free(self._tree.evict(most, watch))
+        freed = self._pool.num_free - before
+        self.stats.evicted_pages += freed
+        return freed
 
     def eviction_age(self, now: float) -> float | None:
         """Return the seconds since the last use of what would be evicted next, which is what an allocation costs.
@@ -390,10 +437,13 @@ class KVCacheManager:
         A single lease can then get every page that is not in its table: where no other node continues in a page of
         its path, the tree does not hold that page twice.
         """
-        pages = self._tree.evict()
-        self._pool.free(pages)
-        self.stats.reset_pages += len(pages)
-        return len(pages)
+        before = self._pool.num_free
+        self._pool.free(self._tree.evict())
+        while self.tails is not None and self.tails.drop_before(None):
+            pass
+        freed = self._pool.num_free - before
+        self.stats.reset_pages += freed
+        return freed
 
     def _find(self, namespace: Namespace, tokens: Sequence[int]) -> tuple[Node | None, int]:
         if len(tokens) < 2:
@@ -412,10 +462,10 @@ class KVCacheManager:
         return (None, 0) if root is None else self._tree.walk(root, tokens, stop)
 
     def _reusable(self, node: Node | None, length: int) -> tuple[Node | None, int]:
-        """Return where what was found can be continued: with recurrent states, at the deepest snapshot."""
-        if self.snapshots is None:
+        """Return where what was found can be continued: at the deepest snapshot or tail, where they are needed."""
+        if self.ends is None:
             return node, length
-        node = deepest_snapshot(node, length)
+        node = deepest_state(node, length)
         return node, 0 if node is None else node.end
 
     def _release_source(self, lease: Lease) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from cache.lease_state import LeaseState
 from cache.node import Namespace, Node
+from cache.windows import LeaseWindow
 
 
 class PageCopy(NamedTuple):
@@ -68,8 +69,15 @@ class Lease:
     partial: int = 0
     """Tokens to be copied; 0 once `extend` has returned the copy."""
     capacity: int = 0
-    """Tokens that `extend` has made room for: a request that needs no more need not call it."""
-    state: LeaseState | None = None
-    """Its recurrent state; None in a model without any, and where there was no slot for it."""
+    """Tokens that `extend` has made room for in all layers: a request that needs no more need not call it."""
+    state: LeaseState | LeaseWindow | None = None
+    """Its recurrent state, or its `window`; None in a model without any, and where there was no slot for it."""
+    window: LeaseWindow | None = None
+    """Its pages of layers with a window; None where these have none of their own."""
     is_admitted: bool = False
     """Whether it ever got pages; only then does its match count as a use of the path."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that it holds, shared ones included."""
+        return len(self.pages) + (0 if self.window is None else self.window.num_pages)

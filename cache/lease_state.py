@@ -108,13 +108,13 @@ class LeaseState:
         return done
 
 
-def keep(tree: RadixTree, held: Node, tokens: Sequence[int], position: int, slot: int) -> None:
-    """Make the state at a position of `tokens` a snapshot, where the tree has them and they are not shared by all
-    namespaces; else free its slot. `held` is the node of a lease that has inserted its tokens.
+def keep(tree: RadixTree, held: Node, tokens: Sequence[int], position: int, state: int) -> None:
+    """Let a node carry the state at a position of `tokens`, where the tree has them and they are not shared by all
+    namespaces; else free it. `held` is the node of a lease that has inserted its tokens.
     """
-    assert tree.snapshots is not None
+    assert tree.ends is not None
     node, reached = (held, held.end) if position <= held.end else tree.walk(held, tokens, position)
     if tree.origin(node).end < position <= reached:
-        tree.snapshots.keep(tree.cut(node, position), slot)
+        tree.ends.keep(tree.cut(node, position), state)
     else:
-        tree.snapshots.free(slot)
+        tree.ends.free(state)

@@ -80,7 +80,7 @@ class Node:
         self.priority = 0
         """Priority of the most urgent request that wrote or reused it: the lowest number."""
         self.state: int | None = None
-        """Slot with the recurrent state after its last token, in a model that has one (see `snapshots`)."""
+        """What is there at its end to go on from, in a model that needs it (see `node_states`)."""
         self.queued = False
         """Whether the eviction queue has an entry for it (at most one)."""
 

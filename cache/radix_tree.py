@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from cache.block_record import BlockRecord
 from cache.eviction import EvictionQueue, EvictionStrategy
 from cache.node import Namespace, Node
-from cache.snapshots import Snapshots
+from cache.node_states import NodeStates
 
 
 class RadixTree:
@@ -42,9 +42,9 @@ class RadixTree:
         page_size: int,
         strategy: EvictionStrategy,
         record: BlockRecord | None = None,
-        snapshots: Snapshots | None = None,
+        ends: NodeStates | None = None,
     ) -> None:
-        """`snapshots` are dropped with the nodes that they belong to."""
+        """`ends` are dropped with the nodes that carry them."""
         self.page_size = page_size
         self.evictable_pages = 0
         """Pages of unlocked nodes. All of them can be evicted: nothing below an unlocked node is locked."""
@@ -53,7 +53,7 @@ class RadixTree:
         """Pages that are no longer needed. They belong to the caller, which empties this list."""
         self._roots: dict[Namespace, Node] = {}
         self._queue = EvictionQueue(strategy)
-        self._record, self.snapshots = record, snapshots
+        self._record, self.ends = record, ends
 
     # Finding
 
@@ -309,8 +309,8 @@ class RadixTree:
         if parent.going_on is node:
             parent.going_on = None
         node.parent = None
-        if self.snapshots is not None:
-            self.snapshots.drop(node)
+        if self.ends is not None:
+            self.ends.drop(node)
         if self._record is not None:
             self._record.remove(node)
         if not parent.is_locked:
@@ -325,8 +325,8 @@ class RadixTree:
         parent.last_access = max(parent.last_access, leaf.last_access)
         if self._record is not None:
             self._record.join(parent, leaf)
-        if self.snapshots is not None:
-            self.snapshots.move(leaf, parent)
+        if self.ends is not None:
+            self.ends.move(leaf, parent)
         self._remove(leaf)
         return True
 

@@ -6,16 +6,14 @@ only leads on from where it was taken: a prefix can be reused up to the deepest 
     root ─ [ system prompt | slot 3 ] ─┬─ [ question | slot 7 ] ─ [ answer | slot 1 ]
                                        └─ [ another question ]                            reusable up to slot 3
 
-A running request has a slot of its own. A snapshot goes with its node, or by itself when slots run short: the one
-first that was not used for the longest time.
+A running request has a slot of its own.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from typing import NamedTuple
 
-from cache.node import Node
+from cache.node_states import NodeStates
 from cache.page_pool import PagePool
 
 
@@ -36,14 +34,13 @@ class StateAccount(NamedTuple):
         return sum(self)
 
 
-class Snapshots:
-    """Owns the slots. Not thread-safe."""
+class Snapshots(NodeStates):
+    """Owns the slots, which are the states that nodes carry."""
 
     def __init__(self, num_slots: int) -> None:
+        super().__init__()
         self.num_slots = num_slots
         self._pool = PagePool(num_slots)
-        self._idle = OrderedDict[Node, None]()  # the least recently used first
-        self._pins = Counter[Node]()
         self._num_private = 0
 
     def account(self) -> StateAccount:
@@ -64,51 +61,8 @@ class Snapshots:
         self._num_private -= 1
         self._pool.free([slot])
 
-    def keep(self, node: Node, slot: int) -> None:
-        """Make a slot that was taken the snapshot at the node's end; free it if there is one already."""
-        if node.state is not None:
-            self.free(slot)
-        else:
-            self._num_private -= 1
-            node.state = slot
-            self._idle[node] = None
-        self.use(node)
+    def _carried(self, slot: int) -> None:
+        self._num_private -= 1
 
-    def use(self, node: Node) -> None:
-        """Record a use of a node's snapshot."""
-        if node in self._idle:
-            self._idle.move_to_end(node)
-
-    def move(self, node: Node, to: Node) -> None:
-        """Note that another node ends where `node` did. Neither is pinned, and `to` has no snapshot."""
-        if node.state is not None:
-            place = self._idle.pop(node)
-            to.state, node.state, self._idle[to] = node.state, None, place
-
-    def drop(self, node: Node) -> None:
-        """Free the slot of a node's snapshot, if it has one."""
-        if node.state is not None:
-            del self._idle[node]
-            self._pool.free([node.state])
-            node.state = None
-
-    def pin(self, node: Node) -> int:
-        """Keep a node's snapshot until `unpin`, and return its slot. The node is locked meanwhile."""
-        assert node.state is not None
-        self._idle.pop(node, None)
-        self._pins[node] += 1
-        return node.state
-
-    def unpin(self, node: Node) -> None:
-        """Undo one `pin`, which counts as a use."""
-        self._pins[node] -= 1
-        if not self._pins[node]:
-            del self._pins[node]
-            self._idle[node] = None
-
-
-def deepest_snapshot(node: Node | None, length: int) -> Node | None:
-    """Return the deepest node with a snapshot on the path to `node` that ends at most at `length`. O(depth)."""
-    while node is not None and (node.state is None or node.end > length):
-        node = node.parent
-    return node
+    def _dropped(self, slot: int) -> None:
+        self._pool.free([slot])

@@ -20,6 +20,7 @@ KVDType = Literal["auto", "fp8"]
 Quantization = Literal["int8", "fp8"]
 CudaGraphs = Literal["start", "lazy", "off"]
 Cascade = Literal["auto", "off"]
+WindowedKV = Literal["auto", "on", "off"]
 # Eleven days. In practice priorities then do not age, and a float still tells seconds of a clock apart.
 _LONGEST_HALF_LIFE_S = 1e6
 
@@ -61,6 +62,10 @@ class EngineConfig(SchedulerSettings):
     """In a model with recurrent layers: slots for states kept at the ends of prefixes, without which these could
     not be reused, beside one slot for each running request. None: as many as `max_running`, if they leave half of
     the memory for KV pages; other models have none."""
+    windowed_kv: WindowedKV = "auto"
+    """Whether layers with a window have pages of their own, which are given back behind it: "auto" where that
+    makes room for more requests and nothing else that is set needs one page table for all layers, "on" (refused at
+    the start where it cannot be) or "off"."""
     preemption: Preemption = "auto"
     """What happens to the KV of a preempted request: "swap" copies it to host memory while there is room,
     "recompute" drops it to compute it again, "auto" takes the way that will probably be cheaper."""
@@ -157,6 +162,8 @@ class EngineConfig(SchedulerSettings):
             raise ValueError(f'cuda_graphs must be "start", "lazy" or "off", got {self.cuda_graphs!r}')
         if self.cascade_attention not in get_args(Cascade):
             raise ValueError(f'cascade_attention must be "auto" or "off", got {self.cascade_attention!r}')
+        if self.windowed_kv not in get_args(WindowedKV):
+            raise ValueError(f'windowed_kv must be "auto", "on" or "off", got {self.windowed_kv!r}')
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}; got {self.policy!r}")
         if not 0 < self.priority_half_life_s <= _LONGEST_HALF_LIFE_S:

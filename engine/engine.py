@@ -34,6 +34,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.tasks import TASKS, Task, not_served, tasks_of
 
 if TYPE_CHECKING:
+    from engine.models.layer_groups import LayerGroups
     from engine.ranks.launcher import WorkerLauncher
     from engine.ranks.rank_group import RankGroup
 
@@ -73,6 +74,11 @@ class LoadedRunner(Runner, Protocol):
     @property
     def num_state_slots(self) -> int:
         """Slots that it allocated for recurrent states; 0 if the model has none."""
+        ...
+
+    @property
+    def layer_groups(self) -> LayerGroups | None:
+        """Groups of layers with page tables of their own; None if all layers share one."""
         ...
 
     @property
@@ -118,6 +124,7 @@ class Engine:
         self.tasks: frozenset[Task] = frozenset(TASKS if config.tasks == "auto" else config.tasks)
         """What requests may want; all where nothing says what the model is for."""
         self.model = runner.model_config
+        groups = runner.layer_groups
         self.cache = KVCacheManager(
             runner.num_pages,
             config.page_size,
@@ -125,6 +132,7 @@ class Engine:
             prefix_cache=config.prefix_cache,
             block_tokens=config.block_tokens,
             num_state_slots=runner.num_state_slots,
+            window=None if groups is None else groups.for_cache(config.max_step_tokens),
         )
         self._host = HostKV(
             runner.host_memory,
@@ -278,8 +286,8 @@ class Engine:
         sampling, done = SamplingParams(max_tokens=1, temperature=0.0, seed=0), Precomputed()
         unit = SharedPrefixes(self.config.page_size, self.config.block_tokens).unit
         for number, whole in enumerate(prefixes):
-            # A recurrent state is kept at the end of what is computed, which has to be the end of what is shared.
-            token_ids = whole if self.cache.snapshots is None else whole[: len(whole) - len(whole) % unit]
+            # A state or tail is kept at the end of what is computed, which has to be the end of what is shared.
+            token_ids = whole if self.cache.ends is None else whole[: len(whole) - len(whole) % unit]
             if not token_ids:
                 continue
             request = self.new_request(f"shared-{number}", token_ids, sampling)

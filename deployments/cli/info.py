@@ -6,7 +6,7 @@ Without a model: what the machine has, and how it would compute.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -19,10 +19,12 @@ from deployments.cli.units import count_text, size_text
 from engine.config import DType, EngineConfig
 from engine.loading.kv_memory import available_ram, beside_slots, pages_for, slots_for
 from engine.loading.model_directory import resolve_metadata
+from engine.loading.windowed import has_graphs_on_gpus, layer_groups
 from engine.machine import usable_cores
 from engine.models.any_model import model_facts
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 from engine.models.encoders.config import EncoderConfig
+from engine.models.layer_groups import LayerGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     on_gpus = facts.dtype if config.dtype == "auto" else dtype
     _add_computing(table, facts, config.page_size, dtype, on_gpus, machine.device)
     table.add_row("KV pages here", _pages(facts, config, machine, element))
+    if (windows := _windows(facts, config, machine, element)) is not None:
+        table.add_row("layers with a window", windows)
     if facts.delta_net is not None:
         table.add_row("states here", _states(facts, config, machine, element))
     return table
@@ -199,17 +203,66 @@ def machine(device: str) -> Machine:
 def _pages(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str:
     """Describe the pages that an engine would allocate in a share of the memory that its weights leave."""
     free, state_bytes = _free(facts, machine, element), facts.state_bytes(element)
-    per_token = facts.kv_bytes_per_token(element)
+    groups = _groups(facts, config, machine)
     try:
         slots = slots_for(config, free, state_bytes) if state_bytes else 0
         room = beside_slots(config, free, slots * state_bytes)
-        pages = pages_for(config, room, per_token, config.max_model_len or facts.max_position_embeddings)
+        pages, per_token = _pages_for(facts, config, room, element, groups)
     except ValueError as error:
         return one_line(error)
     size = size_text(pages * per_token * config.page_size)
     memory = "GPU memory" if machine.device == "cuda" else "RAM"
     share = f"at most {config.kv_memory_share:.0%} of {size_text(free)} {memory}"
+    if groups is not None:
+        return f"{pages:,} of {groups.num_layers} layers ({config.page_size} tokens each, {size}; {share})"
     return f"{pages:,} ({pages * config.page_size:,} tokens, {size}; {share})"
+
+
+def _groups(facts: ModelConfig, config: EngineConfig, machine: Machine) -> LayerGroups | None:
+    """Return the groups of layers with page tables of their own that an engine here would have; None for one."""
+    has_graphs = machine.device == "cuda" and has_graphs_on_gpus(config, facts)
+    longest = config.max_model_len or facts.max_position_embeddings
+    groups = layer_groups(config, facts, longest, has_graphs=has_graphs)
+    return None if isinstance(groups, str) else groups
+
+
+def _pages_for(
+    facts: ModelConfig, config: EngineConfig, room: int, element: int, groups: LayerGroups | None
+) -> tuple[int, int]:
+    """Return the number of pages in so much memory, and the bytes of a token in one of them. Raises ValueError."""
+    per_token = facts.kv_bytes_per_token(element)
+    per_token = per_token if groups is None else groups.bytes_per_token(per_token)
+    longest = config.max_model_len or facts.max_position_embeddings
+    return pages_for(config, room, per_token, longest, groups), per_token
+
+
+_LENGTHS = 1024, 8192, 32768
+"""Tokens of the requests for which the table says how many fit."""
+
+
+def _windows(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str | None:
+    """Say how many requests fit if layers with a window have pages of their own, and if they have not; None for a
+    model in which they cannot.
+    """
+    groups = LayerGroups.of(facts)
+    if isinstance(groups, str):
+        return None
+    room, size = _free(facts, machine, element), config.page_size
+    endless = replace(config, max_running=2**20, max_step_tokens=2**20)  # What fits, not what may run at once.
+    try:
+        apart, _ = _pages_for(facts, endless, room, element, groups)
+        shared, _ = _pages_for(facts, endless, room, element, None)
+    except ValueError as error:
+        return one_line(error)
+    fits = [
+        f"{apart // groups.pages_for(n, size):,} of {n:,} tokens instead of {shared // -(-n // size):,}"
+        for n in _LENGTHS
+        if n <= facts.max_position_embeddings
+    ]
+    num_windowed = sum(place.group > 0 for place in groups.places)
+    here = "off" if _groups(facts, config, machine) is None else "on"
+    sees = f"{num_windowed} of {len(groups.places)}, which see {groups.window:,} tokens"
+    return f"{sees}. With pages of their own, requests fit: {', '.join(fits)} (engine.windowed_kv: {here} here)"
 
 
 def _weights_on_disk(directory: Path, facts: ModelConfig) -> str:

@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.cli.planning.replica import RUNS_WEIGHT_TYPES
-from deployments.cli.planning.report import CapacityPlan, full_batch, warnings, weight_table
+from deployments.cli.planning.report import CapacityPlan, full_batch, warnings, weight_table, with_and_without
 from deployments.cli.units import count_text, seconds_text, size_text
 from engine.models.config import ELEMENT_BYTES
+from engine.models.layer_groups import LayerGroups
 
 
 def show(plan: CapacityPlan, console: Console) -> None:
@@ -57,15 +58,23 @@ def _replica(plan: CapacityPlan) -> Table:
     table.add_row("reserve", f"{assumed.reserve_gib:.1f} GiB", "CUDA and a step's tensors: assumed, then measured")
     table.add_row("left for KV", size_text(replica.free_bytes * engine.kv_memory_share), _share(plan))
     table.add_row("KV pages", f"{replica.num_pages:,}", f"of {engine.page_size} tokens")
+    num_tokens = plan.request.num_tokens
     if slots := replica.num_state_slots:
         each = (
             f"of {size_text(replica.state_bytes / replica.tp)}: max_running = {engine.max_running}, and snapshots"
         )
         table.add_row("recurrent states", f"{slots:,}", each)
     table.add_row("tokens that fit", f"{replica.num_tokens:,}", "pages x tokens of a page")
-    concurrent = replica.concurrent_requests(plan.request.num_tokens)
-    each = f"of {plan.request.num_tokens:,} tokens; at most max_running = {engine.max_running}"
+    concurrent = replica.concurrent_requests(num_tokens)
+    each = f"of {num_tokens:,} tokens; at most max_running = {engine.max_running}"
     table.add_row("requests at once", f"{concurrent:,}", each)
+    fitting = with_and_without(replica, num_tokens)
+    if fitting and isinstance(groups := LayerGroups.of(plan.model.facts), LayerGroups):
+        fit = ", ".join(f"{setting}: {fits:,}" for setting, fits in fitting)
+        num_windowed = sum(place.group > 0 for place in groups.places)
+        windows = f"{num_windowed} of {len(groups.places)} layers see {groups.window:,} tokens"
+        table.add_row("engine.windowed_kv", "off" if replica.layer_groups is None else "on", windows)
+        table.add_row("  requests that fit", fit, "whatever max_running is")
     return table
 
 

@@ -10,7 +10,7 @@ token t of a row at position p:  slot = page_table[p // page_size] * page_size +
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import numpy as np
@@ -51,6 +51,19 @@ class AttentionBatch:
     """The use of recurrent states; None in a model without any."""
     is_bounded: bool = False
     """Whether lengths on the host are upper bounds, as in graphs: those on the device are the rows' own."""
+    more_tables: torch.Tensor | None = None
+    """int32 [G, R, P]: the block tables of the other groups of layers (`LayerGroups`), if there are any. Entries
+    behind the window hold the null page."""
+    more_slots: torch.Tensor | None = None
+    """int64 [G, N]: the slots in the pages of these groups."""
+
+    def of_group(self, group: int) -> AttentionBatch:
+        """Return the batch for one group of layers, counted from 0."""
+        if not group:
+            return self
+        assert self.more_tables is not None and self.more_slots is not None
+        table, slots = self.more_tables[group - 1], self.more_slots[group - 1]
+        return replace(self, block_table=table, slot_mapping=slots, more_tables=None, more_slots=None)
 
     @classmethod
     def from_chunks(
@@ -60,19 +73,19 @@ class AttentionBatch:
         null_page: int,
         device: torch.device,
         null_slot: int | None = None,
+        num_groups: int = 1,
     ) -> AttentionBatch:
         """Build the batch of a plan's chunks (at least one), in their order. `null_slot` is that of the model's
-        states; None if it has none.
+        states; None if it has none. `num_groups`: groups of layers with page tables of their own.
         """
         query_lens = [chunk.num_tokens for chunk in chunks]
         num_decodes = next((row for row, n in enumerate(query_lens) if n != 1), len(chunks))
         ends = [chunk.start + chunk.num_tokens for chunk in chunks]
-        table = _block_table(chunks, [(end - 1) // page_size + 1 for end in ends], null_page)
+        pages = [_pages_of(chunk, num_groups) for chunk in chunks]
+        table = _block_table(pages, [(end - 1) // page_size + 1 for end in ends], null_page)
         if num_decodes == len(chunks):  # Most steps: lists are quicker here than a dozen numpy calls.
             indptr, positions = np.arange(len(chunks) + 1, dtype=np.int32), np.array(ends, dtype=np.int64) - 1
-            slots = np.array(
-                [_last_slot(chunk.pages, end - 1, page_size) for chunk, end in zip(chunks, ends, strict=True)]
-            )
+            slots = np.array([_last_slot(own, end - 1, page_size) for own, end in zip(pages, ends, strict=True)])
         else:
             lens = np.array(query_lens)
             indptr = np.array([*accumulate(query_lens, initial=0)])
@@ -80,6 +93,11 @@ class AttentionBatch:
             positions = np.arange(indptr[-1]) - indptr[rows] + (np.array(ends) - lens)[rows]
             slots = table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
 
+        tables = more_slots = None
+        if num_groups > 1:
+            of_tokens = np.repeat(np.arange(len(chunks)), query_lens), positions // page_size
+            tables = _more_tables(chunks, ends, page_size, null_page, table.shape[1], num_groups - 1)
+            more_slots = tables[:, *of_tokens].astype(np.int64, order="C") * page_size + positions % page_size
         return cls(
             num_decodes=num_decodes,
             query_lens=query_lens,
@@ -90,6 +108,8 @@ class AttentionBatch:
             slot_mapping=on_device(slots, device),
             positions=on_device(positions, device),
             states=None if null_slot is None else StateBatch.from_chunks(chunks, null_slot, device),
+            more_tables=None if tables is None else on_device(tables, device),
+            more_slots=None if more_slots is None else on_device(more_slots, device),
         )
 
 
@@ -97,13 +117,42 @@ def _last_slot(pages: Sequence[int], position: int, page_size: int) -> int:
     return pages[position // page_size] * page_size + position % page_size
 
 
-def _block_table(chunks: Sequence[Chunk], num_pages: Sequence[int], null_page: int) -> npt.NDArray[np.int32]:
+def _pages_of(chunk: Chunk, num_groups: int) -> Sequence[int]:
+    """Return a chunk's pages of the layers without a window, or of all layers if they are one group.
+
+    A chunk of a step outside of a scheduler says nothing of the other groups: its page p stands for the pages of
+    all groups from p * num_groups on.
+    """
+    if num_groups == 1 or chunk.window is not None:
+        return chunk.pages
+    return [page * num_groups for page in chunk.pages]
+
+
+def _block_table(
+    tables: Sequence[Sequence[int]], num_pages: Sequence[int], null_page: int
+) -> npt.NDArray[np.int32]:
     """[R, P]: the pages that hold each row's tokens, padded with the null page."""
     width = max(num_pages)
-    pages = chain.from_iterable([chunk.pages[:n] for chunk, n in zip(chunks, num_pages, strict=True)])
+    pages = chain.from_iterable([table[:n] for table, n in zip(tables, num_pages, strict=True)])
     used = np.fromiter(pages, dtype=np.int32, count=sum(num_pages))
-    if len(used) == len(chunks) * width:
-        return used.reshape(len(chunks), width)
-    table = np.full((len(chunks), width), null_page, dtype=np.int32)
+    if len(used) == len(tables) * width:
+        return used.reshape(len(tables), width)
+    table = np.full((len(tables), width), null_page, dtype=np.int32)
     table[np.arange(width) < np.array(num_pages)[:, None]] = used
     return table
+
+
+def _more_tables(
+    chunks: Sequence[Chunk], ends: Sequence[int], page_size: int, null_page: int, width: int, num_groups: int
+) -> npt.NDArray[np.int32]:
+    """[num_groups, R, P]: the pages of layers with a window, which has the null page behind it."""
+    tables = np.full((num_groups, len(chunks), width), null_page, dtype=np.int32)
+    for row, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
+        count = (end - 1) // page_size + 1
+        if (window := chunk.window) is not None:
+            rows = window.rows[: count - window.first]
+            tables[:, row, window.first : count] = np.array(rows, dtype=np.int32).T
+        else:
+            first = np.array(chunk.pages[:count]) * (num_groups + 1)
+            tables[:, row, :count] = first + np.arange(1, num_groups + 1)[:, None]
+    return tables

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from engine.attention.pinned import on_device
 from engine.attention.state_slots import LayerState, StateSlots
 from engine.host_memory import untouched_zeros
 from engine.models.config import ModelConfig
+from engine.models.layer_groups import LayerGroups, Place, one_group
 
 FP8 = torch.float8_e4m3fn
 """Element type of 8-bit pages."""
@@ -25,20 +25,10 @@ UNSCALED: KVScales = (1.0, 1.0)
 """Scales of pages of the model's own type."""
 
 
-class LayerMemory(NamedTuple):
-    """Where one of a model's layers keeps what it has to remember."""
-
-    place: int
-    """Its pages or its states, counted among those of all layers that have the same."""
-    is_recurrent: bool = False
-    """Whether it has states in place of pages."""
-    heads: tuple[int, int] | None = None
-    """Its heads and their numbers, where pages have room for those of other layers; None: as pages have them."""
-
-
 class KVPages:
     """Keys and values of all layers, in one tensor, so that one operation copies a page in all layers; and beside
-    it, the states of recurrent layers, which have no pages.
+    it, the states of recurrent layers, which have no pages. Where layers are in several groups (`LayerGroups`), a
+    page is that of one group, and `num_layers` below those of a group.
 
         data: [num_layers, 2 (keys, values), num_pages + 1, page_size, num_kv_heads, head_dim]
         latent KV, whose values are the first numbers of its keys (`LatentAttentionConfig`):
@@ -62,14 +52,18 @@ class KVPages:
         device: torch.device,
         parts: int = 2,
         states: StateSlots | None = None,
-        layers: Sequence[LayerMemory] | None = None,
+        places: Sequence[Place] | None = None,
     ) -> None:
         """Allocate zeroed pages. On a CPU, memory is taken from the system when pages are first written, in units
         of up to 2 MiB for each layer's keys and for its values. `parts`: 2, or 1 where values do not lie apart.
 
-        `layers` says what each of all layers has; None: each has pages, of which there are `num_layers`.
+        `num_layers`: those whose KV is in one page. `places` says where each layer's memory is: in its group's
+        pages, or in `states`; None: all layers are one group.
         """
         self.states = states
+        self.places = [Place(0, layer) for layer in range(num_layers)] if places is None else places
+        self.num_groups = 1 + max(place.group for place in self.places)
+        """Groups of layers with page tables of their own."""
         shape = (num_layers, parts, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
@@ -79,8 +73,7 @@ class KVPages:
             if device.type == "cpu"
             else torch.zeros(shape, dtype=dtype, device=device)
         )
-        self._layers = [LayerMemory(place) for place in range(num_layers)] if layers is None else layers
-        self._views = [None if layer.is_recurrent else self._view(layer) for layer in self._layers]
+        self._views = [None if place.is_recurrent else self._view(place) for place in self.places]
 
     @classmethod
     def of(
@@ -91,16 +84,16 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device,
         states: StateSlots | None = None,
+        groups: LayerGroups | None = None,
     ) -> KVPages:
         """Allocate the pages of a model, or of a rank's share of it. `states`: those of recurrent layers."""
         parts, heads, numbers = model.kv_shape
-        layers = _memory_of_layers(model)
-        return cls(model.num_kv_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, layers)
+        num_layers = model.num_kv_layers if groups is None else groups.num_layers
+        places = one_group(model) if groups is None else groups.places
+        return cls(num_layers, num_pages, page_size, heads, numbers, dtype, device, parts, states, places)
 
     def layer(self, index: int) -> torch.Tensor:
-        """Return a view of one of the layers that have pages, counted without the others: [2 or 1, num_pages + 1,
-        page_size, num_kv_heads, head_dim].
-        """
+        """Return a view of one of a group's layers: [2 or 1, num_pages + 1, page_size, num_kv_heads, head_dim]."""
         return self.data[index]
 
     def memory(self, layer: int) -> torch.Tensor | LayerState:
@@ -109,14 +102,14 @@ class KVPages:
         if view is not None:
             return view
         assert self.states is not None, "a recurrent model has states"
-        return self.states.layer(self._layers[layer].place)
+        return self.states.layer(self.places[layer].number)
 
-    def _view(self, layer: LayerMemory) -> torch.Tensor:
-        pages = self.layer(layer.place)
-        if layer.heads is None:
+    def _view(self, place: Place) -> torch.Tensor:
+        pages = self.layer(place.number)
+        if place.heads is None:
             return pages
-        own = pages.flatten(3)[..., : math.prod(layer.heads)]
-        return own.view(*own.shape[:3], *layer.heads)
+        own = pages.flatten(3)[..., : math.prod(place.heads)]
+        return own.view(*own.shape[:3], *place.heads)
 
     @property
     def raw(self) -> torch.Tensor:
@@ -136,24 +129,6 @@ class KVPages:
         pairs = np.array([(copy.source, copy.target) for copy in copies], dtype=np.int64)
         sources, targets = on_device(pairs.T.copy(), self.data.device)
         self.raw.index_copy_(2, targets, self.raw.index_select(2, sources))
-
-
-def _memory_of_layers(model: ModelConfig) -> list[LayerMemory]:
-    """Return what each layer of a model has. Those that attend to another one's keys and values have its pages."""
-    found: list[LayerMemory] = []
-    num_pages = num_states = 0
-    for index, layer in enumerate(model.layers):
-        shape = model.attention_in(index).kv_shape
-        heads = None if layer.is_recurrent or shape == model.kv_shape else shape[1:]
-        if layer.is_recurrent:
-            found.append(LayerMemory(num_states, is_recurrent=True))
-            num_states += 1
-        elif layer.kv_of is not None:
-            found.append(found[layer.kv_of])
-        else:
-            found.append(LayerMemory(num_pages, heads=heads))
-            num_pages += 1
-    return found
 
 
 def store_kv(

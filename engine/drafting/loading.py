@@ -47,6 +47,7 @@ def load_with_draft_model(
             speculation=None,
             tensor_parallel_size=1,
             cuda_graphs="off",  # They are recorded below, on its own pages.
+            windowed_kv="off",  # It knows pages of all layers alone.
         )
     )
     if draft.num_state_slots:

@@ -11,6 +11,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.config import EngineConfig
 from engine.graphs.draft_graphs import draft_sizes
+from engine.graphs.models import why_not_model
 from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.step_graphs import DecodeSizes, contexts_up_to, sizes_up_to
 from engine.models.config import ModelConfig
@@ -59,14 +60,7 @@ def why_no_pieces(config: EngineConfig, device: torch.device, model: ModelConfig
         return "cuda_graphs is off"
     if device.type != "cuda":
         return f"they are for GPUs, not for {device}"
-    if model is not None and model.norms.scales_layers:
-        return "its layers differ in their heads, and torch computes what they have beside them"
-    if model is not None and model.delta_net is not None:
-        return "its gated delta nets are computed in torch, by rows of different kinds"
-    experts = None if model is None else model.experts
-    if experts is not None and (experts.are_apart or experts.clamp is not None):
-        return "its experts are computed one after another, for which the host has to know the tokens of each"
-    return None
+    return None if model is None else why_not_model(model)
 
 
 def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple[int, ...]:

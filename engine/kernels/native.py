@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 8
+_ABI = 9
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -83,7 +83,7 @@ class NativeLayer(Structure):
         ("gate_up", NativeLinear),
         ("down", NativeLinear),
         ("window", c_int32),
-        ("rope", c_int32),
+        *((name, c_int32) for name in ("rope", "table", "number")),
     ]
 
 
@@ -92,7 +92,7 @@ class NativeModel(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
-        *((name, c_int32) for name in ("head_dim", "num_ropes")),
+        *((name, c_int32) for name in ("head_dim", "num_ropes", "num_tables")),
         *((name, c_float) for name in ("norm_eps", "own_eps", "attention_scale", "soft_cap")),
         ("inv_freq", c_void_p),
         ("rope_factors", c_void_p),

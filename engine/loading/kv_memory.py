@@ -7,19 +7,31 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
+from engine.models.layer_groups import LayerGroups
 
 
-def pages_for(config: EngineConfig, bytes_free: int, bytes_per_token: int, max_model_len: int) -> int:
-    """Return the number of KV pages for `bytes_free` bytes of memory that nothing else needs.
+def pages_for(
+    config: EngineConfig,
+    bytes_free: int,
+    bytes_per_token: int,
+    max_model_len: int,
+    groups: LayerGroups | None = None,
+) -> int:
+    """Return the number of KV pages for `bytes_free` bytes of memory that nothing else needs. A page takes
+    `bytes_per_token` for each of its tokens.
 
-    This is `config.kv_pages` if it is set; otherwise what fits in `config.kv_memory_share` of the free memory, but
-    no more than the largest batch of the longest requests can use. Raises ValueError if not even one page fits.
+    This is `config.kv_pages` if it is set, for each of the `groups` of layers with pages of their own; otherwise
+    what fits in `config.kv_memory_share` of the free memory, but no more than the largest batch of the longest
+    requests can use. Raises ValueError if not even one page fits.
     """
     if config.kv_pages is not None:
-        return config.kv_pages
+        return config.kv_pages * (1 if groups is None else groups.num_groups)
     bytes_per_page = bytes_per_token * config.page_size
     fitting = int(bytes_free * config.kv_memory_share) // bytes_per_page
-    useful = config.max_running * -(-max_model_len // config.page_size)
+    longest = -(-max_model_len // config.page_size)
+    if groups is not None:
+        longest = groups.pages_for(max_model_len, config.page_size, config.max_step_tokens)
+    useful = config.max_running * longest
     if fitting < 1:
         raise ValueError(
             f"no memory for KV pages: one takes {bytes_per_page / 2**20:.1f} MiB, {config.kv_memory_share:.0%} of "

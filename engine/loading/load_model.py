@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from engine.attention.by_heads import AttentionByHeads, KVShape
 from engine.attention.chunked import ChunkedAttention
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
+from engine.attention.layer_groups import GroupedAttention, shapes
 from engine.attention.state_slots import StateSlots
 from engine.config import EngineConfig
 from engine.graphs.setup import (
@@ -40,9 +41,11 @@ from engine.loading.recurrent import check_recurrent, max_drafts
 from engine.loading.step_memory import measure_step
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
 from engine.loading.weights import load_decoder
+from engine.loading.windowed import layer_groups
 from engine.machine import default_threads
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.layer_groups import LayerGroups
 from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.parallel.collective import ALONE, Collective
 from engine.runner.model_runner import ModelRunner
@@ -96,31 +99,55 @@ class _Loading:
         self._model = model = ranks.shard.of(self._whole)
         self._dtype = dtype_of(config.dtype, model.dtype, self._device)
         self._kv_dtype = FP8 if config.kv_dtype == "fp8" else self._dtype
-        self._backend = self._attention()
+        kinds = self._kinds()
+        heads = next(iter(kinds.values()))
+        self._backend = self._attention(heads) if len(kinds) == 1 else self._by_heads(kinds)
         check_recurrent(config, self._whole)
-        if model.chunk is not None:
-            self._backend = ChunkedAttention(self._backend, model.chunk, config.page_size)
+        self._ungrouped = self._backend
         self._not_graphed = why_not(config, self._backend, self._device, model)
         self._not_in_pieces = why_no_pieces(config, self._device, model)
+        groups = layer_groups(config, self._whole, self._limit, has_graphs=self._not_in_pieces is None)
+        self._groups = None if isinstance(groups, str) else groups
+        self._not_grouped = groups if isinstance(groups, str) else ""
+        if self._groups is not None:
+            whole, windowed = shapes(heads)
+            of_whole = choose_backend(config.attention, whole, self._dtype, self._device)
+            self._backend = GroupedAttention(of_whole, self._attention(windowed))
+            tables = "layers with a window have page tables of their own"
+            self._not_graphed, self._not_in_pieces = self._not_graphed or tables, self._not_in_pieces or tables
         self._reserved, self._bytes_beside = 0, bytes_beside
         if self._not_in_pieces is None:
             self._reserved = graph_bytes(
                 config, model, self._dtype.itemsize, self._limit, is_planned=self._backend.plans_by_bounds
             )
 
-    def _attention(self) -> AttentionBackend:
-        """Return the backend, or one for each kind of heads that the model's layers have."""
+    def _kinds(self) -> dict[KVShape, AttentionShape]:
+        """Return the shape of attention for each kind of heads that the model's layers have."""
         config, is_cascade = self._config, self._config.cascade_attention == "auto"
-        backends: dict[KVShape, AttentionBackend] = {}
-        for kind, (heads, windows) in self._model.kinds_of_heads.items():
-            shape = AttentionShape.of(heads, windows, config.page_size, self._kv_dtype, is_cascade)
-            backends[kind] = choose_backend(config.attention, shape, self._dtype, self._device)
-        return AttentionByHeads(backends) if len(backends) > 1 else next(iter(backends.values()))
+        return {
+            kind: AttentionShape.of(heads, windows, config.page_size, self._kv_dtype, is_cascade)
+            for kind, (heads, windows) in self._model.kinds_of_heads.items()
+        }
+
+    def _by_heads(self, kinds: Mapping[KVShape, AttentionShape]) -> AttentionBackend:
+        return AttentionByHeads({kind: self._attention(heads) for kind, heads in kinds.items()})
+
+    def _attention(self, heads: AttentionShape) -> AttentionBackend:
+        """Return the backend for layers with such heads, in chunks if the model has them."""
+        backend = choose_backend(self._config.attention, heads, self._dtype, self._device)
+        if self._model.chunk is None:
+            return backend
+        return ChunkedAttention(backend, self._model.chunk, self._config.page_size)
+
+    @property
+    def _num_groups(self) -> int:
+        return 1 if self._groups is None else self._groups.num_groups
 
     def with_a_page(self, load_weights: Callable[..., Decoder]) -> ModelRunner:
         """Load the model with the least memory for KV."""
         decoder = self._decoder(load_weights)
-        runner = ModelRunner(self._model, decoder, self._backend, self._pages(1, self._kv_dtype), self._ranks)
+        pages = self._pages(self._num_groups, self._kv_dtype, self._groups)
+        runner = ModelRunner(self._model, decoder, self._backend, pages, self._ranks, self._groups)
         runner.max_model_len = self._limit
         runner.fingerprint = fingerprint(self._directory, self._config.quantization, self._config.kv_dtype)
         if self._kv_dtype == FP8:
@@ -145,7 +172,9 @@ class _Loading:
         if config.kv_pages is not None or self._device.type == "cpu":
             free = available_ram() // size if config.kv_pages is None else 0
         else:
-            free = measure_step(config, self._limit, small.with_pages, self._device)
+            free = measure_step(
+                config, self._limit, lambda pages: small.with_pages(pages * self._num_groups), self._device
+            )
         per_token = small.kv_bytes_per_token + self._kv_bytes_beside
         beside = self._reserved + self._bytes_beside
         if config.host_kv_gib and self._device.type == "cuda":
@@ -157,10 +186,16 @@ class _Loading:
                 slots_for(config, None if config.kv_pages else free, state_bytes), self._device
             )
             free = beside_slots(config, free, slots * state_bytes)
-        fitting = pages_for(config, free, per_token, self._limit)
+        fitting = pages_for(config, free, self._in_a_page(per_token), self._limit, self._groups)
         is_graphed = self._not_in_pieces is None
         num_pages = self._ranks.least(fitting, self._device) + is_graphed
         return small.with_pages(num_pages, slots, max_drafts(config)), is_graphed
+
+    def _in_a_page(self, bytes_per_token: int) -> int:
+        """Return the bytes of a token in the layers of one page, if it takes so many in all."""
+        if self._groups is None:
+            return bytes_per_token
+        return self._groups.bytes_per_token(bytes_per_token)
 
     def add_graphs(self, runner: ModelRunner) -> None:
         """Record the graphs now, or leave that to the first steps that use them."""
@@ -177,6 +212,8 @@ class _Loading:
         """Log what was loaded."""
         if self._not_graphed is not None:
             logger.info("no CUDA graphs of whole steps: %s", self._not_graphed)
+        if self._not_grouped:
+            logger.info("one page table for all layers: %s", self._not_grouped)
         logger.info(
             "%s: %.1fM parameters, rank %d of %d, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB), "
             "%d in host memory, %d slots for recurrent states",
@@ -246,12 +283,12 @@ class _Loading:
             self._whole.vocab_size, config.page_size, min(config.max_step_tokens, self._limit)
         )
         unrounded = self._pages(sample.num_pages, self._dtype)
-        ModelRunner(self._model, decoder, self._backend, unrounded, self._ranks).run(sample.plan)
+        ModelRunner(self._model, decoder, self._ungrouped, unrounded, self._ranks).run(sample.plan)
         sample.set_scales(decoder, unrounded)
 
-    def _pages(self, num_pages: int, dtype: torch.dtype) -> KVPages:
+    def _pages(self, num_pages: int, dtype: torch.dtype, groups: LayerGroups | None = None) -> KVPages:
         states = StateSlots.of(self._model, 1, 0, self._dtype, self._device)
-        return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device, states)
+        return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device, states, groups)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

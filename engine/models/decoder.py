@@ -19,6 +19,7 @@ from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.chunked import ChunkedStep
 from engine.attention.kv_pages import UNSCALED, KVPages
+from engine.attention.layer_groups import steps_of
 from engine.attention.state_slots import LayerState
 from engine.models.config import ModelConfig
 from engine.models.delta_net import GatedDeltaNet
@@ -216,11 +217,13 @@ class Decoder(nn.Module):
         if self.operations is None:
             turned = [dim for _, dim in self.config.rotations]
             self.operations = operations_for(Rotary.of(self.config.ropes, turned, x.dtype, x.device))
-        operations = self.operations(step.batch)
+        steps = steps_of(step)
+        operations = [self.operations(each.batch) for each in steps]
         branch = None
         owns = [None] * len(self.layers) if self.inputs is None else self.inputs(token_ids, x).unbind(1)
         for index, (layer, own) in enumerate(zip(self.layers, owns, strict=True)):
-            x, branch = layer(x, branch, operations, step, pages.memory(index), own)
+            group = pages.places[index].group
+            x, branch = layer(x, branch, operations[group], steps[group], pages.memory(index), own)
         if branch is None:
             return x
         return x + (branch if self.config.norms.after else self._ranks.sum(branch))

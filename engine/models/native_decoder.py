@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
 
 from engine.attention.base import AttentionStep
 from engine.attention.kv_pages import KVPages
+from engine.attention.layer_groups import steps_of
 from engine.attention.native import NativeStep
 from engine.config import Quantization
 from engine.host_memory import untouched_zeros
@@ -23,6 +24,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Attention, Decoder, Layer
 from engine.models.experts import Experts
 from engine.models.experts_config import ExpertsConfig
+from engine.models.layer_groups import Place
 from engine.models.mlp import MLP
 from engine.models.operations import Rotary
 
@@ -112,16 +114,20 @@ class NativeDecoder:
             self._embed.mul_(config.embedding_scale)
         self._norm = decoder.norm.weight.detach().float().contiguous()
         self._workspace = native.Workspace()
+        self._places: Sequence[Place] = ()
         self._hidden = torch.empty(0, config.hidden_size)
         self._logits = torch.empty(0, config.vocab_size)
 
     def __call__(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """Map int64 [N] token ids to hidden states, float32 [N, hidden_size], which the next call overwrites."""
-        assert isinstance(step, NativeStep)
         kernels, threads = self._kernels, torch.get_num_threads()
-        step.struct.token_ids = token_ids.data_ptr()
+        if self._places is not pages.places:
+            self._follow(pages)
+        steps = [cast("NativeStep", each) for each in steps_of(step)]
+        batches = (native.NativeBatch * len(steps))(*(each.struct for each in steps))
+        batches[0].token_ids = token_ids.data_ptr()
         layers = native.pages_struct(pages.data)
-        arguments = ctypes.byref(self._model), ctypes.byref(step.struct)
+        arguments = ctypes.byref(self._model), ctypes.byref(batches)
         size = kernels.forward_bytes(*arguments, threads)
         if len(self._hidden) < len(token_ids):
             self._hidden = torch.empty(len(token_ids) * 5 // 4, self.config.hidden_size)
@@ -129,6 +135,12 @@ class NativeDecoder:
             *arguments, ctypes.byref(layers), self._workspace.address(size), self._hidden.data_ptr(), threads
         )
         return self._hidden[: len(token_ids)]
+
+    def _follow(self, pages: KVPages) -> None:
+        """Note where the layers' pages are."""
+        for layer, place in zip(self._layers, pages.places, strict=True):
+            layer.table, layer.number = place.group, place.number
+        self._model.num_tables, self._places = pages.num_groups, pages.places
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""

@@ -44,7 +44,7 @@ class ParallelRunner:
         self._runner, self.rank_group = runner, rank_group
         self.model_config = runner.model_config
         self.num_pages, self.page_size = runner.num_pages, runner.page_size
-        self.num_state_slots = runner.num_state_slots
+        self.num_state_slots, self.layer_groups = runner.num_state_slots, runner.layer_groups
         self.host_memory = runner.host_memory
         self.lower_tier = runner.lower_tier
         own = runner.page_memory

@@ -30,7 +30,7 @@ class EncoderRunner:
     is_encoder = True
     num_state_slots = 0
     host_memory = HostMemory()
-    page_memory = None
+    page_memory = layer_groups = None
     attention_name = "torch"
 
     def __init__(

@@ -28,6 +28,7 @@ from engine.kv_tier.settings import KVTier
 from engine.machine import usable_cores
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.layer_groups import LayerGroups
 from engine.models.native_decoder import NativeDecoder
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.sampler import shared
@@ -57,9 +58,10 @@ class ModelRunner:
         attention: AttentionBackend,
         pages: KVPages,
         ranks: Collective = ALONE,
+        groups: LayerGroups | None = None,
     ) -> None:
         """`decoder` and `pages` are on the same device and this rank's; so is the model's shape. Both are of one
-        type, or the pages in float8.
+        type, or the pages in float8. `groups` are those of the pages, if layers have page tables of their own.
         """
         self.model_config = model_config
         self.device = pages.data.device
@@ -69,6 +71,8 @@ class ModelRunner:
         states = pages.states
         self.num_state_slots = 0 if states is None else states.num_slots
         """Slots for the states of recurrent layers; 0 in a model without any."""
+        self.layer_groups = groups
+        """Groups of layers with page tables of their own; None if all layers share one."""
         self.attention_name = attention.name
         self.max_model_len = model_config.max_position_embeddings
         self.fingerprint = ""
@@ -84,7 +88,8 @@ class ModelRunner:
         """The host pages; none until `add_host_pages`."""
         self.lower_tier: LowerTier = NoLowerTier()
         """What holds prefixes for which the host pages have no room; nothing until `add_lower_tier`."""
-        self._places = Places(pages.page_size, pages.null_page, None if states is None else states.null_slot)
+        null_slot = None if states is None else states.null_slot
+        self._places = Places(pages.page_size, pages.null_page, null_slot, pages.num_groups)
         self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one may begin with these tokens
         self._underway = TokensUnderway(torch.empty(0, dtype=torch.int64), None)  # the same tokens for the host
@@ -113,8 +118,8 @@ class ModelRunner:
     @property
     def page_memory(self) -> BytesOfPages | None:
         """The bytes of the pages, for other engines, of several ranks this one's part; None without host pages."""
-        if self._host is None or self._pages.states is not None:
-            return None  # KV without the state after it would be of no use there.
+        if self._host is None or self._pages.states is not None or self.layer_groups is not None:
+            return None  # KV without the state or window after it would be of no use there.
         return BytesOfPages(self._pages, self._host, self.fingerprint)
 
     def part_reader(self, report: Callable[[int, bytes | memoryview], None]) -> PartReader | None:
@@ -190,8 +195,9 @@ class ModelRunner:
         before = self._pages.states
         dtype = self.kv_dtype if before is None else before.dtype
         states = StateSlots.of(model, num_slots, max_drafts, dtype, self.device)
-        pages = KVPages.of(model, num_pages, self.page_size, self.kv_dtype, self.device, states)
-        runner = ModelRunner(model, self._decoder, self._attention, pages, self._ranks)
+        groups = self.layer_groups
+        pages = KVPages.of(model, num_pages, self.page_size, self.kv_dtype, self.device, states, groups)
+        runner = ModelRunner(model, self._decoder, self._attention, pages, self._ranks, groups)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner
 

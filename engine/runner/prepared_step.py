@@ -28,10 +28,12 @@ from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
 class Places:
     """The layout of pages and of states, and the row of the last prepared step that belongs to each request."""
 
-    def __init__(self, page_size: int, null_page: int, null_slot: int | None = None) -> None:
+    def __init__(self, page_size: int, null_page: int, null_slot: int | None = None, num_groups: int = 1) -> None:
+        """`num_groups`: groups of layers with page tables of their own."""
         self.page_size = page_size
         self.null_page = null_page
         self.null_slot = null_slot
+        self.num_groups = num_groups
         self.rows: dict[str, int] = {}
 
 
@@ -83,7 +85,7 @@ class PreparedStep:
         batch = None
         if chunks:
             batch = AttentionBatch.from_chunks(
-                chunks, places.page_size, places.null_page, device, places.null_slot
+                chunks, places.page_size, places.null_page, device, places.null_slot, places.num_groups
             )
         prepared = cls(
             plan.copies,

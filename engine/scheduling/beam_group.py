@@ -30,6 +30,11 @@ def check(request: Request, width: int, cache: KVCacheManager, max_running: int)
             "beam search is not there for models with recurrent layers, whose states it does not copy; sample "
             "several answers instead (n)"
         )
+    if cache.tails is not None:
+        raise NeverFits(
+            "beam search is not there where layers with a window have pages of their own, which it does not copy; "
+            "sample several answers instead (n), or set engine.windowed_kv to off"
+        )
     if request.num_resumed:
         raise NeverFits("a beam search cannot resume from generated tokens; send it again with its prompt alone")
     size, longest = cache.page_size, request.num_prompt + request.sampling.max_tokens

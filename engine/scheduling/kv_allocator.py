@@ -130,13 +130,11 @@ class KVAllocator:
             return False
         growth = _growth(request)
         room = self.cache.available - sum([self._pages_after_all(other, growth) for other in others])
-        room += sum(len(lease.pages) for victim in victims for lease in beam_group.leases(victim))
-        num_missing = (
-            (request.width - 1) * growth
-            + _length_after(request, growth)
-            - self.cache.peek(request.namespace, request.reusable)
-        )
-        return num_missing <= room * self.cache.page_size
+        room += sum(lease.num_pages for victim in victims for lease in beam_group.leases(victim))
+        length, num_found = _length_after(request, growth), self.cache.peek(request.namespace, request.reusable)
+        in_rows = self.cache.pages_for(length) - -(-length // self.cache.page_size)
+        num_missing = (request.width - 1) * growth + length - num_found
+        return num_missing <= (room - in_rows) * self.cache.page_size
 
     def _has_rows(self, request: Request, num_taken: int) -> bool:
         """Whether a batch in which `num_taken` rows are taken has rows for `request`."""
@@ -168,10 +166,10 @@ class KVAllocator:
         return AdmissionOutcome.STARTED
 
     def _without_partial(self, lease: Lease, match: Match, priority: int, now: float) -> Lease:
-        """Return a lease without the tokens that need a copy; alone with a recurrent state, without any, as the
-        state after fewer tokens may not be held.
+        """Return a lease without the tokens that need a copy; alone with a recurrent state or a window, without
+        any, as what has to be there after fewer tokens may not be held.
         """
-        if self.cache.snapshots is None:
+        if self.cache.ends is None:
             self.cache.drop_partial(lease)
         elif not self.running and match.length:
             self.cache.finish(lease, [], now)
@@ -194,15 +192,19 @@ class KVAllocator:
         needed = self.cache.pages_needed(lease, num_tokens)
         return not needed or needed <= self.cache.available - self._pages_promised(1)
 
-    def grow(self, step: StepBuilder, request: Request, num_tokens: int, now: float) -> bool:
-        """Make a running request's pages cover `num_tokens` tokens; False when it has to skip this step."""
+    def grow(
+        self, step: StepBuilder, request: Request, num_tokens: int, chunk: tuple[int, int], now: float
+    ) -> bool:
+        """Make a running request's pages cover `num_tokens` tokens, those of layers with a window the next chunk
+        (start, end); False when it has to skip this step.
+        """
         lease = request.lease
         assert lease is not None
         begins = not lease.is_admitted
         self.forget_promises()
         while True:
             try:
-                step.copies += self.cache.extend(lease, num_tokens, now)
+                step.copies += self.cache.extend(lease, num_tokens, now, chunk)
                 break
             except OutOfPages:
                 if self._make_room(step, request, now):
@@ -251,7 +253,7 @@ class KVAllocator:
         """
         if not self.cache.finds_prefixes:
             return False
-        if self.cache.snapshots is not None:
+        if self.cache.ends is not None:
             return recurrent.is_awaited(request, num_cached, self.running, self.cache.page_size)
         end = num_cached + self.cache.page_size
         tokens = request.reusable
@@ -376,7 +378,7 @@ class KVAllocator:
         beam_group.end(self.cache, request, now)
         if request.lease is None:
             return
-        request.kv_pages_peak = max(request.kv_pages_peak, len(request.lease.pages))
+        request.kv_pages_peak = max(request.kv_pages_peak, request.lease.num_pages)
         self.cache.finish(request.lease, self._held_tokens(request) if keep else [], now)
         request.lease = None
 

@@ -61,7 +61,7 @@ class Scheduler:
         self.cache = cache
         self._page_size = cache.page_size
         # A request that fits alone in all pages fits in the end, so no admitted request is stuck for ever.
-        self.max_model_len = min(max_model_len, cache.num_pages * cache.page_size)
+        self.max_model_len = min(max_model_len, cache.most_tokens(cache.num_pages))
         """Most prompt and output tokens of a request."""
         self._max_running, self._max_step_tokens = settings.max_running, settings.max_step_tokens
         self._eos = frozenset(eos_token_ids)
@@ -86,7 +86,7 @@ class Scheduler:
         """
         num_shared = self.cache.share(namespace, token_ids)
         room = self.cache.num_pages - self.cache.num_shared_pages
-        self.max_model_len = min(self.max_model_len, room * self._page_size)
+        self.max_model_len = min(self.max_model_len, self.cache.most_tokens(room))
         return num_shared
 
     # --- requests ------------------------------------------------------------------------------------------
@@ -221,14 +221,17 @@ class Scheduler:
             drafts = ()
         # A prompt takes all its pages at once, so that no other request gets those promised to it.
         wanted = len(tokens) + len(drafts)
-        if wanted > lease.capacity and not self.allocator.grow(step, request, wanted, now):
+        chunk = start, end + len(drafts)
+        if wanted > lease.capacity and not self.allocator.grow(step, request, wanted, chunk, now):
             return False
         ids, is_last = tokens[start:end], end == len(tokens)
         if drafts:
             ids += drafts
         samples = is_last and request.pooling is None
         state = None if lease.state is None else plan_state(request, start, end, has_drafts=bool(drafts))
-        step.chunks.append(Chunk(request, start, len(ids), ids, lease.pages, samples, len(drafts), state))
+        step.chunks.append(
+            Chunk(request, start, len(ids), ids, lease.pages, samples, len(drafts), state, lease.window)
+        )
         request.num_planned = end
         if is_last:
             tokens.append(PENDING)
@@ -303,7 +306,7 @@ class Scheduler:
         ):
             self.cache.insert(lease, request.tokens[:end], now)
         if lease.state is not None:
-            self.cache.keep_states(lease, request.tokens[:end])
+            self.cache.keep_states(lease, request.tokens, end)
 
     def _scored(self, request: Request, scores: PackedLogprobs) -> StreamDelta:
         request.num_prompt_reported = scores.end

@@ -13,6 +13,7 @@ from engine.errors import EngineStopped, NeverFits, RankLost
 from engine.scheduling.plan import StepPlan, StepResult
 from engine.scheduling.stats import StepStats
 from engine.stream_delta import StreamDelta
+from tests.engine.support.memory_runner import Table
 from tests.engine.support.script import Script
 
 
@@ -121,7 +122,7 @@ def test_load_shows_the_work_of_a_step_that_does_not_end(monkeypatch: pytest.Mon
     shown = []
     run = script.runner.run
 
-    def hanging(plan: StepPlan, tables: list[list[int]]) -> StepResult:
+    def hanging(plan: StepPlan, tables: list[list[Table]]) -> StepResult:
         shown.append(script.loop.load())
         return run(plan, tables)
 

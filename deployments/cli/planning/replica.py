@@ -14,13 +14,16 @@ efficiency that is assumed, not measured. Communication between GPUs is not coun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from deployments.cli.planning.known import Gpu
-from engine.config import DType, EngineConfig
+from engine.config import DType, EngineConfig, WindowedKV
 from engine.loading.kv_memory import beside_slots, pages_for, slots_for
+from engine.loading.windowed import has_graphs_on_gpus, layer_groups
 from engine.models.config import ELEMENT_BYTES, ModelConfig
+from engine.models.layer_groups import LayerGroups
 from engine.parallel.shard import Shard, check_divides, possible_sizes
 
 RUNS_WEIGHT_TYPES = frozenset(get_args(DType)) - {"auto"} | {"fp8", "int4"}
@@ -97,7 +100,20 @@ class ReplicaPlan:
     def num_pages(self) -> int:
         """KV pages, as the engine itself would count them on each of its GPUs."""
         free = beside_slots(self.engine, self.free_bytes, self.num_state_slots * self.state_bytes // self.tp)
-        return pages_for(self.engine, free, self.kv_bytes_per_token // self.tp, self.longest_request)
+        per_token, groups = self.kv_bytes_per_token // self.tp, self.layer_groups
+        per_token = per_token if groups is None else groups.bytes_per_token(per_token)
+        return pages_for(self.engine, free, per_token, self.longest_request, groups)
+
+    @property
+    def layer_groups(self) -> LayerGroups | None:
+        """Groups of layers with page tables of their own, as the engine itself would have them; None for one."""
+        has_graphs = has_graphs_on_gpus(self.engine, self.facts)
+        groups = layer_groups(self.engine, self.facts, self.longest_request, has_graphs=has_graphs)
+        return None if isinstance(groups, str) else groups
+
+    def with_windowed_kv(self, setting: WindowedKV) -> ReplicaPlan:
+        """Return the same replica with layers that have a window in pages of their own, or not."""
+        return replace(self, engine=replace(self.engine, windowed_kv=setting))
 
     @property
     def state_bytes(self) -> int:
@@ -111,16 +127,24 @@ class ReplicaPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens whose KV fits."""
-        return self.num_pages * self.engine.page_size
+        """Number of tokens whose KV fits, of one request where layers with a window have pages of their own."""
+        size, groups = self.engine.page_size, self.layer_groups
+        if groups is None:
+            return self.num_pages * size
+        return groups.most_tokens(self.num_pages, size, self.engine.max_step_tokens)
 
     def pages_of(self, num_tokens: float) -> int:
         """Return the number of pages that a request of `num_tokens` holds."""
-        return int(-(-num_tokens // self.engine.page_size))
+        count, size, groups = math.ceil(num_tokens), self.engine.page_size, self.layer_groups
+        return -(-count // size) if groups is None else groups.pages_for(count, size)
+
+    def fits(self, num_tokens: int) -> int:
+        """Return how many requests of that length the pages hold."""
+        return self.num_pages // self.pages_of(num_tokens)
 
     def concurrent_requests(self, num_tokens: int) -> int:
         """Return how many requests of that length can run at once within the pages and `max_running`."""
-        return min(self.num_pages // self.pages_of(num_tokens), self.engine.max_running)
+        return min(self.fits(num_tokens), self.engine.max_running)
 
     @property
     def bytes_per_s(self) -> float:

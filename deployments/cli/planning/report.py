@@ -12,6 +12,7 @@ from deployments.cli.planning.replica import (
     ReplicaPlan,
 )
 from deployments.replica.autoscaling import Targets
+from engine.config import WindowedKV
 from engine.models.config import ELEMENT_BYTES
 
 
@@ -100,6 +101,7 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
             "state_bytes": replica.state_bytes,
             "kv_tokens": replica.num_tokens,
             "concurrent_requests": replica.concurrent_requests(request.num_tokens),
+            "requests_that_fit_by_windowed_kv": dict(with_and_without(replica, request.num_tokens)),
             "decode_step_s_alone": replica.decode_step_s(1, request.context),
             "decode_step_s_full": replica.decode_step_s(full_batch(plan), request.context),
             "prefill_tokens_per_s": replica.prefill_tokens_per_s(request.prompt_tokens),
@@ -111,6 +113,17 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
     if plan.demand is not None:
         report["demand"] = asdict(plan.demand)
     return report
+
+
+def with_and_without(replica: ReplicaPlan, num_tokens: int) -> list[tuple[str, int]]:
+    """Return how many requests of that length the pages hold, whatever `max_running` is, if layers with a window
+    have pages of their own ("on"), and if they have not ("off"). Empty where the model or a setting rules it out.
+    """
+    settings: tuple[WindowedKV, WindowedKV] = ("on", "off")
+    try:
+        return [(setting, replica.with_windowed_kv(setting).fits(num_tokens)) for setting in settings]
+    except ValueError:
+        return []
 
 
 def full_batch(plan: CapacityPlan) -> int:

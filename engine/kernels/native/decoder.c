@@ -83,7 +83,12 @@ static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, i
     buffers->branch = norms_after ? (float *)carve(&at, rows, model->hidden * sizeof(float)) : NULL;
     buffers->cosines = (float *)carve(&at, rows, model->num_ropes * dim / 2 * sizeof(float));
     buffers->sines = (float *)carve(&at, rows, model->num_ropes * dim / 2 * sizeof(float));
-    buffers->scratch = carve(&at, 1, NAME(attention_bytes)(batch, &shape, threads));
+    int64_t scratch = 0;
+    for (int table = 0; table < model->num_tables; table++) {
+        int64_t bytes = NAME(attention_bytes)(batch + table, &shape, threads);
+        scratch = bytes > scratch ? bytes : scratch;
+    }
+    buffers->scratch = carve(&at, 1, scratch);
     const Experts *experts = experts_of(model);
     if (experts)
         lay_out_experts(&buffers->experts, experts, model->hidden, rows, &at);
@@ -248,7 +253,8 @@ static void run_layer(ThreadTeam *team, const Model *model, const Layer *layer, 
     add_phase(team, model, &layer->down, buffers->inner, model->intermediate, layer->output_norm, rows, buffers);
 }
 
-/* Map token ids to hidden states, float32 [num_tokens][hidden]; writes KV. `pages` are the first layer's. */
+/* Map token ids to hidden states, float32 [num_tokens][hidden]; writes KV. `pages` are the first layer's. There are
+ * num_tables batches, which differ in their block tables and slots alone; the first one has the token ids. */
 EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const Pages *pages, char *workspace,
                                  float *hidden, int threads)
 {
@@ -264,9 +270,10 @@ EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const P
         NAME(gemm_begin)();
         embed_phase(&team, model, batch, &buffers);
         for (int layer = 0; layer < model->num_layers; layer++) {
-            run_layer(&team, model, &model->layers[layer], batch, &own, &buffers);
-            own.keys += pages->layer_stride;
-            own.values += pages->layer_stride;
+            const Layer *at = &model->layers[layer];
+            own.keys = pages->keys + at->number * pages->layer_stride;
+            own.values = pages->values + at->number * pages->layer_stride;
+            run_layer(&team, model, at, batch + at->table, &own, &buffers);
         }
         NAME(gemm_end)();
     }

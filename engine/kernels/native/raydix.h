@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 8 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
+#define RAYDIX_ABI 9 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -54,10 +54,12 @@ typedef struct {
     Linear qkv, output, gate_up, down;        /* gate_up: panels of 16 gates and the 16 ups that belong to them */
     int32_t window;                           /* a query at p sees p - window + 1 .. p; 0: everything before it */
     int32_t rope;                             /* which rotation */
+    int32_t table;                            /* which of the batches has its block table and slots */
+    int32_t number;                           /* where its pages lie: at the layer_stride times this */
 } Layer;
 
 typedef struct {
-    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, num_ropes;
+    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, num_ropes, num_tables;
     float norm_eps, own_eps; /* of norms of the stream, and of all others */
     float attention_scale, soft_cap;
     const float *inv_freq;     /* [num_ropes][head_dim / 2] radians per position */

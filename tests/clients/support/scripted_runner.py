@@ -30,6 +30,7 @@ class ScriptedRunner:
     lower_tier = NoLowerTier()
     num_state_slots = 0
     is_encoder = False
+    layer_groups = None
     page_memory = None
 
     def __init__(self, config: EngineConfig) -> None:

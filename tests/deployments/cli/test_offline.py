@@ -16,6 +16,7 @@ from engine.models.config import ModelConfig
 from engine.models.encoders.config import EncoderConfig
 from engine.models.formats import Int4Format, Int8Format, WeightFormat
 from tests.engine.support.encoders import save_encoder
+from tests.engine.support.published_models import PUBLISHED
 
 
 def raydix(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -46,6 +47,18 @@ def test_info_shows_what_the_embedded_model_costs() -> None:
     assert f"{config.num_parameters:,}" in result.stdout
     assert f"{config.kv_bytes_per_token(2):,} bytes" in result.stdout
     assert "32 tokens" in result.stdout and "KV pages here" in result.stdout
+
+
+def test_info_says_how_many_requests_fit_with_windows_apart() -> None:
+    facts = ModelConfig.from_json(PUBLISHED["openai/gpt-oss-20b"], {}, "gpt-oss")
+    for config, setting in ((EngineConfig(), "on"), (EngineConfig(windowed_kv="off"), "off")):
+        table = describe("m", demo_model_path(), facts, config, Machine("cuda", facts.weight_bytes(2) + 2**32))
+        said = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+        # A quarter of 4 GiB in pages of 384 KiB, 2,730 of them, or of 768 KiB, 1,365.
+        assert "12 of 24, which see 128 tokens" in str(said["layers with a window"])
+        assert f"{2730 // 521} of 8,192 tokens instead of {1365 // 512}" in str(said["layers with a window"])
+        assert f"(engine.windowed_kv: {setting} here)" in str(said["layers with a window"])
+        assert str(said["KV pages here"]).startswith("2,730 of 12 layers" if setting == "on" else "1,365 (21,840")
 
 
 def test_info_distinguishes_all_weights_from_those_a_token_uses() -> None:

@@ -54,6 +54,7 @@ class CountingRunner:
     lower_tier = NoLowerTier()
     num_state_slots = 0
     is_encoder = False
+    layer_groups = None
     page_memory = None
 
     def __init__(self, num_pages: int) -> None:

@@ -38,7 +38,8 @@ def grammar_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_for(model: Path, **settings: Any) -> EngineConfig:
     given = {"page_size": PAGE_SIZE, "kv_pages": 64, "max_running": 7, "max_step_tokens": 24, "threads": 1}
-    return EngineConfig(str(model), device="cpu", attention="reference", max_model_len=80, **{**given, **settings})
+    shared: dict[str, Any] = {"device": "cpu", "attention": "reference", "max_model_len": 80, "windowed_kv": "off"}
+    return EngineConfig(str(model), **{**shared, **given, **settings})
 
 
 @pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"preemption": "swap", "host_kv_gib": 0.001}])

@@ -58,7 +58,7 @@ class GatedTokens(TokensUnderway):
 
 
 def config_for(model: Path, **settings: Any) -> EngineConfig:
-    given = {"kv_pages": 32, "max_running": 2, "overlap": True, "threads": 1, **settings}
+    given = {"kv_pages": 32, "max_running": 2, "overlap": True, "threads": 1, "windowed_kv": "off", **settings}
     return EngineConfig(str(model), device="cpu", attention="reference", page_size=4, max_model_len=60, **given)
 
 

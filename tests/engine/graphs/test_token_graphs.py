@@ -29,7 +29,8 @@ WIDTHS = (2, 4)
 
 
 def config_for(model: Path, **settings: Any) -> EngineConfig:
-    given = {"kv_pages": 64, "max_running": 7, "max_step_tokens": 24, "threads": 1, "overlap": False, **settings}
+    given: dict[str, Any] = {"kv_pages": 64, "max_running": 7, "max_step_tokens": 24, "threads": 1}
+    given |= {"overlap": False, "windowed_kv": "off", **settings}
     return EngineConfig(str(model), device="cpu", attention="reference", page_size=4, max_model_len=80, **given)
 
 

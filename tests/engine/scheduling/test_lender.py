@@ -23,16 +23,16 @@ def lend(script: Script, tokens: Sequence[int], first: int = 0) -> LentPages:
     return script.scheduler.lend(Namespace("m"), tokens, first)
 
 
-def content(script: Script, lent: LentPages) -> list[tuple[int, int]]:
-    """Return (token, position) of each slot of what is lent, as its pages have it."""
+def content(script: Script, lent: LentPages) -> list[tuple[int, int, int]]:
+    """Return (token, position, group) of each slot of what is lent, as its pages have it."""
     slots = range(script.page_size)
     device = [script.runner.memory[page, slot] for page in lent.device for slot in slots]
     return device + [script.runner.host[page, slot] for page in lent.host for slot in slots]
 
 
-def kv(tokens: Sequence[int], first: int, stop: int) -> list[tuple[int, int]]:
+def kv(tokens: Sequence[int], first: int, stop: int) -> list[tuple[int, int, int]]:
     """Return what pages `first` to `stop` of a prompt must hold, with 4 tokens to a page."""
-    return [(tokens[position], position) for position in range(4 * first, 4 * stop)]
+    return [(tokens[position], position, 0) for position in range(4 * first, 4 * stop)]
 
 
 @pytest.mark.parametrize("first", [0, 3, 9])

@@ -18,6 +18,7 @@ from engine.request import PENDING
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepPlan, StepResult
 from engine.stream_delta import StreamDelta
+from tests.engine.support.memory_runner import Table
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.script import Script
 
@@ -109,7 +110,7 @@ def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one(monkeypatch
     started, finish = threading.Event(), threading.Event()
     run = script.runner.run
 
-    def slow(plan: StepPlan, tables: list[list[int]]) -> StepResult:
+    def slow(plan: StepPlan, tables: list[list[Table]]) -> StepResult:
         started.set()
         finish.wait()
         return run(plan, tables)

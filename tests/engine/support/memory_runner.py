@@ -11,18 +11,23 @@ from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult, num_accept
 from tests.engine.support import hash_model
 from tests.engine.support.hash_model import EOS, next_token
 
+Table = dict[int, int]
+"""The pages of a page table by their slots."""
+_NOTHING = (-1, -1, -1)
+
 
 class MemoryRunner:
-    """Keeps (token, position) in each KV slot and samples from what the page table leads to.
+    """Keeps (token, position, group of layers) in each KV slot and samples from what the page table leads to.
+    Group 0 are the layers without a window; the others see the last `window` positions.
 
     A page shared, copied or freed wrongly shows as a context that is not the request's own. So does a slot: the
     state of a model that has one is here the tokens that it contains.
     """
 
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.memory: dict[tuple[int, int], tuple[int, int]] = {}
-        self.host: dict[tuple[int, int], tuple[int, int]] = {}
+    def __init__(self, page_size: int, window: int = 0) -> None:
+        self.page_size, self.window = page_size, window
+        self.memory: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.host: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.states: dict[int, list[int]] = {}
         self.drafts: dict[int, list[int]] = {}
         self.plans: list[StepPlan] = []
@@ -44,7 +49,7 @@ class MemoryRunner:
     def prepare(self, plan: StepPlan) -> Step:
         """Read the page tables now: the scheduler changes them while the step is in flight."""
         self.plans.append(plan)
-        tables = [list(chunk.pages) for chunk in plan.chunks]
+        tables = [page_tables(chunk) for chunk in plan.chunks]
         self._check_writes(plan)
         return lambda: self.run(plan, tables)
 
@@ -53,7 +58,8 @@ class MemoryRunner:
         written = Counter[int]()
         for chunk in plan.chunks:
             last = (chunk.start + chunk.num_tokens - 1) // self.page_size
-            written.update(chunk.pages[chunk.start // self.page_size : last + 1])
+            for table in page_tables(chunk):
+                written.update(table[slot] for slot in range(chunk.start // self.page_size, last + 1))
         states = [chunk.state for chunk in plan.chunks if chunk.state is not None]
         slots = Counter(slot for use in states for slot in (use.target, *(slot for _, slot in use.borders)))
         read = {use.source for use in states if use.source != use.target}
@@ -62,7 +68,7 @@ class MemoryRunner:
         if max(written.values(), default=1) > 1:
             self.mistakes.append(f"pages written twice in a step: {written.most_common(3)}")
 
-    def run(self, plan: StepPlan, tables: list[list[int]]) -> StepResult:
+    def run(self, plan: StepPlan, tables: list[list[Table]]) -> StepResult:
         """Write the chunks' KV, read back each context, and sample."""
         self.on_run(plan)
         before, self._sampled = self._sampled, {}
@@ -71,10 +77,11 @@ class MemoryRunner:
             self.fail_next = False
             self._lost = {chunk.request.request_id for chunk in plan.chunks}
             self.failed |= {(chunk.request.leader or chunk.request).request_id for chunk in plan.chunks}
-            for chunk, table in zip(plan.chunks, tables, strict=True):  # it is unknown how far the step came
+            for chunk, groups in zip(plan.chunks, tables, strict=True):  # it is unknown how far the step came
                 for position in range(chunk.start, chunk.start + chunk.num_tokens):
                     page, slot = divmod(position, self.page_size)
-                    self.memory[table[page], slot] = (-2, -2)
+                    for table in groups:
+                        self.memory[table[page], slot] = (-2, -2, -2)
                 if chunk.state is not None:
                     for slot in (chunk.state.target, *(slot for _, slot in chunk.state.borders)):
                         self.states[slot] = [-2]
@@ -84,25 +91,26 @@ class MemoryRunner:
         for device, host in plan.swap_in:
             _copy_page(self.host, host, self.memory, device, self.page_size)
         copied = [  # whole pages, as a device does it
-            (copy.target, slot, self.memory.get((copy.source, slot), (-1, -1)))
+            (copy.target, slot, self.memory.get((copy.source, slot), _NOTHING))
             for copy in plan.copies
             for slot in range(self.page_size)
         ]
         for target, slot, value in copied:
             self.memory[target, slot] = value
         written = []
-        for chunk, table in zip(plan.chunks, tables, strict=True):
+        for chunk, groups in zip(plan.chunks, tables, strict=True):
             ids = [before.get(chunk.request.request_id, 1) if t == PENDING else t for t in chunk.token_ids]
             written.append(ids)
             for position, token in enumerate(ids, chunk.start):
                 page, slot = divmod(position, self.page_size)
-                self.memory[table[page], slot] = (token, position)
+                for group, table in enumerate(groups):
+                    self.memory[table[page], slot] = (token, position, group)
         tokens: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
         counts, scores = [], {}
-        for chunk, table, ids in zip(plan.chunks, tables, written, strict=True):
+        for chunk, groups, ids in zip(plan.chunks, tables, written, strict=True):
             is_lost = chunk.request.request_id in lost
-            context = [1] if is_lost else self._context(chunk, table, ids)
+            context = [1] if is_lost else self._context(chunk, groups, ids)
             if chunk.state is not None:
                 self._advance(chunk, ids, is_lost)
             if not is_lost:
@@ -117,16 +125,19 @@ class MemoryRunner:
                 self._sampled[chunk.request.request_id] = sampled[0]
         return StepResult(tokens, logprobs, counts, prompt_logprobs=scores)
 
-    def _context(self, chunk: Chunk, table: list[int], ids: list[int]) -> list[int]:
+    def _context(self, chunk: Chunk, groups: list[Table], ids: list[int]) -> list[int]:
         """Return the context that a request's pages hold, which must be its tokens."""
-        held = []
-        for position in range(chunk.start + chunk.num_tokens):
-            page, slot = divmod(position, self.page_size)
-            token, written_at = self.memory.get((table[page], slot), (-1, -1))
-            is_right = token == chunk.request.tokens[position] if position < chunk.start else True
-            if written_at != position or not is_right:
-                self.mistakes.append(f"{chunk.request.request_id} finds {token, written_at} at {position}")
-            held.append(token)
+        held: list[int] = []
+        for group, table in enumerate(groups):
+            first = max(0, chunk.start - self.window + 1) if group else 0
+            for position in range(first, chunk.start + chunk.num_tokens):
+                page, slot = divmod(position, self.page_size)
+                token, written_at, of = self.memory.get((table.get(page, -1), slot), _NOTHING)
+                is_right = token == chunk.request.tokens[position] if position < chunk.start else True
+                if (written_at, of) != (position, group) or not is_right:
+                    found = token, written_at, of
+                    self.mistakes.append(f"{chunk.request.request_id} finds {found} at {position} of {group}")
+                held += [] if group else [token]
         if held[chunk.start :] != ids:
             self.mistakes.append(f"{chunk.request.request_id} finds {held[chunk.start :]}, not {ids}")
         return held
@@ -176,12 +187,20 @@ def _scores(chunk: Chunk, context: list[int]) -> dict[str, PackedLogprobs]:
     return {request.request_id: hash_model.scores(known[:end], first, num_top)}
 
 
+def page_tables(chunk: Chunk) -> list[Table]:
+    """Return the page table of each group of layers, as it is now."""
+    tables = [dict(enumerate(chunk.pages))]
+    if (window := chunk.window) is not None:
+        tables += [dict(enumerate(pages, window.first)) for pages in zip(*window.rows, strict=True)]
+    return tables
+
+
 def _copy_page(
-    source: dict[tuple[int, int], tuple[int, int]],
+    source: dict[tuple[int, int], tuple[int, int, int]],
     page: int,
-    target: dict[tuple[int, int], tuple[int, int]],
+    target: dict[tuple[int, int], tuple[int, int, int]],
     to: int,
     page_size: int,
 ) -> None:
     for slot in range(page_size):
-        target[to, slot] = source.get((page, slot), (-1, -1))
+        target[to, slot] = source.get((page, slot), _NOTHING)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cache import KVCacheManager, Namespace, StateAccount
+from cache import KVCacheManager, Namespace, StateAccount, Window
+from cache.node import Node
 from cache.radix_tree import sequence
 from engine.beam_search import Hypothesis
 from engine.drafting.base import Drafter
@@ -55,6 +57,8 @@ class Script:
     eviction: str = "lru"
     state_slots: int = 0
     """Slots for recurrent states; 0: the model has none."""
+    window: tuple[int, int] | None = None
+    """Tokens that layers with a window see, and the groups of such layers; None: there are none."""
 
     def __post_init__(self) -> None:
         self.now = 0.0
@@ -65,10 +69,11 @@ class Script:
             prefix_cache=self.prefix_cache,
             block_tokens=self.block_tokens,
             num_state_slots=self.state_slots,
+            window=None if self.window is None else Window(*self.window, self.limits.get("max_step_tokens", 2048)),
         )
         limits = {"max_step_ms": None, "max_step_stretch": None, **self.limits}
         max_model_len = limits.pop("max_model_len", 10**6)
-        self.runner = MemoryRunner(self.page_size)
+        self.runner = MemoryRunner(self.page_size, 0 if self.window is None else self.window[0])
         self.tier = ScriptedTier(self.runner.host, self.page_size)
         self.host = HostKV(
             HostMemory(self.host_pages),
@@ -133,6 +138,7 @@ class Script:
         assert sum(account) == self.num_pages, account
         assert self.host.account().total == self.host_pages, self.host.account()
         self.check_states()
+        self.check_tails()
         return events
 
     def check_states(self) -> None:
@@ -141,15 +147,49 @@ class Script:
             return
         account = snapshots.account()
         assert account.total == self.state_slots, account
-        nodes = list(self.cache._tree._roots.values())
-        for node in nodes:
-            nodes += [*node.children.values(), *(node.gates or {}).values()]
+        nodes = self._nodes()
         slots = [node.state for node in nodes if node.state is not None]
         assert len(set(slots)) == len(slots) == account.evictable + account.locked, account
         for node in nodes:
             if node.state is not None:
                 held = self.runner.states.get(node.state)
                 assert held == list(sequence(node)), f"slot {node.state} has {held}, not what leads to {node}"
+
+    def check_tails(self) -> None:
+        """Check that the rows of each tail hold the tokens before the end of its node, and that rows are counted
+        where they are.
+        """
+        if (tails := self.cache.tails) is None:
+            return
+        by_tails = Counter[int]()
+        for node in self._nodes():
+            if node.state is None:
+                continue
+            rows, tokens = tails.rows_at(node), list(sequence(node))
+            assert node.end % self.page_size == 0, node
+            by_tails.update(row[0] for row in rows)
+            first = node.end - len(rows) * self.page_size
+            assert first <= max(0, node.end - tails.window.num_tokens + 1), (node, rows)
+            for position in range(max(0, node.end - tails.window.num_tokens + 1), node.end):
+                slot, inside = divmod(position - first, self.page_size)
+                for group, page in enumerate(rows[slot], 1):
+                    held = self.runner.memory.get((page, inside))
+                    assert held == (tokens[position], position, group), f"page {page} of {node} holds {held}"
+        by_requests = Counter[int]()
+        for request in self.scheduler.allocator.running:
+            if request.lease is not None and (window := request.lease.window) is not None:
+                by_requests.update(row[0] for row in window.rows)
+                by_tails.update(row[0] for _, tail in window.kept for row in tails._tails[tail])
+        by_requests.update(row[0] for node in tails._pins for row in tails.rows_at(node))
+        counted = {page: (by_requests[page], by_tails[page]) for page in by_requests | by_tails}
+        assert counted == tails._uses
+
+    def _nodes(self) -> list[Node]:
+        """Return all nodes of the tree."""
+        nodes = list(self.cache._tree._roots.values())
+        for node in nodes:
+            nodes += [*node.children.values(), *(node.gates or {}).values()]
+        return nodes
 
     def run(self, until: Callable[[], bool] = lambda: False, most: int = 5000) -> None:
         """Step until nothing is left to do, or until a condition holds."""

@@ -40,7 +40,7 @@ class ScriptedPeers:
         assert len(tokens) == (first + len(hosts)) * page_size
         for host in hosts:
             for slot in range(page_size):
-                self._receiver.runner.host[host, slot] = (-4, -4)
+                self._receiver.runner.host[host, slot] = (-4, -4, -4)
         script = self._sources.get(str(source.peer))
         if script is None:
             self._lost += hosts
@@ -65,7 +65,7 @@ class ScriptedPeers:
             now = min(done + self.at_once, there)
             for (memory, page), host in zip(pages[done:now], hosts[done:now], strict=True):
                 for slot in range(self._receiver.page_size):
-                    self._receiver.runner.host[host, slot] = memory.get((page, slot), (-1, -1))
+                    self._receiver.runner.host[host, slot] = memory.get((page, slot), (-1, -1, -1))
             loaded += hosts[done:now]
             if now < there:
                 self._under_way.append((script, lent, hosts, now))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from cache.prefix_log import PrefixLog
 from engine.scheduling.lower_tier import Finished, TierTotals
 
-Slots = dict[tuple[int, int], tuple[int, int]]
+Slots = dict[tuple[int, int], tuple[int, int, int]]
 
 
 class ScriptedTier:
@@ -19,7 +19,7 @@ class ScriptedTier:
 
     def __init__(self, host: Slots, page_size: int) -> None:
         self._host, self._page_size = host, page_size
-        self.pages: dict[bytes, list[tuple[int, int]]] = {}
+        self.pages: dict[bytes, list[tuple[int, int, int]]] = {}
         self.is_held = False
         """Whether nothing that is under way ends."""
         self.broken: set[bytes] = set()
@@ -45,7 +45,7 @@ class ScriptedTier:
             self.loaded.append(key)
             for slot in range(self._page_size):
                 known = key in self.pages and key not in self.broken
-                self._host[page, slot] = self.pages[key][slot] if known else (-3, -3)
+                self._host[page, slot] = self.pages[key][slot] if known else (-3, -3, -3)
         self._loading += pages
 
     def seconds(self, num_pages: int) -> float:
@@ -55,7 +55,7 @@ class ScriptedTier:
         if self.is_held:
             return Finished()
         for key, page in self._saving:
-            self.pages[key] = [self._host.get((page, slot), (-1, -1)) for slot in range(self._page_size)]
+            self.pages[key] = [self._host.get((page, slot), (-1, -1, -1)) for slot in range(self._page_size)]
         saved, self._saving = [page for _, page in self._saving], []
         loading, self._loading = self._loading, []
         lost = [page for key, page in loading if key not in self.pages or key in self.broken]

@@ -10,11 +10,13 @@ from safetensors import safe_open
 
 from deployments.cli.planning.known import gpu_named, gpus, known_models, planned_model
 from deployments.cli.planning.replica import Assumptions, ReplicaPlan, smallest_replica
+from deployments.cli.planning.report import with_and_without
 from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
 from engine.loading.kv_memory import pages_for
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
+from tests.engine.support.published_models import PUBLISHED
 
 H100 = gpu_named("H100")
 LLAMA = planned_model("Llama-3.1-8B").facts
@@ -122,3 +124,26 @@ def test_every_gpu_has_its_figures_and_a_source() -> None:
         assert 100 < gpu.bandwidth_gb_s < 10_000 and 50 < gpu.bf16_tflops < 3000
     with pytest.raises(ValueError, match=r"unknown GPU 'h999'; choose one of h100, h200"):
         gpu_named("h999")
+
+
+def test_gpt_oss_20b_on_an_h100_holds_nearly_twice_as_many_requests_with_windows_apart() -> None:
+    """Its 12 layers with a window hold 9 pages of 16 tokens each for 128 tokens, of the 512 for 8,192."""
+    facts = ModelConfig.from_json(PUBLISHED["openai/gpt-oss-20b"], {}, "gpt-oss")
+    plan = ReplicaPlan(facts, H100, 1, ENGINE)
+    apart, whole = (plan.with_windowed_kv(setting) for setting in ("on", "off"))
+    assert plan.layer_groups == apart.layer_groups, "no graphs replay its steps, so they are apart by default"
+    assert apart.num_pages in (2 * whole.num_pages, 2 * whole.num_pages + 1)
+    assert (apart.pages_of(8192), whole.pages_of(8192)) == (512 + 9, 512)
+    assert with_and_without(plan, 8192) == [("on", apart.num_pages // 521), ("off", whole.num_pages // 512)]
+    assert apart.num_tokens == (apart.num_pages - (128 + 2048) // 16 - 2) * 16
+    with_host = replace(plan, engine=replace(ENGINE, host_kv_gib=1.0))
+    assert with_host.layer_groups is None and with_and_without(with_host, 8192) == []
+
+
+def test_gemma_3_27b_replays_graphs_with_one_page_table_unless_told_otherwise() -> None:
+    facts = ModelConfig.from_json(PUBLISHED["google/gemma-3-27b-it"], {}, "gemma")
+    plan = ReplicaPlan(facts, H100, 2, ENGINE)
+    assert plan.layer_groups is None
+    found = dict(with_and_without(plan, 8192))
+    assert found["on"] / found["off"] == pytest.approx(512 * 62 / ((512 + 6 * 65) * 10), rel=0.03)
+    assert replace(plan, engine=replace(ENGINE, cuda_graphs="off")).layer_groups is not None

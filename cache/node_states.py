@@ -1,0 +1,81 @@
+"""What must be there at the end of a prefix, beside its pages, so that a request can go on from it.
+
+Each is a number that a node of the tree carries. It goes with its node, or by itself when memory runs short: the
+one first that was not used for the longest time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from cache.node import Node
+
+
+class NodeStates:
+    """The numbers that nodes carry, and their order of eviction. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._idle = OrderedDict[Node, float]()
+        """Nodes whose state may be given up, the least recently used first, and seconds of its last use."""
+        self._pins = Counter[Node]()
+
+    def free(self, state: int) -> None:
+        """Give a state back that was taken and that no node carries."""
+        raise NotImplementedError
+
+    def _carried(self, state: int) -> None:
+        """Note that a node carries a state from now on."""
+
+    def _dropped(self, state: int) -> None:
+        """Give a state back that a node carried."""
+        raise NotImplementedError
+
+    def keep(self, node: Node, state: int) -> None:
+        """Let a node carry a state; free it if the node has one already."""
+        if node.state is not None:
+            self.free(state)
+        else:
+            self._carried(state)
+            node.state = state
+            self._idle[node] = node.last_access
+        self.use(node)
+
+    def use(self, node: Node) -> None:
+        """Record a use of a node's state."""
+        if node in self._idle:
+            self._idle[node] = node.last_access
+            self._idle.move_to_end(node)
+
+    def move(self, node: Node, to: Node) -> None:
+        """Note that another node ends where `node` did. Neither is pinned, and `to` has no state."""
+        if node.state is not None:
+            self._idle[to] = self._idle.pop(node)
+            to.state, node.state = node.state, None
+
+    def drop(self, node: Node) -> None:
+        """Free a node's state, if it has one."""
+        if node.state is not None:
+            del self._idle[node]
+            state, node.state = node.state, None
+            self._dropped(state)
+
+    def pin(self, node: Node) -> int:
+        """Keep a node's state until `unpin`, and return it. The node is locked meanwhile."""
+        assert node.state is not None
+        self._idle.pop(node, None)
+        self._pins[node] += 1
+        return node.state
+
+    def unpin(self, node: Node) -> None:
+        """Undo one `pin`, which counts as a use."""
+        self._pins[node] -= 1
+        if not self._pins[node]:
+            del self._pins[node]
+            self._idle[node] = node.last_access
+
+
+def deepest_state(node: Node | None, length: int) -> Node | None:
+    """Return the deepest node with a state on the path to `node` that ends at most at `length`. O(depth)."""
+    while node is not None and (node.state is None or node.end > length):
+        node = node.parent
+    return node

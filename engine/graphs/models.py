@@ -1,0 +1,17 @@
+"""Which models cannot be computed by CUDA graphs, whatever the GPU. Imports no torch."""
+
+from __future__ import annotations
+
+from engine.models.config import ModelConfig
+
+
+def why_not_model(model: ModelConfig) -> str | None:
+    """Return why no graph can replay a model's decode steps; None if one can."""
+    if model.norms.scales_layers:
+        return "its layers differ in their heads, and torch computes what they have beside them"
+    if model.delta_net is not None:
+        return "its gated delta nets are computed in torch, by rows of different kinds"
+    experts = model.experts
+    if experts is not None and (experts.are_apart or experts.clamp is not None):
+        return "its experts are computed one after another, for which the host has to know the tokens of each"
+    return None

@@ -1,0 +1,53 @@
+"""Whether layers with a window get pages of their own: what the settings ask for, and what does not go with it."""
+
+from __future__ import annotations
+
+from engine.config import EngineConfig
+from engine.graphs.models import why_not_model
+from engine.models.config import ModelConfig
+from engine.models.layer_groups import LayerGroups
+
+_SHORT = 2
+"""A window is worth pages of its own if the longest request is at least so many times as long."""
+
+
+def layer_groups(
+    config: EngineConfig, model: ModelConfig, max_model_len: int, *, has_graphs: bool = False
+) -> LayerGroups | str:
+    """Return the groups of layers with page tables of their own, or why all layers share one.
+
+    `has_graphs`: whether decode steps would be replayed as CUDA graphs. Raises ValueError where `windowed_kv` is
+    "on" and cannot be.
+    """
+    if config.windowed_kv == "off":
+        return "windowed_kv is off"
+    groups = LayerGroups.of(model)
+    reason = groups if isinstance(groups, str) else _excluded(config)
+    if config.windowed_kv == "on":
+        if reason is not None:
+            raise ValueError(
+                f'windowed_kv is "on", but {reason} ({model.architecture}); leave one of them out, or set '
+                'windowed_kv to "auto"'
+            )
+        return groups
+    if reason is None and not isinstance(groups, str) and max_model_len < _SHORT * groups.window:
+        reason = (
+            f"its longest request, {max_model_len} tokens, is shorter than {_SHORT} windows of {groups.window}"
+        )
+    if reason is None and has_graphs:
+        reason = 'CUDA graphs replay steps with one page table; set windowed_kv to "on" to have more room instead'
+    return groups if reason is None else reason
+
+
+def has_graphs_on_gpus(config: EngineConfig, model: ModelConfig) -> bool:
+    """Whether a GPU would replay a model's decode steps as CUDA graphs, if its attention backend can."""
+    return config.cuda_graphs != "off" and why_not_model(model) is None
+
+
+def _excluded(config: EngineConfig) -> str | None:
+    """Return which setting needs one page table for all layers; None if none does."""
+    if config.host_kv_gib:
+        return "host_kv_gib keeps KV in host memory by pages of all layers"
+    if config.speculation is not None and config.speculation.method == "draft_model":
+        return "the draft model of speculation has pages with the numbers of the model's own, for all its layers"
+    return None
