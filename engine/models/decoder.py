@@ -57,8 +57,8 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(shape.num_heads)) if shape.has_sinks else None
 
     @property
-    def rounds(self) -> bool:
-        """Whether its input may be rounded."""
+    def rounds(self) -> int:
+        """How many numbers of its input share a scale if that may be rounded; otherwise 0."""
         return rounds(self.qkv_proj)
 
     def forward(
@@ -128,16 +128,17 @@ class Layer(nn.Module):
         norm: nn.RMSNorm | None,
         operations: Operations,
         *,
-        rounds: bool,
+        rounds: int,
     ) -> tuple[torch.Tensor, torch.Tensor | Rounded]:
-        """Return the stream with the branch added, and what the next branch reads of it, which `rounds` or not."""
+        """Return the stream with the branch added, and what the next branch reads of it, rounded if it `rounds`."""
         if norm is None:
             x = x if branch is None else x + branch
             return x, x
         if self.attended_norm is None:
             return self._ranks.add_norm(operations, x, branch, norm.weight, self._stream_eps, rounds=rounds)
-        add_norm = operations.add_norm_fp8 if rounds else operations.add_norm
-        return add_norm(x, branch, norm.weight, self._stream_eps)
+        if rounds:
+            return operations.add_norm_fp8(x, branch, norm.weight, self._stream_eps, rounds)
+        return operations.add_norm(x, branch, norm.weight, self._stream_eps)
 
     def _norm(self, part: torch.Tensor, norm: nn.RMSNorm | None, operations: Operations) -> torch.Tensor:
         """Return a branch's output, summed over all ranks and normed if the model does that."""

@@ -4,8 +4,8 @@
     row 2   [ the same              | own tiles ]   and all queries of a part of the group
     row 3   [ the same              | ow ]
 
-Each row of the group gets a partial result, which `engine.kernels.triton.decode` merges with those of its own tiles.
-A row's result thus depends on its group within rounding: `cascade_attention: off` makes it independent.
+Each row of the group gets a partial result, which `engine.kernels.triton.decode` merges with those of its own
+tiles. A row's result thus depends on its group within rounding: `cascade_attention: off` makes it independent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 from engine.kernels.triton.decode import Parts, store_part
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config
-from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
+from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, start
 from engine.kernels.triton.work_list import WorkList
 
 _QUERIES = 64
@@ -117,7 +117,9 @@ def _attend_shared(
     BLOCK_D: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     num_items = tl.load(sizes + 2)
     chunk = tl.load(sizes + 3)
     dims = tl.arange(0, BLOCK_D)

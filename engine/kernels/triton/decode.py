@@ -1,8 +1,8 @@
 """Attention of rows with one query each over paged KV: flash decoding, which cuts long rows and merges the pieces.
 
-Programs take (item, KV head) in turn: the query heads that share the KV head attend to the item's tiles. A row that
-has one partial result, as all have in large batches, is done by that. Of another row, the program that computes its
-last item merges all of them, always in one order:
+Programs take (item, KV head) in turn: the query heads that share the KV head attend to the item's tiles. A row
+that has one partial result, as all have in large batches, is done by that. Of another row, the program that
+computes its last item merges all of them, always in one order:
 
     softmax(all) @ V = sum of parts, weighted by exp2(lse of a part - largest)
 
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config
-from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks
+from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks, start
 from engine.kernels.triton.work_list import WorkList
 
 _MIN_DOT_ROWS = 16
@@ -142,7 +142,9 @@ def _attend(
     HAS_SINKS: tl.constexpr,
     HAS_GROUPS: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     num_items = tl.load(sizes)
     chunk = tl.load(sizes + 1)
     member = tl.arange(0, BLOCK_M)

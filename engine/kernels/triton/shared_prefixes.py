@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
-from engine.kernels.triton.tile import TILE
+from engine.kernels.triton.tile import TILE, start
 
 LEAST_SHARED = 512
 """Positions that a group has in common at least, as on CPUs."""
@@ -52,6 +52,7 @@ class SharedPrefixes:
             block_table.stride(0),
             LEAST=-(-LEAST_SHARED // self.page_size),
             PAGE_SIZE=self.page_size,
+            num_warps=8,
         )
         launch(
             _form,
@@ -79,8 +80,10 @@ def _prefer(
     table_stride,
     LEAST: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Write how many pages the program's row prefers to share: 0, or `LEAST` and more."""
+    start(PDL)
     row = tl.program_id(0)
     others = tl.arange(0, _ROWS)
     is_row = others < num_rows
@@ -99,10 +102,10 @@ def _prefer(
         alike = tl.where(is_same, middle, alike)
         most = tl.where(is_same, most, tl.maximum(middle - 1, 0))
     alike = tl.where(is_row & (alike >= LEAST) & (row < _ROWS), alike, 0)
-    falling = tl.sort(alike, descending=True)  # The first is the row itself, or has as many in common.
-    saved = falling.to(tl.int64) * others
+    num_alike = tl.sum((alike[None, :] >= alike[:, None]).to(tl.int32), 1)
+    saved = (num_alike - 1).to(tl.int64) * alike  # One of them is the row itself.
     best = tl.max(saved, 0)
-    pages = tl.max(tl.where((saved == best) & (best > 0), falling, 0), 0)
+    pages = tl.max(tl.where((saved == best) & (best > 0), alike, 0), 0)
     tl.store(preferred + row, pages)
 
 
@@ -118,8 +121,10 @@ def _form(
     PAGE_SIZE: tl.constexpr,
     MOST_MEMBERS: tl.constexpr,
     BLOCK_MEMBERS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Enter the program's row into its part of the group of those that prefer the same prefix."""
+    start(PDL)
     row = tl.program_id(0)
     others = tl.arange(0, _ROWS)
     pages = tl.load(preferred + row)

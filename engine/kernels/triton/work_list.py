@@ -4,10 +4,10 @@
     items         0,0  0,3  0,6    1,0         2,0  2,3             (row, first tile)
     row_parts     0                3           4           6
 
-Each item is computed for every KV head, and has room for a partial result of its row. Programs take items in turn,
-so the time of a step is the number of turns times the length of one. The chunk length minimizes it: many pieces for
-a few long rows, whole rows if there are many. The host is not involved: sizes of launches and buffers depend only
-on the number of rows.
+Each item is computed for every KV head, and has room for a partial result of its row. Programs take items in
+turn, so the time of a step is the number of turns times the length of one. The chunk length minimizes it: many
+pieces for a few long rows, whole rows if there are many. The host is not involved: sizes of launches and buffers
+depend only on the number of rows.
 
 What groups of rows share (`engine.kernels.triton.shared_prefixes`) is cut likewise, into items of a list of its
 own. Such an item gives a partial result for each row of the group, before those of the row's own items:
@@ -24,7 +24,7 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.shared_prefixes import SharedPrefixes
-from engine.kernels.triton.tile import TILE
+from engine.kernels.triton.tile import TILE, start
 
 _CHUNKS = tl.constexpr(64)
 """Number of chunk lengths that are considered: four per octave, 1 to 57,344 tiles."""
@@ -78,8 +78,8 @@ class WorkList:
         """int32: items of a row and a KV head that are computed; zero again when all of them are."""
 
     def build(self, kv_lens: torch.Tensor, window: int | None) -> None:
-        """Make the items of rows with int32 [R] positions and one query at the last; empty rows get one of no tiles.
-        The groups, if there are any, are those of these rows.
+        """Make the items of rows with int32 [R] positions and one query at the last; empty rows get one without
+        tiles. The groups, if there are any, are those of these rows.
         """
         tiles, leaders = (kv_lens, kv_lens) if self.groups is None else (self.groups.tiles, self.groups.leaders)
         launch(
@@ -204,7 +204,9 @@ def _build(
     num_kv_heads,
     WINDOW: tl.constexpr,
     HAS_GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     for first in range(0, num_rows * num_kv_heads, _CLEARED):
         places = first + tl.arange(0, _CLEARED)
         tl.store(arrived + places, 0, mask=places < num_rows * num_kv_heads)
