@@ -25,7 +25,7 @@ from engine.models.config import ModelConfig
 from engine.models.delta_net import GatedDeltaNet
 from engine.models.experts import Experts
 from engine.models.latent_attention import LatentAttention
-from engine.models.linear import Rounded, rounds
+from engine.models.linear import Rounded, multiply, rounds
 from engine.models.mlp import MLP
 from engine.models.operations import Operations, Rotary
 from engine.models.parts import LatentAttentionConfig
@@ -130,7 +130,7 @@ class Layer(nn.Module):
         *,
         rounds: int,
     ) -> tuple[torch.Tensor, torch.Tensor | Rounded]:
-        """Return the stream with the branch added, and what the next branch reads of it, rounded if it `rounds`."""
+        """Return the stream with the branch added, and what the next branch reads, rounded if it `rounds`."""
         if norm is None:
             x = x if branch is None else x + branch
             return x, x
@@ -173,6 +173,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, index, ranks) for index in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps)
         self.lm_head = None if config.tied_embeddings else nn.Linear(config.hidden_size, rows, bias=False)
+        self.head_few_rows: frozenset[int] = frozenset()
+        """As `PlainLinear.few_rows`, of the output head."""
 
     def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """Map int64 [N] token ids of a step to hidden states [N, hidden_size]; writes the tokens' KV."""
@@ -199,7 +201,8 @@ class Decoder(nn.Module):
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [R, hidden_size] to float32 [R, vocab_size], in `out` if it is given. Pass only rows that sample."""
         table = self.embed.weight if self.lm_head is None else self.lm_head.weight
-        found = self._ranks.columns(F.linear(self._norm(hidden), table), self.config.vocab_size)
+        product = multiply(self._norm(hidden), table, None, self.head_few_rows)
+        found = self._ranks.columns(product, self.config.vocab_size)
         return scaled_logits(found.float() if out is None else out.copy_(found), self.config.scales)
 
     def _norm(self, hidden: torch.Tensor) -> torch.Tensor:

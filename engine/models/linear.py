@@ -62,17 +62,43 @@ class Rounded(NamedTuple):
     def restored(self) -> torch.Tensor:
         """Return the numbers that these stand for, [R, C]."""
         scale = self.scale if self.scale.ndim == 2 else self.scale[:, None]
-        blocks = self.numbers.float().unflatten(1, (scale.shape[1], -1)) * scale[..., None]
+        blocks: torch.Tensor = self.numbers.float().unflatten(1, (scale.shape[1], -1)) * scale[..., None]
         return blocks.flatten(1).to(self.dtype)
 
 
 def rounds(layer: object) -> int:
-    """Return how many inputs share a scale, of a layer that rounds what it multiplies, and so takes it rounded; 0 of
-    another layer.
+    """Return how many inputs share a scale, of a layer that rounds what it multiplies, and so takes it rounded; 0
+    of another layer.
     """
     if isinstance(layer, Fp8BlockLinear):
         return BLOCK_INPUTS
     return layer.in_features if isinstance(layer, Fp8Linear) else 0
+
+
+def multiply(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, few_rows: frozenset[int]
+) -> torch.Tensor:
+    """Map [N, in] to [N, out]; by our kernel for few rows if N is one of `few_rows`, which only a GPU has."""
+    if len(x) in few_rows and x.is_cuda and x.stride(1) == 1:
+        from engine.kernels.triton.few_rows import plain_few_rows
+
+        return plain_few_rows(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+class PlainLinear(nn.Module):
+    """A linear layer of plain numbers for which it was measured by which kernel a GPU multiplies few rows."""
+
+    def __init__(self, plain: nn.Linear, few_rows: frozenset[int]) -> None:
+        super().__init__()
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.weight, self.bias = plain.weight, plain.bias
+        self.few_rows = few_rows
+        """Numbers of rows that our own kernel multiplies in less time than the library's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [N, in] to [N, out]."""
+        return multiply(x, self.weight, self.bias, self.few_rows)
 
 
 class QuantizedLinear(nn.Module):
@@ -93,6 +119,8 @@ class Fp8Linear(QuantizedLinear):
 
     weight: torch.Tensor
     scale: torch.Tensor
+    few_rows: frozenset[int] = frozenset()
+    """As `PlainLinear.few_rows`."""
 
     def allocate(self, device: torch.device) -> None:
         """Allocate the buffers, uninitialized."""
@@ -112,6 +140,10 @@ class Fp8Linear(QuantizedLinear):
         """Map [N, in] to [N, out] of the same type."""
         x = x if isinstance(x, Rounded) else Rounded.of(x, self.in_features)
         rounded, scale, dtype = x
+        if rounded.is_cuda and len(rounded) in self.few_rows:
+            from engine.kernels.triton.few_rows import fp8_few_rows
+
+            return fp8_few_rows(rounded, scale, self.weight, self.scale, self.bias, dtype)
         if (
             rounded.is_cuda
             and multiplies_fp8(rounded.device)

@@ -31,7 +31,7 @@ class Operations(Protocol):
     def add_norm_fp8(
         self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float, inputs: int
     ) -> tuple[torch.Tensor, Rounded]:
-        """Compute as `add_norm` does, for a layer that rounds to float8, with a scale for each `inputs` numbers."""
+        """Compute as `add_norm` does, for a layer that rounds to float8, `inputs` numbers by one scale."""
         ...
 
     def rotate_into(

@@ -48,8 +48,11 @@ from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, 
 CPU = torch.device("cpu")
 FIRST = "model.layers.0.self_attn.q_proj"
 
-BLOCKS_OF_128 = partial(fp8_blocks, size=128), {**FP8_BLOCKS, "weight_block_size": [128, 128]}
-WHOLE_BLOCKS = {
+BLOCKS_OF_128: tuple[Any, dict[str, Any]] = (
+    partial(fp8_blocks, size=128),
+    {**FP8_BLOCKS, "weight_block_size": [128, 128]},
+)
+WHOLE_BLOCKS: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 320,
     "num_attention_heads": 4,
@@ -182,7 +185,7 @@ def test_blocks_that_are_whole_keep_their_scales(tmp_path: Path) -> None:
 
 
 def test_ranks_have_their_parts_of_blocks_or_round_them_again(tmp_path: Path) -> None:
-    """Of two ranks each has 64 inputs of the output projection: half a block, and a block and a half of the MLP's."""
+    """Of two ranks each has 64 inputs of the output projection, half a block, and two blocks of the MLP's."""
     made = make(tmp_path, *BLOCKS_OF_128, **{**WHOLE_BLOCKS, "intermediate_size": 512})
     config, plain_config = (ModelConfig.from_directory(path) for path in (made.quantized, made.plain))
     for rank in (0, 1):

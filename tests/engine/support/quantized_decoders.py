@@ -34,4 +34,5 @@ def rounded(x: torch.Tensor, inputs: int | None = None) -> torch.Tensor:
     has."""
     blocks = x.unflatten(-1, (-1, inputs or x.shape[-1]))
     unit = blocks.abs().amax(-1, keepdim=True) / 448
-    return ((blocks / unit).to(torch.float8_e4m3fn).float() * unit).flatten(-2)
+    found: torch.Tensor = ((blocks / unit).to(torch.float8_e4m3fn).float() * unit).flatten(-2)
+    return found

@@ -1,4 +1,4 @@
-"""Decodes that begin with the same pages attend to these together, and get what each gets alone, but for rounding."""
+"""Decodes that begin with the same pages attend to these together, and get what each gets alone but rounded."""
 
 from __future__ import annotations
 
