@@ -7,9 +7,9 @@
 W, P, B and KV are those of `benchmarks/gpu_sections/limits.py`, bandwidth and rate the maker's
 (`deployments/cli/planning/gpus.yaml`). The kernels of a step are counted on the engine's own code: n that are
 launched when the kernel before has ended, as the library's products are, and m that are launched while it runs
-(programmatic dependent launch, from compute capability 9.0 on). Three numbers are assumed, not measured: s, the share
-of the maker's rates that a kernel reaches, and g and h, what a kernel of a graph costs beside its bytes. Nothing of
-this has run on a GPU.
+(programmatic dependent launch, from compute capability 9.0 on). Three numbers are assumed, not measured: s, the
+share of the maker's rates that a kernel reaches, and g and h, what a kernel of a graph costs beside its bytes.
+Nothing of this has run on a GPU.
 
 With `--shared`, rows begin with so many positions that are the same. Their KV is read once for each 64 queries of a
 KV head (cascade attention), and for each row in the column "alone".
@@ -46,7 +46,7 @@ def modelled(limits: Limits, rows: int, kv_tokens: int, gaps: float) -> tuple[fl
 
 
 def tokens_read(rows: int, context: int, shared: int, group: int) -> int:
-    """Return the positions whose KV is read: those `shared` once for each part of the rows, `group` queries each."""
+    """Return the positions whose KV is read: those `shared` once for as many rows of `group` queries as fit."""
     most = _TOGETHER // group
     if rows < 2 or most < 2 or shared < LEAST_SHARED:
         return rows * context
@@ -67,9 +67,8 @@ def main() -> None:
     early_gap = EARLY_GAP_SECONDS if given.gpu in _EARLY_GPUS else GAP_SECONDS
     gaps = f"{1e6 * GAP_SECONDS:.1f} us for each kernel, or {1e6 * early_gap:.1f} if it is launched early"
     print(f"{gpu.title}, modelled, with {SHARE:.0%} of its rates and {gaps}")
-    print(
-        f"{'model':14}{'weights':>9}{'rows':>6}{'kernels':>9}{'early':>7}{'ms':>8}{'least ms':>10}{'share':>7}{'alone':>8}"
-    )
+    title = f"{'model':14}{'weights':>9}{'rows':>6}{'kernels':>9}{'early':>7}"
+    print(title + f"{'ms':>8}{'least ms':>10}{'share':>7}{'alone':>8}")
     for name, raw in MODELS.items():
         group = raw["num_attention_heads"] // raw["num_key_value_heads"]
         for weights, quantization in (("bfloat16", None), ("fp8", "fp8")):

@@ -30,6 +30,8 @@ ROWS = (1, 2, 4, 8)
 """Numbers of rows that are timed; others are multiplied as the next larger one."""
 _REPLAYS = 5
 Work = Callable[[], object]
+Pair = Callable[[int], tuple[Work, Work]]
+"""Maps a number of rows to their product by the library's kernel, and by ours."""
 Timer = Callable[[Sequence[Work]], float]
 """Returns the seconds that all of some work takes, done one after the other."""
 
@@ -56,7 +58,7 @@ def choose_products(decoder: Decoder, device: torch.device) -> None:
 
 
 def choose(decoder: Decoder, device: torch.device, path: Path, place: str, timer: Timer) -> None:
-    """Choose for all layers by the results in the file `path`; what it lacks for this `place` is timed and added."""
+    """Choose for all layers by the results in the file `path`; what it lacks for this `place` is timed."""
     shapes: dict[Shape, list[nn.Linear | Fp8Linear]] = defaultdict(list)
     for _, module in decoder.named_modules():
         is_fp8 = isinstance(module, Fp8Linear) and device.type == "cuda" and multiplies_fp8(device)
@@ -82,10 +84,6 @@ def choose(decoder: Decoder, device: torch.device, path: Path, place: str, timer
                 decoder.set_submodule(names[id(layer)], PlainLinear(layer, few_rows))
     decoder.head_few_rows = _few_rows(known[_name(_shape(head))])
     logger.info("products of few rows by our own kernels: %s", known)
-
-
-Pair = Callable[[int], tuple[Work, Work]]
-"""Maps a number of rows to their product by the library's kernel, and by ours."""
 
 
 def _time(known: dict[str, list[int]], shape: Shape, pairs: Sequence[Pair], timer: Timer) -> None:

@@ -1,4 +1,4 @@
-"""The faster of two kernels is chosen for each of a model's matrices, once for each machine. No kernel runs here."""
+"""The faster of two kernels is chosen for each of a model's matrices, once for each GPU. No kernel runs here."""
 
 from __future__ import annotations
 
