@@ -49,8 +49,7 @@ def count_launches(
     raw: Mapping[str, Any], quantization: str | None = None, rows: int = 1
 ) -> tuple[Launches, Launches]:
     """Count the kernels of a decode step of a model with such a config.json: those that are launched once the
-    kernel before has ended, and those that are launched while it runs, where a GPU can do that. Needs Triton set to
-    interpret.
+    kernel before has ended, and those that may be launched while it runs. Needs Triton set to interpret.
     """
     one, two = (_names({**raw, **_TOY, "num_hidden_layers": layers}, quantization, rows) for layers in (1, 2))
     late, early = (
