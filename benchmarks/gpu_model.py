@@ -8,11 +8,11 @@ W, P, B and KV are those of `benchmarks/gpu_sections/limits.py`, bandwidth and r
 (`deployments/cli/planning/gpus.yaml`). The kernels of a step are counted on the engine's own code: n that are
 launched when the kernel before has ended, as the library's products are, and m that are launched while it runs
 (programmatic dependent launch, from compute capability 9.0 on). Three numbers are assumed, not measured: s, the
-share of the maker's rates that a kernel reaches, and g and h, what each costs beside its bytes. Nothing of this has
-run on a GPU.
+share of the maker's rates that a kernel reaches, and g and h, what each costs beside its bytes. Nothing of this
+has run on a GPU.
 
-With `--shared`, rows begin with so many positions that are the same. Their KV is read once for each 64 queries of a
-KV head (cascade attention), and for each row in the column "alone".
+With `--shared`, rows begin with so many positions that are the same. Their KV is read once for each 64 queries of
+a KV head (cascade attention), and for each row in the column "alone".
 """
 
 from __future__ import annotations

@@ -54,24 +54,32 @@ def choose_products(decoder: Decoder, device: torch.device) -> None:
         return
     directory = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
     place = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, triton {triton.__version__}"
-    choose(decoder, device, Path(directory) / "raydix_products.json", place, recorded_seconds)
+    with torch.cuda.device(device):
+        ours = choose(decoder, device, Path(directory) / "raydix_products.json", place, recorded_seconds)
+        for work in ours:  # What was measured at an earlier start compiles now, not while requests wait.
+            work()
 
 
-def choose(decoder: Decoder, device: torch.device, path: Path, place: str, timer: Timer) -> None:
-    """Choose for all layers by the results in the file `path`; what it lacks for this `place` is timed."""
+def choose(decoder: Decoder, device: torch.device, path: Path, place: str, timer: Timer) -> list[Work]:
+    """Choose for all layers by the results in the file `path`; what it lacks for this `place` is timed.
+
+    Returns a product by our kernel for each shape that has any.
+    """
     shapes: dict[Shape, list[nn.Linear | Fp8Linear]] = defaultdict(list)
-    for _, module in decoder.named_modules():
+    for module in decoder.modules():
         is_fp8 = isinstance(module, Fp8Linear) and device.type == "cuda" and multiplies_fp8(device)
         if is_fp8 or (isinstance(module, nn.Linear) and module is not decoder.lm_head):
             assert isinstance(module, nn.Linear | Fp8Linear)
             shapes[_shape(module.weight)].append(module)
     head = decoder.embed.weight if decoder.lm_head is None else decoder.lm_head.weight
+    pairs: dict[Shape, list[Pair]] = {_shape(head): [partial(_plain_pair, head, None, device)]}
+    pairs |= {shape: [_pair(layer, device) for layer in layers] for shape, layers in shapes.items()}
     stored = _read(path)
     known = stored.setdefault(place, {})
     num_known = len(known)
-    for shape, layers in shapes.items():
-        _time(known, shape, [_pair(layer, shape, device) for layer in layers], timer)
-    _time(known, _shape(head), [partial(_plain_pair, head, None, device)], timer)
+    for shape, each in pairs.items():
+        if _name(shape) not in known:
+            known[_name(shape)] = _winners(each, timer)
     if len(known) > num_known:
         _write(path, stored)
     names = {id(module): name for name, module in decoder.named_modules()}
@@ -84,21 +92,20 @@ def choose(decoder: Decoder, device: torch.device, path: Path, place: str, timer
                 decoder.set_submodule(names[id(layer)], PlainLinear(layer, few_rows))
     decoder.head_few_rows = _few_rows(known[_name(_shape(head))])
     logger.info("products of few rows by our own kernels: %s", known)
+    return [each[0](known[_name(shape)][0])[1] for shape, each in pairs.items() if known[_name(shape)]]
 
 
-def _time(known: dict[str, list[int]], shape: Shape, pairs: Sequence[Pair], timer: Timer) -> None:
-    """Add the numbers of rows for which our kernel is faster, unless they are known."""
-    if _name(shape) in known:
-        return
+def _winners(pairs: Sequence[Pair], timer: Timer) -> list[int]:
+    """Return the numbers of rows for which our kernel is faster."""
     found = []
     for rows in ROWS:
         theirs, ours = zip(*(pair(rows) for pair in pairs), strict=True)
         if timer(ours) < timer(theirs):
             found.append(rows)
-    known[_name(shape)] = found
+    return found
 
 
-def _pair(layer: nn.Linear | Fp8Linear, shape: Shape, device: torch.device) -> Pair:
+def _pair(layer: nn.Linear | Fp8Linear, device: torch.device) -> Pair:
     if isinstance(layer, Fp8Linear):
         return partial(_fp8_pair, layer, device)
     return partial(_plain_pair, layer.weight, layer.bias, device)
@@ -119,8 +126,8 @@ def _fp8_pair(layer: Fp8Linear, device: torch.device, rows: int) -> tuple[Work, 
 
     x = torch.zeros(rows, layer.in_features, device=device).to(FP8)
     rounded = Rounded(x, torch.ones(rows, device=device), torch.bfloat16)
-    parts = layer.weight, layer.scale, layer.bias, torch.bfloat16
-    return partial(layer, rounded), partial(fp8_few_rows, *rounded[:2], *parts)
+    weights = layer.weight, layer.scale, layer.bias
+    return partial(layer, rounded), partial(fp8_few_rows, x, rounded.scale, *weights, torch.bfloat16)
 
 
 def recorded_seconds(works: Sequence[Work]) -> float:
@@ -132,14 +139,14 @@ def recorded_seconds(works: Sequence[Work]) -> float:
     with torch.cuda.graph(graph):
         for work in works:
             work()
-    times = []
+    times: list[float] = []
     for _ in range(1 + _REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
+        times.append(float(begin.elapsed_time(end)) / 1e3)
     return min(times)
 
 

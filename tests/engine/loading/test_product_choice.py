@@ -45,18 +45,21 @@ def plain_layers(decoder: Decoder) -> dict[str, PlainLinear]:
 
 
 def test_each_shape_gets_the_kernel_that_was_faster_for_so_many_rows(decoder: Decoder, tmp_path: Path) -> None:
-    qkv = decoder.layers[0].attention.qkv_proj
+    name = "layers.0.attention.qkv_proj"
+    qkv = decoder.get_submodule(name)
+    assert isinstance(qkv, torch.nn.Linear)
     weight, path = qkv.weight, tmp_path / "some" / "products.json"
     timer = Timer(lambda rows, outputs: 0.5 if outputs == len(weight) and rows != 4 else 2.0)
-    choose(decoder, CPU, path, "a GPU", timer)
+    ours = choose(decoder, CPU, path, "a GPU", timer)
+    assert len(ours) == 1, "is compiled at once"
     found = plain_layers(decoder)
-    assert sorted(found) == ["layers.0.attention.qkv_proj", "layers.1.attention.qkv_proj"]
+    assert sorted(found) == [name, "layers.1.attention.qkv_proj"]
     for layer in found.values():
         assert layer.few_rows == {1, 2, 5, 6, 7, 8}, "three rows are multiplied as four are"
-    assert found["layers.0.attention.qkv_proj"].weight is weight
+    assert found[name].weight is weight
     assert decoder.head_few_rows == frozenset()
     x = torch.randn(2, qkv.in_features)
-    assert torch.equal(found["layers.0.attention.qkv_proj"](x), qkv(x)), "on a CPU by the library"
+    assert torch.equal(found[name](x), qkv(x)), "on a CPU by the library"
 
 
 def test_what_was_measured_is_read_at_the_next_start(tmp_path: Path) -> None:
