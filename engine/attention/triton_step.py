@@ -16,7 +16,7 @@ from engine.kernels.triton.decode import Parts, decode, decode_config
 from engine.kernels.triton.extend import extend, extend_config, query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma, tma_tile
 from engine.kernels.triton.launch_config import num_programs
-from engine.kernels.triton.shared_prefixes import SharedPrefixes
+from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.work_list import WorkList
 
 
@@ -74,7 +74,7 @@ class _DecodeLaunch:
         is_cascade = shape.is_cascade and rows > 1 and None in shape.windows
         if is_cascade and (config := cascade_config(*heads)) is not None:
             self._shared_program, most_members = config
-            groups = SharedPrefixes(rows, shape.page_size, most_members, device)
+            groups = RowGroups(rows, shape.page_size, most_members, device)
             groups.find(self._block_table, self._kv_lens)
             # More queries need as many registers as widening does.
             shared_programs = num_programs(self._shared_program.shared_bytes, device, widens=True)

@@ -24,7 +24,7 @@ _ROWS = tl.constexpr(256)
 """Rows that are examined, the first ones of a step: as many as the largest graph has."""
 
 
-class SharedPrefixes:
+class RowGroups:
     """The groups of up to `max_rows` rows. Its tensors keep their addresses: `find` fills them anew."""
 
     def __init__(self, max_rows: int, page_size: int, most_members: int, device: torch.device) -> None:

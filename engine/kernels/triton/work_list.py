@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
-from engine.kernels.triton.shared_prefixes import SharedPrefixes
+from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.tile import TILE, start
 
 _CHUNKS = tl.constexpr(64)
@@ -50,7 +50,7 @@ class WorkList:
         num_kv_heads: int,
         num_programs: int,
         device: torch.device,
-        groups: SharedPrefixes | None = None,
+        groups: RowGroups | None = None,
         num_shared_programs: int = 1,
     ) -> None:
         """The list is for launches of `num_programs` programs, and of others for what `groups` share."""

@@ -17,7 +17,7 @@ from engine.attention.triton import TritonAttention
 from engine.attention.triton_step import TritonStep
 from engine.kernels.triton import decode as decode_module
 from engine.kernels.triton import shared_prefixes
-from engine.kernels.triton.shared_prefixes import SharedPrefixes
+from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.work_list import WorkList
 from tests.engine.support.paged_kv import CPU, Heads
 from tests.engine.support.shared_pages import SharedPages, SharingRow
@@ -30,7 +30,7 @@ _TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 def found(rows: list[SharingRow], page_size: int = 16, most_members: int = 32) -> dict[int, tuple[list[int], int]]:
     """Return, by the row that leads it, the rows of each part of a group and how many positions they share."""
     batch = SharedPages(rows, Heads(1, 1, 16), page_size).batch
-    groups = SharedPrefixes(len(rows), page_size, most_members, CPU)
+    groups = RowGroups(len(rows), page_size, most_members, CPU)
     groups.members.fill_(77)
     groups.find(batch.block_table, batch.kv_lens)
     parts = {}
@@ -140,7 +140,7 @@ def test_a_step_can_be_repeated_after_its_rows_have_changed() -> None:
     then = SharedPages([SharingRow(0, 5, 0), SharingRow(1, 40, 30), SharingRow(1, 40, 7)], HEADS, 16, seed=2)
     width = max(case.batch.block_table.shape[1] for case in (first, then))
     table, kv_lens = torch.zeros(3, width, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    groups = SharedPrefixes(3, 16, 32, CPU)
+    groups = RowGroups(3, 16, 32, CPU)
     work = WorkList(3, 2, 5, CPU, groups, 5)
     for case, shared in ((first, [9, 9, 0]), (then, [0, 10, 10]), (first, [9, 9, 0])):
         table.zero_()[:, : case.batch.block_table.shape[1]] = case.batch.block_table
@@ -155,7 +155,7 @@ def test_a_step_can_be_repeated_after_its_rows_have_changed() -> None:
 def test_each_tile_is_in_one_item_and_each_piece_has_a_partial_result(num_programs: int) -> None:
     rows = [SharingRow(0, 64, 5), SharingRow(1, 2, 9), SharingRow(0, 64, 100), SharingRow(0, 64, 300)]
     batch = SharedPages(rows, Heads(1, 1, 16), 16).batch
-    groups = SharedPrefixes(4, 16, 2, CPU)
+    groups = RowGroups(4, 16, 2, CPU)
     groups.find(batch.block_table, batch.kv_lens)
     work = WorkList(4, 2, num_programs, CPU, groups, num_programs)
     work.build(batch.kv_lens, None)
@@ -216,7 +216,7 @@ def test_rows_after_those_that_are_examined_attend_alone(monkeypatch: pytest.Mon
 
 def test_rows_on_one_page_keep_their_last_position_to_themselves() -> None:
     """As steps do that warm an engine up: their pages are all the same."""
-    groups = SharedPrefixes(2, 64, 8, CPU)
+    groups = RowGroups(2, 64, 8, CPU)
     kv_lens = torch.tensor([1024, 1024], dtype=torch.int32)
     groups.find(torch.zeros(2, 16, dtype=torch.int32), kv_lens)
     assert groups.tiles.tolist() == [15, 15]
