@@ -40,8 +40,8 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
 
     Afterwards there is a report of each: the kernel, what it was launched with by name, the shared memory it takes
     and what the GPU has, in bytes, a thread's registers and what had no room in them, its instructions of tensor
-    cores and whether it has any, whether it has copies by TMA, and whether it is launched before the kernel before it
-    has ended, and waits for that. Triton stays set up for this GPU.
+    cores and whether it has any, whether it has copies by TMA, and whether it is launched before the kernel before
+    it has ended, and waits for that. Triton stays set up for this GPU.
     """
     launches: list[dict[str, Any]] = []
     target, limit = GPUTarget("cuda", capability, 32), SHARED_KIB[capability] * 1024
