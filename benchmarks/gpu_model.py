@@ -1,13 +1,18 @@
 """A model of how long decode steps take on a GPU that is not at hand, beside the least time that it needs.
 
-    python -m benchmarks.gpu_model [--gpu h200] [--context 1024]
+    python -m benchmarks.gpu_model [--gpu h200] [--context 1024] [--shared 0]
 
-    t = max(W / (s bandwidth), 2 P B / (s rate)) + KV / (s bandwidth) + n g
+    t = max(W / (s bandwidth), 2 P B / (s rate)) + KV / (s bandwidth) + n g + m h
 
 W, P, B and KV are those of `benchmarks/gpu_sections/limits.py`, bandwidth and rate the maker's
-(`deployments/cli/planning/gpus.yaml`). n, the kernels of a step, is counted on the engine's own code. Two numbers
-are assumed, not measured: s, the share of the maker's rates that a kernel reaches, and g, what a kernel of a graph
-costs beside its bytes. Nothing of this has run on a GPU.
+(`deployments/cli/planning/gpus.yaml`). The kernels of a step are counted on the engine's own code: n that are
+launched when the kernel before has ended, as the library's products are, and m that are launched while it runs
+(programmatic dependent launch, from compute capability 9.0 on). Three numbers are assumed, not measured: s, the
+share of the maker's rates that a kernel reaches, and g and h, what each costs beside its bytes. Nothing of this
+has run on a GPU.
+
+With `--shared`, rows begin with so many positions that are the same. Their KV is read once for each 64 queries of
+a KV head (cascade attention), and for each row in the column "alone".
 """
 
 from __future__ import annotations
@@ -21,18 +26,31 @@ from benchmarks.gpu_sections.launches import count_launches
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.shapes import MODELS, Size
 from deployments.cli.planning.known import gpu_named, gpus
+from engine.kernels.triton.shared_prefixes import LEAST_SHARED
 
 SHARE = 0.9
 """s: of the maker's rates. Assumed."""
-GAP_SECONDS = 1.2e-6
-"""g: between the last byte of a kernel in a graph and the first of the next. Assumed."""
+GAP_SECONDS, EARLY_GAP_SECONDS = 1.2e-6, 0.7e-6
+"""g and h: between the last byte of a kernel in a graph and the first of the next. Assumed."""
+_EARLY_GPUS = ("h100", "h200")
+"""Those of compute capability 9.0 and more."""
+_TOGETHER = 64
+"""Queries of a KV head for which what rows share is read once."""
 BATCHES = (1, 32, 128)
 
 
-def modelled(limits: Limits, rows: int, context: int, launches: int) -> tuple[float, float]:
-    """Return the seconds of a decode step, modelled and at least."""
-    least = limits.decode(rows, rows * context)
-    return least / SHARE + launches * GAP_SECONDS, least
+def modelled(limits: Limits, rows: int, kv_tokens: int, gaps: float) -> tuple[float, float]:
+    """Return the seconds of a decode step that reads the KV of so many tokens, modelled and at least."""
+    least = limits.decode(rows, kv_tokens)
+    return least / SHARE + gaps, least
+
+
+def tokens_read(rows: int, context: int, shared: int, group: int) -> int:
+    """Return the positions whose KV is read: those `shared` once for as many rows of `group` queries as fit."""
+    most = _TOGETHER // group
+    if rows < 2 or most < 2 or shared < LEAST_SHARED:
+        return rows * context
+    return rows * (context - shared) + -(-rows // most) * shared
 
 
 def main() -> None:
@@ -40,19 +58,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="h200", choices=list(gpus()))
     parser.add_argument("--context", type=int, default=1024, help="positions that each row attends to")
+    parser.add_argument("--shared", type=int, default=0, help="of these, positions that all rows begin with")
     given = parser.parse_args()
+    if not 0 <= given.shared < given.context:
+        parser.error("--shared must be less than --context, and not negative")
     gpu = gpu_named(given.gpu)
     rates = Rates(gpu.bandwidth_gb_s * 1e9, gpu.bf16_tflops * 1e12)
-    print(f"{gpu.title}, modelled, with {SHARE:.0%} of its rates and {1e6 * GAP_SECONDS:.1f} us for each kernel")
-    print(f"{'model':14}{'weights':>9}{'rows':>6}{'kernels':>9}{'ms':>8}{'least ms':>10}{'share':>7}")
+    early_gap = EARLY_GAP_SECONDS if given.gpu in _EARLY_GPUS else GAP_SECONDS
+    gaps = f"{1e6 * GAP_SECONDS:.1f} us for each kernel, or {1e6 * early_gap:.1f} if it is launched early"
+    print(f"{gpu.title}, modelled, with {SHARE:.0%} of its rates and {gaps}")
+    title = f"{'model':14}{'weights':>9}{'rows':>6}{'kernels':>9}{'early':>7}"
+    print(title + f"{'ms':>8}{'least ms':>10}{'share':>7}{'alone':>8}")
     for name, raw in MODELS.items():
+        group = raw["num_attention_heads"] // raw["num_key_value_heads"]
         for weights, quantization in (("bfloat16", None), ("fp8", "fp8")):
-            launches = count_launches(raw, quantization).of(raw["num_hidden_layers"])
             limits = Limits(Size.of(raw), rates, Bytes(matrices=1 if quantization else 2))
+            counted = {count: count_launches(raw, quantization, count) for count in (1, 2)}
             for rows in BATCHES:
-                seconds, least = modelled(limits, rows, given.context, launches)
-                figures = f"{1e3 * seconds:>8.2f}{1e3 * least:>10.2f}{least / seconds:>7.0%}"
-                print(f"{name:14}{weights:>9}{rows:>6}{launches:>9}{figures}")
+                late, early = (kind.of(raw["num_hidden_layers"]) for kind in counted[min(rows, 2)])
+                beside = late * GAP_SECONDS + early * early_gap
+                read = tokens_read(rows, given.context, given.shared, group)
+                seconds, least = modelled(limits, rows, read, beside)
+                alone, _ = modelled(limits, rows, rows * given.context, beside)
+                figures = f"{1e3 * seconds:>8.2f}{1e3 * least:>10.2f}{least / seconds:>7.0%}{1e3 * alone:>8.2f}"
+                print(f"{name:14}{weights:>9}{rows:>6}{late + early:>9}{early:>7}{figures}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@
 
 `int8` and `fp8` are values of the engine's setting. `int4` and `fp8, blocks` are checkpoints, made here by plain
 rounding: four bits with a scale and a zero point for 32 or 128 inputs (packed as AWQ does), and fp8 with a scale
-for blocks of 128 x 128 weights, which the engine rounds again. Quantizers that look at data lose less than plain
-rounding.
+for blocks of 128 x 128 weights. Quantizers that look at data lose less than plain rounding.
 
 Loss is that of the docstring sentences that the model was trained on. "Likeliest tokens" is the share of their
 places where the most likely token is the same. "Greedy tokens" is the share of the unrounded float32 model's

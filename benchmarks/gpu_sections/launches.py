@@ -34,7 +34,7 @@ _UNCOUNTED = ("aten.empty", "aten.new_empty", "aten.detach", "aten.lift_fresh")
 
 
 class Launches(NamedTuple):
-    """Kernels of one decode step."""
+    """Kernels of one decode step, of one kind."""
 
     per_layer: int
     beside: int
@@ -45,10 +45,18 @@ class Launches(NamedTuple):
         return num_layers * self.per_layer + self.beside
 
 
-def count_launches(raw: Mapping[str, Any], quantization: str | None = None) -> Launches:
-    """Count the kernels of a decode step of a model with such a config.json. Needs Triton set to interpret."""
-    one, two = (_names({**raw, **_TOY, "num_hidden_layers": layers}, quantization).total() for layers in (1, 2))
-    return Launches(two - one, 2 * one - two)
+def count_launches(
+    raw: Mapping[str, Any], quantization: str | None = None, rows: int = 1
+) -> tuple[Launches, Launches]:
+    """Count the kernels of a decode step of a model with such a config.json: those that are launched once the
+    kernel before has ended, and those that may be launched while it runs. Needs Triton set to interpret.
+    """
+    one, two = (_names({**raw, **_TOY, "num_hidden_layers": layers}, quantization, rows) for layers in (1, 2))
+    late, early = (
+        Launches(two[kind].total() - one[kind].total(), 2 * one[kind].total() - two[kind].total())
+        for kind in (0, 1)
+    )
+    return late, early
 
 
 class _Counting(TorchDispatchMode):
@@ -62,13 +70,13 @@ class _Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _names(raw: Mapping[str, Any], quantization: str | None) -> Counter[str]:
-    """Return how often a step launches each kernel."""
+def _names(raw: Mapping[str, Any], quantization: str | None, rows: int) -> tuple[Counter[str], Counter[str]]:
+    """Return how often a step of so many rows launches each kernel: those that wait, and those launched early."""
     from triton.runtime.interpreter import InterpretedFunction
 
     from engine.attention.base import AttentionShape
     from engine.attention.triton import TritonAttention
-    from engine.kernels.triton import rows
+    from engine.kernels.triton import rows as row_kernels
     from engine.kernels.triton.fp8 import round_rows
     from engine.models.decoder import Decoder
     from engine.models.linear import Fp8Linear, Rounded
@@ -77,6 +85,7 @@ def _names(raw: Mapping[str, Any], quantization: str | None) -> Counter[str]:
     from engine.sampling.graph_chooser import triton_graph_chooser
 
     names: Counter[str] = Counter()
+    early: Counter[str] = Counter()
 
     def multiply(layer: Fp8Linear, x: torch.Tensor | Rounded) -> torch.Tensor:
         """What a GPU does that multiplies such numbers; a CPU would widen them."""
@@ -86,7 +95,7 @@ def _names(raw: Mapping[str, Any], quantization: str | None) -> Counter[str]:
         return torch.empty(len(x.numbers), layer.out_features, dtype=x.dtype)
 
     def note(kernel: Any, *args: Any, **options: Any) -> None:
-        names[kernel.fn.__name__] += 1
+        (early if "PDL" in kernel.arg_names else names)[kernel.fn.__name__] += 1
 
     settings = {"device": "cpu", "attention": "reference", "kv_pages": 8, "threads": 1, "dtype": "bfloat16"}
     with TemporaryDirectory() as directory:
@@ -98,12 +107,13 @@ def _names(raw: Mapping[str, Any], quantization: str | None) -> Counter[str]:
     )
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     runner._attention = TritonAttention(AttentionShape(*heads, runner.page_size, frozenset({None})))
-    graphs = runner.add_graphs(1, lambda work: work)
-    graphs._choose, graphs._rows.kernels = triton_graph_chooser(runner.device), rows
-    graphs._choose_all(1)  # What it keeps between steps is made now.
+    graphs = runner.add_graphs(rows, lambda work: work)
+    graphs._choose, graphs._rows.kernels = triton_graph_chooser(runner.device), row_kernels
+    graphs._choose_all(rows)  # What it keeps between steps is made now.
     with patch.object(InterpretedFunction, "run", note), patch.object(Fp8Linear, "forward", multiply):
         names.clear()
+        early.clear()
         with _Counting(names):
-            graphs._forward(DecodeSize(1, runner.max_model_len))
-            graphs._choose_all(1)
-    return names
+            graphs._forward(DecodeSize(rows, runner.max_model_len))
+            graphs._choose_all(rows)
+    return names, early

@@ -11,10 +11,12 @@ from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.pinned import on_device
+from engine.kernels.triton.cascade import attend_shared, cascade_config
 from engine.kernels.triton.decode import Parts, decode, decode_config
 from engine.kernels.triton.extend import extend, extend_config, query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma, tma_tile
 from engine.kernels.triton.launch_config import num_programs
+from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.work_list import WorkList
 
 
@@ -53,22 +55,36 @@ class TritonStep:
 
 
 class _DecodeLaunch:
-    """The launch for rows with one token: a work list per window of the model, and room for the items' results."""
+    """The launch for rows with one token: a work list per window of the model, and room for partial results.
+
+    In layers without a window, rows that begin alike attend to what they share together.
+    """
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, element_size: int) -> None:
         rows, device = batch.num_decodes, batch.kv_lens.device
-        program = decode_config(shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, device)
+        heads = shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, device
+        program = decode_config(*heads)
         assert program is not None, "TritonAttention.unavailable has refused such devices"
         self._scale, self._soft_cap, self._program = shape.scale, shape.soft_cap, program
         self._block_table, self._kv_lens = batch.block_table[:rows], batch.kv_lens[:rows]
         self._work: dict[int | None, WorkList] = {}
         widens = shape.kv_dtype is not None and shape.kv_dtype.itemsize < element_size
         programs = num_programs(program.shared_bytes, device, widens=widens)
+        groups, shared_programs, self._shared_program = None, 1, None
+        is_cascade = shape.is_cascade and rows > 1 and None in shape.windows
+        if is_cascade and (config := cascade_config(*heads)) is not None:
+            self._shared_program, most_members = config
+            groups = RowGroups(rows, shape.page_size, most_members, device)
+            groups.find(self._block_table, self._kv_lens)
+            # More queries need as many registers as widening does.
+            shared_programs = num_programs(self._shared_program.shared_bytes, device, widens=True)
         for window in shape.windows:
-            work = WorkList(rows, shape.num_kv_heads, programs, device)
+            own = groups if window is None else None
+            work = WorkList(rows, shape.num_kv_heads, programs, device, own, shared_programs)
             work.build(self._kv_lens, window)
             self._work[window] = work
-        self._parts = Parts(work.capacity, shape.num_heads, shape.head_dim, device)
+        capacity = max(work.capacity for work in self._work.values())
+        self._parts = Parts(capacity, shape.num_heads, shape.head_dim, device)
 
     def attend(
         self,
@@ -79,12 +95,25 @@ class _DecodeLaunch:
         scales: KVScales,
         sinks: torch.Tensor | None,
     ) -> None:
+        query, work = query[: len(self._kv_lens)], self._work[window]
+        if work.groups is not None and self._shared_program is not None:
+            attend_shared(
+                query,
+                pages,
+                self._block_table,
+                work,
+                self._parts,
+                program=self._shared_program,
+                scale=self._scale,
+                kv_scales=scales,
+                soft_cap=self._soft_cap,
+            )
         decode(
-            query[: len(self._kv_lens)],
+            query,
             pages,
             self._block_table,
             self._kv_lens,
-            self._work[window],
+            work,
             self._parts,
             out,
             program=self._program,

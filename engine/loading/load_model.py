@@ -37,6 +37,7 @@ from engine.loading.kv_memory import (
 )
 from engine.loading.kv_scales import KVScaleCalibration
 from engine.loading.model_directory import fingerprint, resolve_model
+from engine.loading.product_choice import choose_products
 from engine.loading.recurrent import check_recurrent, max_drafts
 from engine.loading.step_memory import measure_step
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
@@ -146,6 +147,8 @@ class _Loading:
     def with_a_page(self, load_weights: Callable[..., Decoder]) -> ModelRunner:
         """Load the model with the least memory for KV."""
         decoder = self._decoder(load_weights)
+        if isinstance(decoder, Decoder):
+            choose_products(decoder, self._device)
         pages = self._pages(self._num_groups, self._kv_dtype, self._groups)
         runner = ModelRunner(self._model, decoder, self._backend, pages, self._ranks, self._groups)
         runner.max_model_len = self._limit

@@ -4,13 +4,15 @@
     plain, `quantization: fp8`    NAME.weight             ─▶ rounded a matrix at a time ─▶ Fp8Linear.weight, .scale
     fp8, a scale for each output  NAME.weight             ─▶ as it is                   ─▶ Fp8Linear.weight
                                   NAME.weight_scale       ─▶ as it is                   ─▶ Fp8Linear.scale
-    fp8 in blocks                 both                    ─▶ rounded again, by outputs  ─▶ Fp8Linear.weight, .scale
+    fp8 in blocks of 128 inputs   both                    ─▶ as they are                ─▶ Fp8BlockLinear
+    fp8 in other blocks           both                    ─▶ rounded again, by outputs  ─▶ Fp8Linear.weight, .scale
     gptq, awq                     NAME.qweight, .qzeros, .scales ─▶ unpacked, packed our way ─▶ Int4Linear
     compressed-tensors int4       NAME.weight_packed, .weight_scale, .weight_zero_point     ─▶ likewise
     int8; what is no such layer   all of NAME             ─▶ widened                    ─▶ plain parameters
 
 NAME is a projection of the checkpoint, such as model.layers.0.self_attn.q_proj; several of them are rows of one
 layer. The embedding table and the output head are always plain. Latent attention's expansion is no such layer.
+Blocks that projections, ranks or an order of rows of our own would divide are rounded again, too.
 """
 
 from __future__ import annotations
@@ -22,10 +24,18 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from engine.loading.target_parts import WeightTarget
 from engine.loading.tensor_groups import FLOATS, Expected, TensorGroup
 from engine.models.errors import ModelLoadError
 from engine.models.formats import Fp8Format, Int4Format, Int8Format, KeptFormat, WeightFormat, is_ignored
-from engine.models.linear import Fp8Linear, Int4Linear, QuantizedLinear
+from engine.models.linear import (
+    BLOCK_INPUTS,
+    BLOCK_OUTPUTS,
+    Fp8BlockLinear,
+    Fp8Linear,
+    Int4Linear,
+    QuantizedLinear,
+)
 
 MATRICES = ("qkv_proj", "qkv_a_proj", "q_b_proj", "o_proj", "gate_up_proj", "down_proj")
 """The layers that may be quantized."""
@@ -49,13 +59,16 @@ class Matrix(NamedTuple):
         return whole[self.own_outputs, self.own_inputs]
 
 
-def quantize_layers(model: nn.Module, parts: Mapping[str, Sequence[str]], weights: KeptFormat) -> None:
+def quantize_layers(
+    model: nn.Module, parts: Mapping[str, Mapping[str, WeightTarget]], weights: KeptFormat
+) -> None:
     """Replace plain layers by quantized ones, all on the meta device. Raises ModelLoadError.
 
-    `parts`: for each matrix of the model ("layers.0.attention.qkv_proj"), its projections' names in the
+    `parts`: for each matrix of the model ("layers.0.attention.qkv_proj"), its projections by their names in the
     checkpoint.
     """
-    for name, projections in parts.items():
+    for name, targets in parts.items():
+        projections = list(targets)
         plain = [part for part in projections if is_ignored(weights, part)]
         if name.rpartition(".")[2] not in MATRICES or len(plain) == len(projections):
             continue
@@ -66,7 +79,27 @@ def quantize_layers(model: nn.Module, parts: Mapping[str, Sequence[str]], weight
             )
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
-        model.set_submodule(name, _quantized(layer, weights, projections[0]))
+        has_blocks = isinstance(weights, Fp8Format) and all(
+            _keeps_blocks(weights, target) for target in targets.values()
+        )
+        model.set_submodule(
+            name, Fp8BlockLinear(layer) if has_blocks else _quantized(layer, weights, projections[0])
+        )
+
+
+def _keeps_blocks(weights: Fp8Format, target: WeightTarget) -> bool:
+    """Whether a projection's scales can stay as they are: its own part has whole blocks of inputs, and of outputs
+    as many as share a scale in memory.
+    """
+    if weights.kept_block is None or not isinstance(target.rows, slice):
+        return False
+    if (target.rows.start or 0) % BLOCK_OUTPUTS or (target.rows.stop or 0) % BLOCK_OUTPUTS:
+        return False
+    own_parts = (*target.part, slice(None), slice(None))[:2]
+    for own, size, unit in zip(own_parts, target.shape, (BLOCK_OUTPUTS, BLOCK_INPUTS), strict=True):
+        if not isinstance(own, slice) or size % unit or any(bound % unit for bound in own.indices(size)[:2]):
+            return False
+    return True
 
 
 def _quantized(layer: nn.Linear, weights: KeptFormat, part: str) -> QuantizedLinear:
@@ -94,6 +127,12 @@ def tensor_groups(
         yield _int4_group(layer, rows, matrix, weights)
         if weights.method == "gptq":
             yield from _gptq_extras(layer.bias is not None, matrix, weights.group(inputs), present)
+        return
+    if isinstance(layer, Fp8BlockLinear):
+        assert isinstance(weights, Fp8Format)
+        weight = Expected(f"{name}.weight", (outputs, inputs), ("F8_E4M3",))
+        yield TensorGroup((weight,), partial(_copy, layer, rows, matrix), lambda: layer.weight[rows])
+        yield TensorGroup((_scales(matrix, weights),), partial(_copy_block_scales, layer, rows, matrix, weights))
         return
     assert isinstance(layer, Fp8Linear)
     if weights is None:
@@ -166,12 +205,25 @@ def _round(layer: Fp8Linear, rows: slice, matrix: Matrix, tensors: list[torch.Te
     layer.put(rows, matrix.of(tensors[0]).to(layer.weight.device))
 
 
-def _copy(layer: Fp8Linear, rows: slice, matrix: Matrix, tensors: list[torch.Tensor]) -> None:
+def _copy(layer: Fp8Linear | Fp8BlockLinear, rows: slice, matrix: Matrix, tensors: list[torch.Tensor]) -> None:
     layer.weight[rows] = matrix.of(tensors[0])
 
 
 def _copy_scale(layer: Fp8Linear, rows: slice, matrix: Matrix, tensors: list[torch.Tensor]) -> None:
     layer.scale[rows] = tensors[0].to(layer.scale).view(-1).expand(matrix.outputs)[matrix.own_outputs]
+
+
+def _copy_block_scales(
+    layer: Fp8BlockLinear, rows: slice, matrix: Matrix, weights: Fp8Format, tensors: list[torch.Tensor]
+) -> None:
+    assert weights.block is not None and isinstance(matrix.own_outputs, slice)
+    scales = tensors[0].to(layer.scale).repeat_interleave(weights.block[0] // BLOCK_OUTPUTS, 0)
+    first, end, _ = matrix.own_outputs.indices(matrix.outputs)
+    first_input, end_input, _ = matrix.own_inputs.indices(matrix.inputs)
+    begin, stop, _ = rows.indices(layer.out_features)
+    layer.scale[begin // BLOCK_OUTPUTS : stop // BLOCK_OUTPUTS] = scales[
+        first // BLOCK_OUTPUTS : end // BLOCK_OUTPUTS, first_input // BLOCK_INPUTS : end_input // BLOCK_INPUTS
+    ]
 
 
 def _round_blocks(

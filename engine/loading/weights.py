@@ -105,12 +105,12 @@ def copy_groups(tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGrou
             release(tensor)
 
 
-def _parts(targets: Mapping[str, WeightTarget]) -> dict[str, list[str]]:
-    """Return the checkpoint's names of the rows of each module of the decoder that has a weight."""
-    parts: dict[str, list[str]] = {}
+def _parts(targets: Mapping[str, WeightTarget]) -> dict[str, dict[str, WeightTarget]]:
+    """Return what becomes rows of each module of the decoder that has a weight, by its name in the checkpoint."""
+    parts: dict[str, dict[str, WeightTarget]] = {}
     for name, target in targets.items():
         if target.parameter.endswith(".weight") and target.rows != slice(0):
-            parts.setdefault(target.parameter.removesuffix(".weight"), []).append(name.removesuffix(".weight"))
+            parts.setdefault(target.parameter.removesuffix(".weight"), {})[name.removesuffix(".weight")] = target
     return parts
 
 

@@ -27,7 +27,7 @@ from engine.models.experts import Experts
 from engine.models.experts_beside import ExpertsBeside
 from engine.models.latent_attention import LatentAttention
 from engine.models.layer_inputs import InputBranch, LayerInputs
-from engine.models.linear import Rounded, rounds
+from engine.models.linear import Rounded, multiply, rounds
 from engine.models.mlp import MLP
 from engine.models.operations import Operations, Rotary
 from engine.models.parts import LatentAttentionConfig
@@ -59,8 +59,8 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(shape.num_heads)) if shape.has_sinks else None
 
     @property
-    def rounds(self) -> bool:
-        """Whether its input may be rounded."""
+    def rounds(self) -> int:
+        """How many numbers of its input share a scale if that may be rounded; otherwise 0."""
         return rounds(self.qkv_proj)
 
     def forward(
@@ -156,16 +156,17 @@ class Layer(nn.Module):
         norm: nn.RMSNorm | None,
         operations: Operations,
         *,
-        rounds: bool,
+        rounds: int,
     ) -> tuple[torch.Tensor, torch.Tensor | Rounded]:
-        """Return the stream with the branch added, and what the next branch reads of it, which `rounds` or not."""
+        """Return the stream with the branch added, and what the next branch reads, rounded if it `rounds`."""
         if norm is None:
             x = x if branch is None else x + branch
             return x, x
         if self.attended_norm is None:
             return self._ranks.add_norm(operations, x, branch, norm.weight, self._stream_eps, rounds=rounds)
-        add_norm = operations.add_norm_fp8 if rounds else operations.add_norm
-        return add_norm(x, branch, norm.weight, self._stream_eps)
+        if rounds:
+            return operations.add_norm_fp8(x, branch, norm.weight, self._stream_eps, rounds)
+        return operations.add_norm(x, branch, norm.weight, self._stream_eps)
 
     def _norm(
         self, part: torch.Tensor, norm: nn.RMSNorm | None, operations: Operations, *, is_summed: bool = False
@@ -208,6 +209,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, index, ranks) for index in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps)
         self.lm_head = None if config.tied_embeddings else nn.Linear(config.hidden_size, rows, bias=False)
+        self.head_few_rows: frozenset[int] = frozenset()
+        """As `PlainLinear.few_rows`, of the output head."""
 
     def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """Map int64 [N] token ids of a step to hidden states [N, hidden_size]; writes the tokens' KV."""
@@ -235,7 +238,8 @@ class Decoder(nn.Module):
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [R, hidden_size] to float32 [R, vocab_size], in `out` if it is given. Pass only rows that sample."""
         table = self.embed.weight if self.lm_head is None else self.lm_head.weight
-        found = self._ranks.columns(F.linear(self._norm(hidden), table), self.config.vocab_size)
+        product = multiply(self._norm(hidden), table, None, self.head_few_rows)
+        found = self._ranks.columns(product, self.config.vocab_size)
         return scaled_logits(found.float() if out is None else out.copy_(found), self.config.scales)
 
     def _norm(self, hidden: torch.Tensor) -> torch.Tensor:

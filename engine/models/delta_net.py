@@ -32,7 +32,7 @@ _UNIT_EPS = 1e-6
 class GatedDeltaNet(nn.Module):
     """One recurrent layer. Ranks have the states of their own heads."""
 
-    rounds = False
+    rounds = 0
     """Whether its input may be rounded, which its gates read, too."""
 
     def __init__(self, config: ModelConfig) -> None:

@@ -49,9 +49,9 @@ class Experts(nn.Module):
         self.shared_gate = nn.Parameter(torch.empty(1, hidden_size)) if config.shared_is_gated else None
 
     @property
-    def rounds(self) -> bool:
-        """Whether its input may be rounded: the router reads it too."""
-        return False
+    def rounds(self) -> int:
+        """Its input may not be rounded: the router reads it too."""
+        return 0
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""

@@ -37,8 +37,15 @@ class Fp8Format:
     block: tuple[int, int] | None = None
     """Outputs and inputs that share a scale; None: one scale per output, or one for all."""
 
+    @property
+    def kept_block(self) -> tuple[int, int] | None:
+        """The block, if memory can hold its scales: of 128 inputs and a multiple of 32 outputs."""
+        return self.block if self.block is not None and not self.block[0] % 32 and self.block[1] == 128 else None
+
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
-        """Return the bytes of such a matrix in memory."""
+        """Return the bytes of such a matrix in memory, whose projections and ranks divide no blocks."""
+        if self.kept_block is not None and not (outputs % 32 or inputs % 128):
+            return outputs * inputs + outputs // 32 * (inputs // 128) * 4
         return outputs * (inputs + 4)
 
 

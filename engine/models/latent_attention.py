@@ -52,8 +52,8 @@ class LatentAttention(nn.Module):
         self.o_proj = nn.Linear(shape.num_heads * shape.value_dim, config.hidden_size, bias=shape.output_bias)
 
     @property
-    def rounds(self) -> bool:
-        """Whether its input may be rounded."""
+    def rounds(self) -> int:
+        """How many numbers of its input share a scale if that may be rounded; otherwise 0."""
         return rounds(self.qkv_a_proj)
 
     def forward(

@@ -2,6 +2,7 @@
 
     fp8     y = (x^ · W^T) · sx · sw     W^ float8_e4m3fn [out, in], sw for each output;
                                          x^ and sx: x, rounded likewise by each token's largest value
+    blocks  the same, summed over blocks of 128 inputs, which have an sx and, with 32 outputs and more, an sw each
     int4    y = x · ((Q - z) · s)^T      Q of four bits [out, in], s and z for each output and group of inputs
 
 A GPU with fp8 products (capability 8.9) multiplies in fp8; elsewhere the same numbers are widened first.
@@ -19,41 +20,85 @@ from torch import nn
 
 FP8 = torch.float8_e4m3fn
 _FP8_MAX = 448.0
+BLOCK_INPUTS = 128
+"""Inputs that share a scale in an `Fp8BlockLinear`."""
+BLOCK_OUTPUTS = 32
+"""Outputs that share a scale in memory; a checkpoint's block has a multiple of these."""
 KERNEL_ROWS = 64
 """Maximum number of rows for the int4 kernel, which reads a quarter of what a 16-bit matrix takes. For more rows,
 widening the matrix once costs less than doing it in each of the kernel's tiles."""
 
 
-def round_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round rows [R, C] to float8_e4m3fn; return them and float32 scales [R], with x about rounded * scale."""
-    x = x.float()
-    scale = x.abs().amax(-1).clamp(min=1e-12) / _FP8_MAX
-    return (x / scale[:, None]).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8), scale
+def round_fp8(x: torch.Tensor, inputs: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round rows [R, C] to float8_e4m3fn; return them and float32 scales, with x about rounded * scale: [R], or
+    [R, C / inputs] if `inputs` is less than C.
+    """
+    size = x.shape[-1]
+    blocks = x.float().unflatten(-1, (-1, inputs or size))
+    scale = blocks.abs().amax(-1).clamp(min=1e-12) / _FP8_MAX
+    rounded = (blocks / scale[..., None]).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8)
+    return rounded.flatten(-2), scale[..., 0] if inputs in (None, size) else scale
 
 
 class Rounded(NamedTuple):
-    """Numbers [R, C] that were rounded to float8 where they were computed, for an `Fp8Linear`."""
+    """Numbers [R, C] that were rounded to float8 where they were computed, for a layer that `rounds`."""
 
     numbers: torch.Tensor
     """float8_e4m3fn [R, C]."""
     scale: torch.Tensor
-    """float32 [R]."""
+    """float32 [R], or [R, blocks of C]."""
     dtype: torch.dtype
     """Type that they had."""
 
     @classmethod
-    def of(cls, x: torch.Tensor) -> Rounded:
-        """Round plain numbers, [R, C]; in one kernel on GPUs that have such numbers."""
+    def of(cls, x: torch.Tensor, inputs: int) -> Rounded:
+        """Round plain numbers, [R, C], of which `inputs` share a scale; in one kernel on GPUs that have such."""
         if x.is_cuda and multiplies_fp8(x.device):
             from engine.kernels.triton.fp8 import round_rows
 
-            return cls(*round_rows(x.contiguous()), x.dtype)
-        return cls(*round_fp8(x), x.dtype)
+            return cls(*round_rows(x.contiguous(), inputs), x.dtype)
+        return cls(*round_fp8(x, inputs), x.dtype)
+
+    def restored(self) -> torch.Tensor:
+        """Return the numbers that these stand for, [R, C]."""
+        scale = self.scale if self.scale.ndim == 2 else self.scale[:, None]
+        blocks: torch.Tensor = self.numbers.float().unflatten(1, (scale.shape[1], -1)) * scale[..., None]
+        return blocks.flatten(1).to(self.dtype)
 
 
-def rounds(layer: object) -> bool:
-    """Whether a layer rounds what it multiplies, and so takes it rounded."""
-    return isinstance(layer, Fp8Linear)
+def rounds(layer: object) -> int:
+    """Return how many inputs share a scale, of a layer that rounds what it multiplies, and so takes it rounded; 0
+    of another layer.
+    """
+    if isinstance(layer, Fp8BlockLinear):
+        return BLOCK_INPUTS
+    return layer.in_features if isinstance(layer, Fp8Linear) else 0
+
+
+def multiply(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, few_rows: frozenset[int]
+) -> torch.Tensor:
+    """Map [N, in] to [N, out]; by our kernel for few rows if N is one of `few_rows`, which only a GPU has."""
+    if len(x) in few_rows and x.is_cuda and x.stride(1) == 1:
+        from engine.kernels.triton.few_rows import plain_few_rows
+
+        return plain_few_rows(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+class PlainLinear(nn.Module):
+    """A linear layer of plain numbers for which it was measured by which kernel a GPU multiplies few rows."""
+
+    def __init__(self, plain: nn.Linear, few_rows: frozenset[int]) -> None:
+        super().__init__()
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.weight, self.bias = plain.weight, plain.bias
+        self.few_rows = few_rows
+        """Numbers of rows that our own kernel multiplies in less time than the library's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [N, in] to [N, out]."""
+        return multiply(x, self.weight, self.bias, self.few_rows)
 
 
 class QuantizedLinear(nn.Module):
@@ -74,6 +119,8 @@ class Fp8Linear(QuantizedLinear):
 
     weight: torch.Tensor
     scale: torch.Tensor
+    few_rows: frozenset[int] = frozenset()
+    """As `PlainLinear.few_rows`."""
 
     def allocate(self, device: torch.device) -> None:
         """Allocate the buffers, uninitialized."""
@@ -91,7 +138,12 @@ class Fp8Linear(QuantizedLinear):
 
     def forward(self, x: torch.Tensor | Rounded) -> torch.Tensor:
         """Map [N, in] to [N, out] of the same type."""
-        rounded, scale, dtype = x if isinstance(x, Rounded) else Rounded.of(x)
+        x = x if isinstance(x, Rounded) else Rounded.of(x, self.in_features)
+        rounded, scale, dtype = x
+        if rounded.is_cuda and len(rounded) in self.few_rows:
+            from engine.kernels.triton.few_rows import fp8_few_rows
+
+            return fp8_few_rows(rounded, scale, self.weight, self.scale, self.bias, dtype)
         if (
             rounded.is_cuda
             and multiplies_fp8(rounded.device)
@@ -106,8 +158,39 @@ class Fp8Linear(QuantizedLinear):
                 use_fast_accum=True,  # Summed in the tensor cores alone, with fewer bits than float32.
             ).to(dtype)
             return product if self.bias is None else product + self.bias
-        restored = (rounded.float() * scale[:, None]).to(dtype)
-        return F.linear(restored, self.dequantized().to(dtype), self.bias)
+        return F.linear(x.restored(), self.dequantized().to(dtype), self.bias)
+
+
+class Fp8BlockLinear(QuantizedLinear):
+    """Weights float8_e4m3fn [out, in], scales float32 [out / 32, in / 128]: those of a checkpoint's blocks of 128
+    inputs, repeated for each 32 outputs, so that projections and ranks may divide blocks of outputs.
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+
+    def allocate(self, device: torch.device) -> None:
+        """Allocate the buffers, uninitialized."""
+        weight = torch.empty(self.out_features, self.in_features, dtype=FP8, device=device)
+        self.register_buffer("weight", weight)
+        shape = self.out_features // BLOCK_OUTPUTS, self.in_features // BLOCK_INPUTS
+        self.register_buffer("scale", torch.empty(shape, dtype=torch.float32, device=device))
+
+    def dequantized(self) -> torch.Tensor:
+        """Return the weights as float32 [out, in]."""
+        return self.weight.float() * self.scale.repeat_interleave(BLOCK_OUTPUTS, 0).repeat_interleave(
+            BLOCK_INPUTS, 1
+        )
+
+    def forward(self, x: torch.Tensor | Rounded) -> torch.Tensor:
+        """Map [N, in] to [N, out] of the same type."""
+        x = x if isinstance(x, Rounded) else Rounded.of(x, BLOCK_INPUTS)
+        if x.numbers.is_cuda and multiplies_fp8(x.numbers.device):
+            from engine.kernels.triton.fp8_gemm import fp8_block_linear
+
+            product = fp8_block_linear(x.numbers, x.scale, self.weight, self.scale, x.dtype)
+            return product if self.bias is None else product + self.bias
+        return F.linear(x.restored(), self.dequantized().to(x.dtype), self.bias)
 
 
 class Int4Linear(QuantizedLinear):

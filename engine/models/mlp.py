@@ -21,16 +21,16 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, hidden_size, bias=bias)
 
     @property
-    def rounds(self) -> bool:
-        """Whether its input may be rounded."""
+    def rounds(self) -> int:
+        """How many numbers of its input share a scale if that may be rounded; otherwise 0."""
         return rounds(self.gate_up_proj)
 
     def forward(self, x: torch.Tensor | Rounded, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
         gate_up = self.gate_up_proj(x)
         inner: torch.Tensor | Rounded
-        if rounds(self.down_proj):
-            inner = operations.gated_fp8(gate_up, is_gelu=self._is_gelu)
+        if inputs := rounds(self.down_proj):
+            inner = operations.gated_fp8(gate_up, inputs, is_gelu=self._is_gelu)
         else:
             inner = operations.gelu_mul(gate_up) if self._is_gelu else operations.silu_mul(gate_up)
         output: torch.Tensor = self.down_proj(inner)

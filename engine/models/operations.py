@@ -29,9 +29,9 @@ class Operations(Protocol):
         ...
 
     def add_norm_fp8(
-        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float, inputs: int
     ) -> tuple[torch.Tensor, Rounded]:
-        """Compute as `add_norm` does, for a layer that rounds to float8."""
+        """Compute as `add_norm` does, for a layer that rounds to float8, `inputs` numbers by one scale."""
         ...
 
     def rotate_into(
@@ -66,8 +66,8 @@ class Operations(Protocol):
         """Map [N, 2 * inner], gates before ups, to gelu(gate) * up, [N, inner], by GELU's tanh approximation."""
         ...
 
-    def gated_fp8(self, gate_up: torch.Tensor, *, is_gelu: bool) -> Rounded:
-        """Compute as `silu_mul` or `gelu_mul` does, for a layer that rounds to float8."""
+    def gated_fp8(self, gate_up: torch.Tensor, inputs: int, *, is_gelu: bool) -> Rounded:
+        """Compute as `silu_mul` or `gelu_mul` does, for a layer that rounds to float8 (as for `add_norm_fp8`)."""
         ...
 
     @property

@@ -35,11 +35,11 @@ class TorchOperations:
         return x, F.rms_norm(x, weight.shape, weight, eps)
 
     def add_norm_fp8(
-        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float, inputs: int
     ) -> tuple[torch.Tensor, Rounded]:
         """Implement `Operations`."""
         x, normed = self.add_norm(x, branch, weight, eps)
-        return x, Rounded.of(normed)
+        return x, Rounded.of(normed, inputs)
 
     def rotate_into(
         self,
@@ -69,9 +69,9 @@ class TorchOperations:
         gate, up = gate_up.chunk(2, -1)
         return F.gelu(gate, approximate="tanh") * up
 
-    def gated_fp8(self, gate_up: torch.Tensor, *, is_gelu: bool) -> Rounded:
+    def gated_fp8(self, gate_up: torch.Tensor, inputs: int, *, is_gelu: bool) -> Rounded:
         """Implement `Operations`."""
-        return Rounded.of(self.gelu_mul(gate_up) if is_gelu else self.silu_mul(gate_up))
+        return Rounded.of(self.gelu_mul(gate_up) if is_gelu else self.silu_mul(gate_up), inputs)
 
     def rotate(self, heads: torch.Tensor, rope: int) -> torch.Tensor:
         """Implement `Operations`: rotate the pairs (i, i + head_dim / 2), as in transformers' `rotate_half`."""

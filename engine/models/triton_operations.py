@@ -30,12 +30,12 @@ class TritonOperations:
         return x, add_norm(x, branch, weight, eps)
 
     def add_norm_fp8(
-        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float, inputs: int
     ) -> tuple[torch.Tensor, Rounded]:
         """Implement `Operations`; `x` is overwritten."""
         if not _makes_fp8(x.device):
-            return x, Rounded.of(add_norm(x, branch, weight, eps))
-        return x, Rounded(*add_norm_fp8(x, branch, weight, eps), x.dtype)
+            return x, Rounded.of(add_norm(x, branch, weight, eps), inputs)
+        return x, Rounded(*add_norm_fp8(x, branch, weight, eps, inputs), x.dtype)
 
     def rotate_into(
         self,
@@ -64,11 +64,11 @@ class TritonOperations:
         """Implement `Operations`."""
         return gelu_mul(gate_up)
 
-    def gated_fp8(self, gate_up: torch.Tensor, *, is_gelu: bool) -> Rounded:
+    def gated_fp8(self, gate_up: torch.Tensor, inputs: int, *, is_gelu: bool) -> Rounded:
         """Implement `Operations`."""
         if not _makes_fp8(gate_up.device):
-            return Rounded.of(gelu_mul(gate_up) if is_gelu else silu_mul(gate_up))
-        return Rounded(*gated_fp8(gate_up, is_gelu=is_gelu), gate_up.dtype)
+            return Rounded.of(gelu_mul(gate_up) if is_gelu else silu_mul(gate_up), inputs)
+        return Rounded(*gated_fp8(gate_up, inputs, is_gelu=is_gelu), gate_up.dtype)
 
 
 def _makes_fp8(device: torch.device) -> bool:

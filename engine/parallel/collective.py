@@ -53,16 +53,18 @@ class Collective:
         weight: torch.Tensor,
         eps: float,
         *,
-        rounds: bool,
+        rounds: int,
     ) -> tuple[torch.Tensor, torch.Tensor | Rounded]:
         """Add the sum of all ranks' `part`, if there is one, to `x` and norm it, as `Operations.add_norm` does, or
-        `Operations.add_norm_fp8` if the layer that reads it `rounds`.
+        `Operations.add_norm_fp8` if the layer that reads it `rounds` so many numbers with one scale.
         """
         if part is not None and self.one_shot is not None and self.one_shot.takes(part):
             normed = self.one_shot.add_norm(x, part, weight, eps)
-            return x, Rounded.of(normed) if rounds else normed
-        add_norm = operations.add_norm_fp8 if rounds else operations.add_norm
-        return add_norm(x, None if part is None else self.sum(part), weight, eps)
+            return x, Rounded.of(normed, rounds) if rounds else normed
+        branch = None if part is None else self.sum(part)
+        if rounds:
+            return operations.add_norm_fp8(x, branch, weight, eps, rounds)
+        return operations.add_norm(x, branch, weight, eps)
 
     def columns(self, part: torch.Tensor, count: int) -> torch.Tensor:
         """Return the first `count` columns of all ranks' [R, own] side by side."""

@@ -14,7 +14,9 @@ if find_spec("triton") is None:  # not imported here, as other tests set first t
 
 
 def test_steps_are_modelled_by_the_kernels_that_the_engine_launches() -> None:
-    """A layer is ten kernels; in fp8 it is one more, which rounds what attention returns. Twelve lie beside."""
+    """A layer is nine kernels; in fp8 it is one more, which rounds what attention returns. Twelve lie beside. With
+    several rows a layer is one more, for what rows share, and a step two, which find that.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu_model", "--gpu", "h200", "--context", "1000"],
         cwd=Path(__file__).parents[2],
@@ -23,13 +25,26 @@ def test_steps_are_modelled_by_the_kernels_that_the_engine_launches() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()[2:]]
-    kernels = {(model, weights): int(count) for model, weights, _, count, *_ in rows}
-    assert kernels["llama-3.1-8b", "bfloat16"] == 32 * 10 + 12
-    assert kernels["llama-3.1-8b", "fp8"] == 32 * 11 + 12
-    assert kernels["qwen3-0.6b", "bfloat16"] == 28 * 10 + 12
-    for _, _, _, count, ms, least, share in rows:
-        assert float(ms) == pytest.approx(float(least) / 0.9 + int(count) * 0.0012, abs=0.01)
+    kernels = {(model, weights, at): int(count) for model, weights, at, count, *_ in rows}
+    assert kernels["llama-3.1-8b", "bfloat16", "1"] == 32 * 9 + 12
+    assert kernels["llama-3.1-8b", "fp8", "1"] == 32 * 10 + 12
+    assert kernels["qwen3-0.6b", "bfloat16", "1"] == 28 * 9 + 12
+    assert kernels["llama-3.1-8b", "bfloat16", "32"] == 32 * 10 + 14
+    for _, _, _, count, early, ms, least, share, alone in rows:
+        beside = (int(count) - int(early)) * 0.0012 + int(early) * 0.0007
+        assert float(ms) == pytest.approx(float(least) / 0.9 + beside, abs=0.01)
+        assert alone == ms, "nothing is shared"
         assert float(share.rstrip("%")) == pytest.approx(100 * float(least) / float(ms), abs=3)
     eight_b = [row for row in rows if row[:3] == ["llama-3.1-8b", "bfloat16", "1"]]
     weight_bytes, kv_bytes = 2 * 7.504e9, 1000 * 32 * 2 * 8 * 128 * 2
-    assert float(eight_b[0][5]) == pytest.approx((weight_bytes + kv_bytes) / 4.8e9, rel=0.01)
+    assert float(eight_b[0][6]) == pytest.approx((weight_bytes + kv_bytes) / 4.8e9, rel=0.01)
+
+
+def test_what_rows_share_is_read_once_for_as_many_as_a_program_takes() -> None:
+    from benchmarks.gpu_model import tokens_read
+
+    assert tokens_read(1, 5000, 4096, 4) == 5000
+    assert tokens_read(32, 5000, 4096, 4) == 32 * 904 + 2 * 4096
+    assert tokens_read(33, 5000, 4096, 4) == 33 * 904 + 3 * 4096
+    assert tokens_read(32, 5000, 511, 4) == 32 * 5000, "too little to be worth it"
+    assert tokens_read(32, 5000, 4096, 64) == 32 * 5000, "too many queries a KV head"

@@ -1,9 +1,12 @@
 """Attention of rows with one query each over paged KV: flash decoding, which cuts long rows and merges the pieces.
 
-attend     programs take (item, KV head) in turn: the query heads that share the KV head attend to the item's tiles
-merge      each row's items: softmax(all) @ V = sum of parts, weighted by exp2(lse of a part - largest)
+Programs take (item, KV head) in turn: the query heads that share the KV head attend to the item's tiles. A row
+that has one partial result, as all have in large batches, is done by that. Of another row, the program that
+computes its last item merges all of them, always in one order:
 
-A row that is one item, as all are in large batches, is done by the first: it writes the result itself.
+    softmax(all) @ V = sum of parts, weighted by exp2(lse of a part - largest)
+
+What groups of rows share is computed before (`engine.kernels.triton.cascade`) and merged alike.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config
-from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks
+from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks, start
 from engine.kernels.triton.work_list import WorkList
 
 _MIN_DOT_ROWS = 16
@@ -22,10 +25,10 @@ _MIN_DOT_ROWS = 16
 
 
 class Parts:
-    """Buffers for the partial results of a work list's items, shared by all layers."""
+    """Buffers for a work list's partial results, shared by all layers."""
 
     def __init__(self, capacity: int, num_heads: int, head_dim: int, device: torch.device) -> None:
-        """`capacity`: maximum number of items in the list."""
+        """`capacity`: maximum number of partial results."""
         self.values = torch.empty(capacity, num_heads, head_dim, dtype=torch.float32, device=device)
         self.lse = torch.empty(capacity, num_heads, dtype=torch.float32, device=device)
         """Base-2 logarithm of the sum of the exponentials of an item's scores."""
@@ -63,10 +66,9 @@ def decode(
     scale: factor of scores; kv_scales: factors of the keys and values in the pages
     soft_cap: scores become cap * tanh(score / cap); sinks: [num_heads], a score of each head without a value
     """
-    rows, num_heads, head_dim = query.shape
+    num_heads, head_dim = query.shape[1:]
     page_size, num_kv_heads = pages.shape[2:4]
-    group = num_heads // num_kv_heads
-    block_d = block_of(head_dim)
+    groups = work.groups
     launch(
         _attend,
         (work.num_programs,),
@@ -76,8 +78,10 @@ def decode(
         block_table,
         kv_lens,
         work.items,
-        work.row_items,
+        work.row_parts,
         work.sizes,
+        work.arrived,
+        kv_lens if groups is None else groups.tiles,
         parts.values,
         parts.lse,
         out,
@@ -88,34 +92,18 @@ def decode(
         *pages.stride()[1:4],
         block_table.stride(0),
         NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
+        GROUP=num_heads // num_kv_heads,
         BLOCK_M=program.rows,
         PAGE_SIZE=page_size,
         HEAD_DIM=head_dim,
-        BLOCK_D=block_d,
+        BLOCK_D=block_of(head_dim),
         WINDOW=window or 0,
         SOFT_CAP=soft_cap or 0.0,
         HAS_SINKS=sinks is not None,
+        HAS_GROUPS=groups is not None,
         INTERPRETED=is_interpreted(_attend),
         num_warps=DECODE_THREADS // 32,
         num_stages=program.num_stages,
-    )
-    launch(
-        _merge,
-        (rows, num_kv_heads),
-        parts.values,
-        parts.lse,
-        work.row_items,
-        out,
-        query if sinks is None else sinks,
-        kv_scales[1],
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
-        BLOCK_G=triton.next_power_of_2(group),
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_d,
-        HAS_SINKS=sinks is not None,
-        num_warps=2,
     )
 
 
@@ -127,8 +115,10 @@ def _attend(
     block_table,
     kv_lens,
     items,
-    row_items,
+    row_parts,
     sizes,
+    arrived,
+    shared_tiles,
     part_values,
     part_lse,
     out,
@@ -150,8 +140,11 @@ def _attend(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_GROUPS: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     num_items = tl.load(sizes)
     chunk = tl.load(sizes + 1)
     member = tl.arange(0, BLOCK_M)
@@ -195,64 +188,101 @@ def _attend(
                 True,
                 INTERPRETED,
             )
-        is_alone = tl.load(row_items + row + 1) - tl.load(row_items + row) == 1
-        if HAS_SINKS:  # of a row that is several items, its merging counts them
-            sink = tl.where(is_alone, scores_of_sinks(sinks, heads, member < GROUP), LOWEST)
-            risen = tl.maximum(highest, sink)
-            shrink = tl.exp2(highest - risen)
-            acc = acc * shrink[:, None]
-            total = total * shrink + tl.exp2(sink - risen)
-        value = acc / total[:, None]
-        if is_alone:
-            place = row * NUM_KV_HEADS * GROUP + heads
-            whole = (value * value_scale).to(out.dtype.element_ty)
-            tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], whole, mask=is_real)
-        else:
-            part = item.to(tl.int64) * NUM_KV_HEADS * GROUP + heads
-            tl.store(part_values + part[:, None] * HEAD_DIM + dims[None, :], value, mask=is_real)
-            tl.store(part_lse + part, highest + tl.log2(total), mask=member < GROUP)
+        first_part = tl.load(row_parts + row)
+        num_parts = tl.load(row_parts + row + 1) - first_part
+        is_whole = num_parts == 1
+        if not is_whole:
+            part = item
+            num_own = num_parts
+            if HAS_GROUPS:
+                tiles = tl.load(shared_tiles + row)
+                num_shared = tl.cdiv(tiles, tl.load(sizes + 3))
+                part = first_part + num_shared + (begin - tiles) // chunk
+                num_own = num_parts - num_shared
+            store_part(
+                acc, highest, total, part, heads, is_real, part_values, part_lse, NUM_KV_HEADS * GROUP, HEAD_DIM
+            )
+            tl.debug_barrier()  # All threads have written before one tells so.
+            place = arrived + row * NUM_KV_HEADS + kv_head
+            if tl.atomic_add(place, 1, sem="acq_rel", scope="gpu") == num_own - 1:
+                tl.debug_barrier()
+                tl.store(place, 0)  # for the next layer
+                acc, highest, total = _merged(
+                    part_values,
+                    part_lse,
+                    first_part,
+                    num_parts,
+                    heads,
+                    is_real,
+                    NUM_KV_HEADS * GROUP,
+                    HEAD_DIM,
+                    BLOCK_M,
+                    BLOCK_D,
+                )
+                is_whole = True
+        if is_whole:
+            if HAS_SINKS:
+                sink = scores_of_sinks(sinks, heads, member < GROUP)
+                risen = tl.maximum(highest, sink)
+                shrink = tl.exp2(highest - risen)
+                acc = acc * shrink[:, None]
+                total = total * shrink + tl.exp2(sink - risen)
+            whole = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
+            place = (row * NUM_KV_HEADS * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(out + place, whole.to(out.dtype.element_ty), mask=is_real)
 
 
 @triton.jit
-def _merge(
+def store_part(
+    acc,
+    highest,
+    total,
+    part,
+    heads,
+    is_real,
     part_values,
     part_lse,
-    row_items,
-    out,
-    sinks,
-    value_scale,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_G: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    first = tl.load(row_items + row)
-    last = tl.load(row_items + row + 1)
-    if last - first == 1:
-        return
-    member = tl.arange(0, BLOCK_G)
+    """Write partial results: part [1] or [M] is the number of each row's, and `heads` [M] its query head."""
+    dims = tl.arange(0, acc.shape[1])
+    place = tl.cast(part, tl.int64) * NUM_HEADS + heads
+    value = acc / total[:, None]
+    tl.store(part_values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=is_real)
+    is_row = tl.max(is_real.to(tl.int32), 1) > 0
+    tl.store(part_lse + place, highest + tl.log2(total), mask=is_row)
+
+
+@triton.jit
+def _merged(
+    part_values,
+    part_lse,
+    first_part,
+    num_parts,
+    heads,
+    is_real,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Return the sum of a row's partial results in their order, the largest logarithm, and the sum of weights."""
     dims = tl.arange(0, BLOCK_D)
-    heads = tl.program_id(1) * GROUP + member
-    is_real = (member < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    acc = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
-    highest = tl.full([BLOCK_G], LOWEST, dtype=tl.float32)
-    total = tl.zeros([BLOCK_G], dtype=tl.float32)
-    if HAS_SINKS:
-        highest = scores_of_sinks(sinks, heads, member < GROUP)
-        total = tl.full([BLOCK_G], 1.0, dtype=tl.float32)
-    for item in range(first, last):
-        part = tl.cast(item, tl.int64) * NUM_KV_HEADS * GROUP + heads
-        lse = tl.load(part_lse + part, mask=member < GROUP, other=0.0)
-        value = tl.load(part_values + part[:, None] * HEAD_DIM + dims[None, :], mask=is_real, other=0.0)
+    is_row = tl.max(is_real.to(tl.int32), 1) > 0
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for part in range(first_part, first_part + num_parts):
+        place = tl.cast(part, tl.int64) * NUM_HEADS + heads
+        # Not through the nearest cache, which may hold what was there before.
+        lse = tl.load(part_lse + place, mask=is_row, other=0.0, cache_modifier=".cg")
+        at = part_values + place[:, None] * HEAD_DIM + dims[None, :]
+        value = tl.load(at, mask=is_real, other=0.0, cache_modifier=".cg")
         risen = tl.maximum(highest, lse)
         weight = tl.exp2(lse - risen)
         shrink = tl.exp2(highest - risen)
         acc = acc * shrink[:, None] + value * weight[:, None]
         total = total * shrink + weight
         highest = risen
-    merged = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
-    place = tl.cast(row, tl.int64) * NUM_KV_HEADS * GROUP + heads
-    tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], merged.to(out.dtype.element_ty), mask=is_real)
+    return acc, highest, total

@@ -6,8 +6,8 @@
     a tile of bytes is thus two tiles of weights of one group, whose scale is applied to their products:
         sum += (x[:, low] @ (low - z)^T + x[:, high] @ (high - z)^T) * s
 
-torch sums the shares of the groups in a fixed order, so results depend neither on the order of programs nor on the
-number of rows.
+The shares of the groups are summed in a fixed order (`engine.kernels.triton.split_k`), so results depend neither
+on the order of programs nor on the number of rows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.split_k import counters, num_shares, sum_shares
+from engine.kernels.triton.tile import start
 
 BLOCK_N = 64
 """Outputs per program."""
@@ -26,8 +28,6 @@ MAX_BLOCK_J = 64
 """Maximum number of bytes of an output that are widened at once."""
 ROW_BLOCKS = (16, 32, 64)
 """Possible rows per program: the smallest that holds all rows, else the largest."""
-PROGRAMS = 264
-"""Number of programs wanted at once, two per multiprocessor of an H100: groups are divided to reach it."""
 
 
 def int4_linear(
@@ -42,8 +42,12 @@ def int4_linear(
     groups = inputs // group_size
     block_m = next((rows for rows in ROW_BLOCKS if rows >= num_rows), ROW_BLOCKS[-1])
     tiles = triton.cdiv(outputs, BLOCK_N)
-    shares = max(1, min(groups, PROGRAMS // tiles))  # Independent of rows: all batches are summed alike.
-    partial = torch.empty(shares, num_rows, outputs, dtype=torch.float32, device=x.device)
+    groups_each = triton.cdiv(groups, num_shares(tiles, groups))
+    shares = triton.cdiv(groups, groups_each)
+    out = torch.empty(num_rows, outputs, dtype=x.dtype, device=x.device)
+    partial = out
+    if shares > 1:
+        partial = torch.empty(shares, num_rows, outputs, dtype=torch.float32, device=x.device)
     launch(
         _int4_gemm,
         (triton.cdiv(num_rows, block_m), tiles, shares),
@@ -51,15 +55,18 @@ def int4_linear(
         packed,
         scales,
         zeros,
+        out,
         partial,
+        counters(x.device),
         num_rows,
         outputs,
         groups,
-        triton.cdiv(groups, shares),
+        groups_each,
         *x.stride(),
         packed.stride(0),
         scales.stride(0),
         GROUP=group_size,
+        SHARES=shares,
         BLOCK_M=block_m,
         BLOCK_N=BLOCK_N,
         BLOCK_J=math.gcd(group_size // 2, MAX_BLOCK_J),
@@ -67,7 +74,7 @@ def int4_linear(
         num_warps=4,
         num_stages=3,
     )
-    return (partial[0] if shares == 1 else partial.sum(0)).to(x.dtype)
+    return out
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -76,7 +83,9 @@ def _int4_gemm(
     packed,
     scales,
     zeros,
+    out,
     partial,
+    arrived,
     num_rows,
     outputs,
     groups,
@@ -86,11 +95,14 @@ def _int4_gemm(
     packed_row,
     scales_row,
     GROUP: tl.constexpr,
+    SHARES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     # Triton's interpreter multiplies bfloat16 wrongly, so it computes in float32.
     dot_type: tl.constexpr = tl.float32 if INTERPRETED else x.dtype.element_ty
     share = tl.program_id(2)
@@ -117,5 +129,10 @@ def _int4_gemm(
             product = tl.dot(low.to(dot_type), low_weights, product, input_precision="ieee")
             product = tl.dot(high.to(dot_type), high_weights, product, input_precision="ieee")
         total += product * scale[None, :]
-    out = partial + (share * num_rows + rows).to(tl.int64)[:, None] * outputs + columns[None, :]
-    tl.store(out, total, is_row[:, None] & is_column[None, :])
+    is_real = is_row[:, None] & is_column[None, :]
+    places = rows.to(tl.int64)[:, None] * outputs + columns[None, :]
+    arrived += tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    size = num_rows.to(tl.int64) * outputs
+    total, is_last = sum_shares(total, places, is_real, partial, size, arrived, share, SHARES)
+    if is_last:
+        tl.store(out + places, total.to(out.dtype.element_ty), mask=is_real)

@@ -2,32 +2,55 @@
 
 Within `compiling` launches only compile, all kernels beside each other: what a model needs is compiled before its
 first step, and Triton keeps it on disk (TRITON_CACHE_DIR) for the next start.
+
+A kernel that takes `PDL` is launched while the kernel before it is still running, where the GPU and Triton can do
+that (programmatic dependent launch), and waits for it itself (`engine.kernels.triton.tile.start`).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import triton
 
 _MAX_COMPILERS = 16
+_PDL_CAPABILITY = (9, 0)
+"""Compute capability from which a kernel may be launched before the one before it has ended."""
 _is_compiling: ContextVar[bool] = ContextVar("is_compiling", default=False)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: torch.Tensor, *args: Any, **options: Any) -> None:
     """Launch `kernel` with `first`, a tensor on the device that all others are on, and the other arguments."""
     device = first.device
+    if "PDL" in getattr(kernel, "arg_names", ()):
+        options["PDL"] = launches_early(device)
+        if options["PDL"]:
+            options["launch_pdl"] = True
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             kernel.run(first, *args, grid=grid, warmup=_is_compiling.get(), **options)
     else:
         kernel.run(first, *args, grid=grid, warmup=_is_compiling.get(), **options)
+
+
+@functools.cache
+def launches_early(device: torch.device) -> bool:
+    """Whether kernels may be launched on a device before those before them have ended."""
+    if (
+        device.type != "cuda"
+        or torch.version.hip is not None
+        or find_spec("triton.language.extra.cuda.gdc") is None
+    ):
+        return False
+    return torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY
 
 
 @contextmanager

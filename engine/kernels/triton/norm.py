@@ -9,8 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.fp8 import store_rounded
+from engine.kernels.triton.fp8 import rounded_like, store_rounded
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.tile import start
 
 
 @triton.jit
@@ -19,17 +20,21 @@ def _add_norm(
     branch_ptr,
     weight_ptr,  # [size]
     out_ptr,  # [rows, size]
-    scale_ptr,  # float32 [rows] if the norm is rounded to float8
+    scale_ptr,  # float32 [rows, scales] if the norm is rounded to float8
     x_stride,
     branch_stride,
     out_stride,
+    scales,
     eps,
     SIZE: tl.constexpr,
     HAS_BRANCH: tl.constexpr,
     IS_ROUNDED: tl.constexpr,
+    INPUTS: tl.constexpr,
     INTERPRETED: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     is_in = at < SIZE
@@ -44,7 +49,8 @@ def _add_norm(
     normed = wide * factor * weight
     out = out_ptr + row * out_stride + at
     if IS_ROUNDED:
-        store_rounded(normed.to(x_ptr.dtype.element_ty).to(tl.float32), is_in, out, scale_ptr + row, INTERPRETED)
+        rounded = normed.to(x_ptr.dtype.element_ty).to(tl.float32)
+        store_rounded(rounded, is_in, out, scale_ptr + row * scales, INPUTS, INTERPRETED)
     else:
         tl.store(out, normed.to(out_ptr.dtype.element_ty), mask=is_in)
 
@@ -55,17 +61,17 @@ def add_norm(x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor,
     Rows may have any stride, but their numbers must be contiguous. They are added and normed in float32.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, branch, weight, out, None, eps)
+    _launch(x, branch, weight, out, None, 0, eps)
     return out
 
 
 def add_norm_fp8(
-    x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+    x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float, inputs: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute as `add_norm` does; return its result rounded to float8_e4m3fn, and rows' scales, float32 [N]."""
-    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(len(x), dtype=torch.float32, device=x.device)
-    _launch(x, branch, weight, out, scale, eps)
+    """Compute as `add_norm` does; return its result rounded, and scales, as `round_rows` does."""
+    rows, size = x.shape
+    out, scale, each = rounded_like(rows, size, inputs or size, x.device)
+    _launch(x, branch, weight, out, scale, each, eps)
     return out, scale
 
 
@@ -75,6 +81,7 @@ def _launch(
     weight: torch.Tensor,
     out: torch.Tensor,
     scale: torch.Tensor | None,
+    inputs: int,
     eps: float,
 ) -> None:
     rows, size = x.shape
@@ -92,10 +99,12 @@ def _launch(
             x.stride(0),
             0 if branch is None else branch.stride(0),
             out.stride(0),
+            0 if scale is None else scale.stride(0),
             eps,
             SIZE=size,
             HAS_BRANCH=branch is not None,
             IS_ROUNDED=scale is not None,
+            INPUTS=inputs,
             INTERPRETED=not isinstance(_add_norm, triton.JITFunction),
             BLOCK=block,
             num_warps=min(max(block // 512, 1), 16),

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.tile import start
 
 _HEADS = 8
 """Heads per program."""
@@ -23,7 +24,17 @@ _LARGEST_FP8 = 448.0
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _rotations(positions_ptr, inv_freq_ptr, factor_ptr, out_ptr, tokens, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _rotations(
+    positions_ptr,
+    inv_freq_ptr,
+    factor_ptr,
+    out_ptr,
+    tokens,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    start(PDL)
     token, rope = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
     is_in = at < HALF
@@ -61,7 +72,9 @@ def _rotate_into(
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     LARGEST: tl.constexpr,  # largest number of pages; 0: no clamping
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     at = tl.arange(0, BLOCK)[None, :]

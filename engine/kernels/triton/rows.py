@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.tile import start
 
 _BLOCK = 64
 """Rows per program."""
@@ -87,7 +88,9 @@ def _enter(
     PAGE_SIZE: tl.constexpr,
     MAX_PAGES: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_row = row < count
     position = tl.load(positions + row, mask=is_row, other=0)
@@ -101,7 +104,8 @@ def _enter(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _leave(tokens, positions, in_use, chosen, sampled, count, BLOCK: tl.constexpr):
+def _leave(tokens, positions, in_use, chosen, sampled, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start(PDL)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_row = row < count
     token = tl.load(chosen + row, mask=is_row, other=0)

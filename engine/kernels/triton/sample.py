@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.tile import start
 from engine.kernels.triton.truncation import (
     LOWEST_KEY,
     best_of_row,
@@ -184,7 +185,9 @@ def _best(
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + row * stride + token, mask=token < size, other=float("-inf"))
@@ -217,7 +220,9 @@ def _weigh(
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     inverse = tl.load(inverse_ptr + row)
     best, is_valid = best_of_row(best_ptr, row, NUM_CHUNKS, CHUNKS)
@@ -258,7 +263,9 @@ def _draw(
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     row = tl.program_id(0).to(tl.int64)
     best, is_valid = best_of_row(best_ptr, row, NUM_CHUNKS, CHUNKS)
     chunk = tl.arange(0, CHUNKS)

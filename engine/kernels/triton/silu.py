@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.fp8 import store_rounded
+from engine.kernels.triton.fp8 import rounded_like, store_rounded
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.tile import start
 
 _BLOCK = 1024
 """Outputs per program; a row that is rounded to float8 is one program's."""
@@ -23,11 +24,15 @@ def _gate_mul(
     stride,
     out_stride,
     inner,
+    scales,
     IS_GELU: tl.constexpr,
     IS_ROUNDED: tl.constexpr,
+    INPUTS: tl.constexpr,
     INTERPRETED: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = at < inner
@@ -40,9 +45,8 @@ def _gate_mul(
         result = gate / (1.0 + tl.exp(-gate)) * up
     out = out_ptr + row * out_stride + at
     if IS_ROUNDED:
-        store_rounded(
-            result.to(gate_up_ptr.dtype.element_ty).to(tl.float32), is_in, out, scale_ptr + row, INTERPRETED
-        )
+        rounded = result.to(gate_up_ptr.dtype.element_ty).to(tl.float32)
+        store_rounded(rounded, is_in, out, scale_ptr + row * scales, INPUTS, INTERPRETED)
     else:
         tl.store(out, result.to(out_ptr.dtype.element_ty), mask=is_in)
 
@@ -57,34 +61,44 @@ def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return _gated(gate_up, True)
 
 
-def gated_fp8(gate_up: torch.Tensor, *, is_gelu: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute as `silu_mul` or `gelu_mul`; return that rounded to float8_e4m3fn, and rows' scales, float32 [N]."""
+def gated_fp8(
+    gate_up: torch.Tensor, inputs: int | None = None, *, is_gelu: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute as `silu_mul` or `gelu_mul`; return that rounded, and scales, as `round_rows` does."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, inner), dtype=torch.float8_e4m3fn, device=gate_up.device)
-    scale = torch.empty(rows, dtype=torch.float32, device=gate_up.device)
+    out, scale, each = rounded_like(rows, inner, inputs or inner, gate_up.device)
     block = triton.next_power_of_2(inner)
-    _launch(gate_up, out, scale, is_gelu, block, min(max(block // 512, 1), _MAX_WARPS))
+    _launch(gate_up, out, scale, each, is_gelu, block, min(max(block // 512, 1), _MAX_WARPS))
     return out, scale
 
 
 def _gated(gate_up: torch.Tensor, is_gelu: bool) -> torch.Tensor:
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)
-    _launch(gate_up, out, None, is_gelu, _BLOCK, 4)
+    _launch(gate_up, out, None, 0, is_gelu, _BLOCK, 4)
     return out
 
 
 def _launch(
-    gate_up: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None, is_gelu: bool, block: int, num_warps: int
+    gate_up: torch.Tensor,
+    out: torch.Tensor,
+    scale: torch.Tensor | None,
+    inputs: int,
+    is_gelu: bool,
+    block: int,
+    num_warps: int,
 ) -> None:
     rows, inner = out.shape
     if rows:
-        strides = *gate_up.stride(), out.stride(0)
+        strides, scales = (*gate_up.stride(), out.stride(0)), 0 if scale is None else scale.stride(0)
         options = {
             "IS_GELU": is_gelu,
             "IS_ROUNDED": scale is not None,
+            "INPUTS": inputs,
             "INTERPRETED": not isinstance(_gate_mul, triton.JITFunction),
             "BLOCK": block,
             "num_warps": num_warps,
         }
-        launch(_gate_mul, (rows, triton.cdiv(inner, block)), gate_up, out, scale, *strides, inner, **options)
+        launch(
+            _gate_mul, (rows, triton.cdiv(inner, block)), gate_up, out, scale, *strides, inner, scales, **options
+        )

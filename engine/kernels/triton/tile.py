@@ -10,6 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # Then `launch` never sets PDL.
+    gdc_launch_dependents = gdc_wait = None
+
 TILE = tl.constexpr(64)
 """Positions of KV read at once. Pages may be smaller or larger."""
 LOWEST = tl.constexpr(-1e30)
@@ -24,6 +29,16 @@ def is_interpreted(kernel: object) -> bool:
     The interpreter's `tl.dot` is wrong for bfloat16, so kernels convert to float32 first.
     """
     return not isinstance(kernel, triton.JITFunction)
+
+
+@triton.jit
+def start(PDL: tl.constexpr):
+    """Wait for the kernel before, and have the next one launched meanwhile: first of all in a kernel with PDL
+    (programmatic dependent launch), which otherwise reads what is not written yet.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

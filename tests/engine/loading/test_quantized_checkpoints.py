@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.loading.load_model import load_model
 from engine.loading.weights import load_decoder
 from engine.models.config import ModelConfig
 from engine.models.errors import ModelLoadError
+from engine.models.linear import Fp8BlockLinear, Fp8Linear
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard
 from engine.request import Request
@@ -46,11 +48,24 @@ from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, 
 CPU = torch.device("cpu")
 FIRST = "model.layers.0.self_attn.q_proj"
 
+BLOCKS_OF_128: tuple[Any, dict[str, Any]] = (
+    partial(fp8_blocks, size=128),
+    {**FP8_BLOCKS, "weight_block_size": [128, 128]},
+)
+WHOLE_BLOCKS: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+"""Of the inputs of all matrices but the last, whose 320 inputs end within a block."""
 MAKERS: dict[str, Callable[[Path], Checkpoint]] = {
     "fp8 by outputs": lambda path: make(path, fp8_channels, fp8_config()),
     "fp8 with biases": lambda path: make(path, fp8_channels, fp8_config(), family="llama_biased"),
     "fp8 with one scale": lambda path: make(path, fp8_tensor, fp8_config("tensor"), family="llama3.1"),
     "fp8 in blocks": lambda path: make(path, fp8_blocks, FP8_BLOCKS),
+    "fp8 in blocks of 128": lambda path: make(path, *BLOCKS_OF_128, **WHOLE_BLOCKS),
     "gptq 1": lambda path: make(path, gptq(True, 1), gptq_config()),
     "gptq 2": lambda path: make(path, gptq(True, 0), gptq_config(checkpoint_format="gptq_v2"), family="qwen2"),
     "gptq 2 that says 1": lambda path: make(path, gptq(True, 0), gptq_config()),
@@ -72,7 +87,9 @@ def test_layers_hold_what_the_checkpoint_stands_for(name: str, tmp_path: Path) -
     assert len(found) == 4 * 3
     for layer, module in found.items():
         expected = plain.get_parameter(f"{layer}.weight")
-        if name == "fp8 in blocks":  # rounded once more: to 1/16 of a number, or of the smallest of its row
+        if name == "fp8 in blocks" or (
+            isinstance(module, Fp8Linear) and name.endswith("of 128")
+        ):  # rounded once more: to 1/16 of a number, or of the smallest of its row
             assert torch.allclose(
                 module.dequantized(), expected, rtol=2**-4, atol=float(expected.abs().max()) / 2**14
             )
@@ -89,7 +106,9 @@ def test_the_engine_says_what_the_model_of_plain_weights_says(name: str, tmp_pat
     assert [tokens_of(each) for each in events] == expected
 
 
-@pytest.mark.parametrize("name", ["fp8 by outputs", "fp8 with biases", "fp8 with one scale", "fp8 in blocks"])
+@pytest.mark.parametrize(
+    "name", ["fp8 by outputs", "fp8 with biases", "fp8 with one scale", "fp8 in blocks", "fp8 in blocks of 128"]
+)
 def test_fp8_models_are_plain_ones_with_rounded_activations(name: str, tmp_path: Path) -> None:
     """Compare with transformers whose layers' inputs are rounded. A number between two that fp8
     knows may be rounded either way: that is a sixteenth of it, of few."""
@@ -99,7 +118,10 @@ def test_fp8_models_are_plain_ones_with_rounded_activations(name: str, tmp_path:
     model = oracle_model(made.plain)
     for layer, module in model.named_modules():
         if layer.endswith("_proj"):
-            module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+            each = 128 if name.endswith("of 128") and module.in_features % 128 == 0 else None
+            module.register_forward_pre_hook(lambda _, inputs, each=each: (rounded(inputs[0], each),))
+            if each is None and name.endswith("of 128"):
+                module.weight.data = rounded(module.weight.data)
             if name == "fp8 in blocks":
                 module.weight.data = rounded(module.weight.data)
     expected = oracle_logits(made.plain, prompt)[-1]
@@ -150,6 +172,32 @@ def test_each_rank_has_its_part(name: str, tmp_path: Path) -> None:
         assert len(found) == 4 * 3
         for layer, module in found.items():
             assert torch.allclose(module.dequantized(), plain.get_parameter(f"{layer}.weight"), rtol=1e-6)
+
+
+def test_blocks_that_are_whole_keep_their_scales(tmp_path: Path) -> None:
+    found = layers(load(MAKERS["fp8 in blocks of 128"](tmp_path).quantized))
+    assert {name.rpartition(".")[2] for name, layer in found.items() if isinstance(layer, Fp8BlockLinear)} == {
+        "qkv_proj",
+        "o_proj",
+        "gate_up_proj",
+    }
+    assert all(isinstance(layer, Fp8Linear) for name, layer in found.items() if name.endswith("down_proj"))
+
+
+def test_ranks_have_their_parts_of_blocks_or_round_them_again(tmp_path: Path) -> None:
+    """Of two ranks each has 64 inputs of the output projection, half a block, and two blocks of the MLP's."""
+    made = make(tmp_path, *BLOCKS_OF_128, **{**WHOLE_BLOCKS, "intermediate_size": 512})
+    config, plain_config = (ModelConfig.from_directory(path) for path in (made.quantized, made.plain))
+    for rank in (0, 1):
+        ranks = Collective(Shard(rank, 2))
+        plain = load_decoder(made.plain, plain_config, torch.float32, CPU, ranks=ranks)
+        found = layers(load_decoder(made.quantized, config, torch.float32, CPU, ranks=ranks))
+        for layer, module in found.items():
+            expected = plain.get_parameter(f"{layer}.weight")
+            is_whole = not layer.endswith("o_proj")
+            assert isinstance(module, Fp8BlockLinear if is_whole else Fp8Linear), layer
+            tolerance = 1e-6 if is_whole else 2**-4
+            assert torch.allclose(module.dequantized(), expected, rtol=tolerance, atol=0 if is_whole else 1e-4)
 
 
 def test_ranks_that_would_divide_a_group_are_refused(tmp_path: Path) -> None:

@@ -100,9 +100,8 @@ def fp8_tensor(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {f"{name}.{key}": value for key, value in tensors.items()}, rounded.float() * scale
 
 
-def fp8_blocks(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+def fp8_blocks(name: str, matrix: torch.Tensor, size: int = 64) -> tuple[Tensors, torch.Tensor]:
     """A scale for 64 x 64 weights: the tiny model's matrices then have blocks that are cut off."""
-    size = 64
     outputs, inputs = matrix.shape
     scales = torch.empty(-(-outputs // size), -(-inputs // size))
     rounded, meant = torch.empty_like(matrix, dtype=torch.float8_e4m3fn), torch.empty_like(matrix)

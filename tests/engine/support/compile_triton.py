@@ -19,7 +19,9 @@ from engine.attention.triton import TritonAttention
 from engine.kernels import triton as kernels
 from engine.kernels.triton.extend import query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma
+from engine.kernels.triton.few_rows import fp8_few_rows, plain_few_rows
 from engine.kernels.triton.fp8 import round_rows
+from engine.kernels.triton.fp8_gemm import fp8_block_linear
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
@@ -89,6 +91,22 @@ def operations(dtype: torch.dtype, kv_dtype: torch.dtype, hidden: int, heads: He
         rotate_into(layer, at, fused, angles, norm, 1e-6)
 
 
+def few_rows(dtype: torch.dtype, outputs: int, inputs: int) -> None:
+    plain_few_rows(torch.zeros(1, inputs, dtype=dtype), torch.zeros(outputs, inputs, dtype=dtype), None)
+
+
+def few_rows_fp8(outputs: int, inputs: int) -> None:
+    x, weight = torch.zeros(1, inputs).to(FP8), torch.zeros(outputs, inputs).to(FP8)
+    fp8_few_rows(x, torch.zeros(1), weight, torch.zeros(outputs), None, BRAIN)
+
+
+def blocks(num_rows: int, outputs: int, inputs: int) -> None:
+    """Launch the product of float8 numbers in blocks, and the rounding of what it multiplies."""
+    x, scale = round_rows(torch.zeros(num_rows, inputs, dtype=BRAIN), 128)
+    weight = torch.zeros(outputs, inputs).to(FP8)
+    fp8_block_linear(x, scale, weight, torch.zeros(outputs // 32, inputs // 128), BRAIN)
+
+
 def rounding(dtype: torch.dtype, hidden: int, inner: int) -> None:
     x = torch.zeros(3, hidden, dtype=dtype)
     add_norm_fp8(x, x.clone(), x[0], 1e-6)
@@ -123,6 +141,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(attention, BRAIN, BRAIN, Heads(7, 2, 96), 3, 100),
         partial(int4, 16, BRAIN),
         partial(int4, 64, HALF),
+        partial(few_rows, BRAIN, 4096, 14_336),
         partial(sum_of_ranks, 2, 4096),
     ),
     86: (partial(experts, 16), partial(experts, 2048)),
@@ -140,6 +159,10 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(operations, BRAIN, BRAIN, 4096, Heads(4, 8, 128)),
         partial(operations, HALF, FP8, 896, Heads(7, 2, 96)),
         partial(rounding, BRAIN, 4096, 14_336),
+        partial(few_rows, BRAIN, 4096, 14_336),
+        partial(few_rows, HALF, 28_672, 4096),
+        partial(few_rows_fp8, 4096, 4096),
+        *(partial(blocks, num_rows, 4096, 4096) for num_rows in (8, 64, 128)),
         partial(sum_of_ranks, 8, 8192),
         partial(sampling, 151_936),
         partial(sampling, 1),
@@ -150,6 +173,10 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
         partial(sum_of_ranks, 8, 4096),
         partial(rounding, BRAIN, 8192, 28_672),
+        partial(few_rows, BRAIN, 4096, 14_336),
+        partial(few_rows_fp8, 4096, 4096),
+        *(partial(blocks, num_rows, 4096, 4096) for num_rows in (8, 64, 128)),
+        partial(int4, 8, BRAIN),
     ),
 }
 """By compute capability. With these numbers of tokens experts take tiles of each shape."""

@@ -22,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from engine.kernels.triton import grouped_gemm, launch_config
+from engine.kernels.triton import launch as launch_module
 from engine.kernels.triton.launch import compiling
 
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227}
@@ -38,8 +39,9 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
     """Launches within compile their kernel for such a GPU, specialised by Triton as for it, and do not run it.
 
     Afterwards there is a report of each: the kernel, what it was launched with by name, the shared memory it takes
-    and what the GPU has, in bytes, a thread's registers and what had no room in them, and whether it has products
-    of tensor cores and copies by TMA. Triton stays set up for this GPU.
+    and what the GPU has, in bytes, a thread's registers and what had no room in them, its instructions of tensor
+    cores and whether it has any, whether it has copies by TMA, and whether it is launched before the kernel before
+    it has ended, and waits for that. Triton stays set up for this GPU.
     """
     launches: list[dict[str, Any]] = []
     target, limit = GPUTarget("cuda", capability, 32), SHARED_KIB[capability] * 1024
@@ -62,6 +64,7 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
         patch.object(JITFunction, "run", compile_launched),
         patch.object(launch_config, "shared_memory", lambda device: limit),
         patch.object(grouped_gemm, "shared_memory", lambda device: limit),
+        patch.object(launch_module, "launches_early", lambda device: capability >= 90),
         compiling(),
     ):
         yield launches
@@ -70,8 +73,17 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
         binary = made.asm["cubin"]
         registers[binary] = registers.get(binary) or _registers(binary)
         report |= {"shared": made.metadata.shared, "has_products": "mma" in made.asm["ptx"]}
+        report |= {
+            "products": sorted(set(_PRODUCTS.findall(made.asm["ptx"]))),
+            "is_launched_early": made.metadata.launch_pdl,
+            "waits": "griddepcontrol.wait" in made.asm["ptx"],
+        }
         report["has_tma"] = "cp.async.bulk.tensor" in made.asm["ptx"]
         launches.append(report | registers[binary])
+
+
+_PRODUCTS = re.compile(r"(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)[\w.:]*")
+"""Instructions of tensor cores in a kernel's assembly."""
 
 
 def _registers(binary: bytes) -> dict[str, int]:

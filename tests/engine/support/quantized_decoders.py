@@ -9,15 +9,16 @@ import torch
 from engine.loading.weights import load_decoder
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.linear import Fp8Linear, Int4Linear
+from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear
 
 
 def load(directory: Path) -> Decoder:
     return load_decoder(directory, ModelConfig.from_directory(directory), torch.float32, torch.device("cpu"))
 
 
-def layers(decoder: Decoder) -> dict[str, Fp8Linear | Int4Linear]:
-    return {name: module for name, module in decoder.named_modules() if isinstance(module, Fp8Linear | Int4Linear)}
+def layers(decoder: Decoder) -> dict[str, Fp8Linear | Fp8BlockLinear | Int4Linear]:
+    kinds = Fp8Linear | Fp8BlockLinear | Int4Linear
+    return {name: module for name, module in decoder.named_modules() if isinstance(module, kinds)}
 
 
 def memory(decoder: Decoder) -> int:
@@ -28,7 +29,10 @@ def memory(decoder: Decoder) -> int:
     )
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Round each row to multiples of its largest number / 448 that float8_e4m3fn has."""
-    unit = x.abs().amax(-1, keepdim=True) / 448
-    return (x / unit).to(torch.float8_e4m3fn).float() * unit
+def rounded(x: torch.Tensor, inputs: int | None = None) -> torch.Tensor:
+    """Round each row, or each `inputs` numbers of it, to multiples of its largest number / 448 that float8_e4m3fn
+    has."""
+    blocks = x.unflatten(-1, (-1, inputs or x.shape[-1]))
+    unit = blocks.abs().amax(-1, keepdim=True) / 448
+    found: torch.Tensor = ((blocks / unit).to(torch.float8_e4m3fn).float() * unit).flatten(-2)
+    return found

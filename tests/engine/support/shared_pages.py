@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.attention.base import AttentionShape
+from engine.attention.base import AttentionShape, AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages
 from engine.attention.native import NativeAttention, NativeStep
@@ -73,10 +73,14 @@ class SharedPages:
         self.sinks = torch.randn(heads.num, generator=generator) if has_sinks else None
 
     def step(self, is_cascade: bool, isa: str | None = None) -> NativeStep:
-        """Prepare the rows' step."""
+        """Prepare the rows' step on CPUs."""
         shape = replace(self.shape, is_cascade=is_cascade)
         return NativeAttention(shape, isa).prepare(self.batch, self.pages.null_page)
 
     def attend(self, is_cascade: bool, isa: str | None = None) -> torch.Tensor:
-        """Return the rows' attention, [N, num_heads * head_dim]."""
-        return self.step(is_cascade, isa).attend(self.pages.layer(0), self.query, self.window, sinks=self.sinks)
+        """Return the rows' attention on CPUs, [N, num_heads * head_dim]."""
+        return self.attend_by(self.step(is_cascade, isa))
+
+    def attend_by(self, step: AttentionStep) -> torch.Tensor:
+        """Return the rows' attention by a step that was prepared, [N, num_heads * head_dim]."""
+        return step.attend(self.pages.layer(0), self.query, self.window, sinks=self.sinks)

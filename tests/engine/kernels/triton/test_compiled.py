@@ -14,9 +14,12 @@ pytest.importorskip("triton")
 from engine.kernels.triton.launch_config import DECODE_THREADS, programs_per_sm
 
 PRODUCTS = {
+    "cascade._attend_shared",
     "decode._attend",
     "extend._extend",
     "extend_tma._extend_tma",
+    "few_rows._few_rows",
+    "fp8_gemm._block_gemm",
     "grouped_gemm._gate_up",
     "grouped_gemm._down",
     "int4_gemm._int4_gemm",
@@ -26,6 +29,32 @@ BY_TMA = "extend_tma._extend_tma"
 """The kernel that copies boxes, with accumulators that fill a thread's registers."""
 _SHARED_OF_SM_KIB = {90: 228, 100: 228}
 """What all programs of a multiprocessor have together, by compute capability."""
+_EIGHT_BITS = {
+    90: "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3",
+    100: "tcgen05.mma.cta_group::1.kind::f8f6f4",
+}
+"""The instruction that multiplies float8 numbers, by compute capability, and the outputs of a program."""
+_EARLY = {
+    "cascade._attend_shared",
+    "decode._attend",
+    "few_rows._few_rows",
+    "fp8._round_rows",
+    "fp8_gemm._block_gemm",
+    "int4_gemm._int4_gemm",
+    "norm._add_norm",
+    "rope._rotate_into",
+    "rope._rotations",
+    "rows._enter",
+    "rows._leave",
+    "sample._best",
+    "sample._draw",
+    "sample._weigh",
+    "shared_prefixes._form",
+    "shared_prefixes._prefer",
+    "silu._gate_mul",
+    "work_list._build",
+}
+"""Kernels that are launched before the kernel before them has ended, from compute capability 9.0 on."""
 _TENSOR_CORES = 80
 """Compute capability from which Triton uses tensor cores; on earlier GPUs it multiplies number by number."""
 
@@ -49,7 +78,14 @@ def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
         assert launch["has_products"] == expected, launch
         assert launch["has_tma"] == (launch["kernel"] == BY_TMA), launch
         assert launch["kernel"] != BY_TMA or not launch["stack"], launch
-        if launch["kernel"] == "decode._attend" and launch["capability"] in _SHARED_OF_SM_KIB:
+        is_early = launch["kernel"] in _EARLY and launch["capability"] >= 90
+        assert launch["is_launched_early"] == launch["waits"] == is_early, launch
+        if launch["kernel"] == "fp8_gemm._block_gemm":
+            expected_product = _EIGHT_BITS[launch["capability"]].format(launch["with"]["BLOCK_N"])
+            assert launch["products"] == [expected_product], launch
+        attends = launch["kernel"] in ("decode._attend", "cascade._attend_shared")
+        if attends and launch["capability"] in _SHARED_OF_SM_KIB:
             shared = _SHARED_OF_SM_KIB[launch["capability"]] * 1024
-            beside = programs_per_sm(launch["shared"] + 1024, shared, widens=launch["widens"])
+            widens = launch["widens"] or launch["kernel"] == "cascade._attend_shared"
+            beside = programs_per_sm(launch["shared"] + 1024, shared, widens=widens)
             assert beside * DECODE_THREADS * launch["registers"] <= 65_536, launch

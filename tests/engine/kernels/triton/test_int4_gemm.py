@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
-from engine.kernels.triton import int4_gemm
+from engine.kernels.triton import split_k
 from engine.kernels.triton.int4_gemm import int4_linear
 from engine.models.linear import Int4Linear
 
@@ -63,7 +63,7 @@ def test_rows_may_be_strided() -> None:
 
 def test_a_row_is_the_same_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups are divided by the matrix's shape alone, and their shares are summed in one order."""
-    monkeypatch.setattr(int4_gemm, "PROGRAMS", 4)
+    monkeypatch.setattr(split_k, "PROGRAMS", 4)
     made = layer(192, 72, 32)
     x = torch.randn(40, 192, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     together = int4_linear(x, made.packed, made.scales, made.zeros, 32)

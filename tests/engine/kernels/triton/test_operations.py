@@ -110,6 +110,18 @@ def test_rounding_to_float8_in_a_kernel_gives_the_numbers_of_the_separate_form(
     same_rounded(gated_fp8(gate_up, is_gelu=True), round_fp8(gelu_mul(gate_up)))
 
 
+@pytest.mark.parametrize("size", [128, 384])
+def test_blocks_of_a_row_are_rounded_by_scales_of_their_own(size: int) -> None:
+    """Bit for bit, as `round_fp8` does it; one block of a row is zero, and one is large."""
+    x, weight = random(3, size, dtype=torch.bfloat16), random(size, dtype=torch.bfloat16, seed=2)
+    x[1, :128] = 0
+    x[2, -128:] *= 1000
+    same_rounded(round_rows(x, 128), round_fp8(x, 128))
+    same_rounded(add_norm_fp8(x.clone(), None, weight, 1e-5, 128), round_fp8(add_norm(x, None, weight, 1e-5), 128))
+    gate_up = random(3, 2 * size, dtype=torch.bfloat16) * 3
+    same_rounded(gated_fp8(gate_up, 128, is_gelu=False), round_fp8(silu_mul(gate_up), 128))
+
+
 def same_rounded(mine: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]) -> None:
     for ours, theirs in zip(mine, other, strict=True):
         assert ours.dtype == theirs.dtype
@@ -219,11 +231,11 @@ class SeparateRounding(TritonOperations):
     """Rounds what kernels have computed: seven more kernels for each layer that reads it."""
 
     def add_norm_fp8(self, *args: Any) -> tuple[torch.Tensor, Rounded]:
-        x, normed = self.add_norm(*args)
-        return x, Rounded.of(normed)
+        x, normed = self.add_norm(*args[:4])
+        return x, Rounded.of(normed, args[4])
 
-    def gated_fp8(self, gate_up: torch.Tensor, *, is_gelu: bool) -> Rounded:
-        return Rounded.of(self.gelu_mul(gate_up) if is_gelu else self.silu_mul(gate_up))
+    def gated_fp8(self, gate_up: torch.Tensor, inputs: int, *, is_gelu: bool) -> Rounded:
+        return Rounded.of(self.gelu_mul(gate_up) if is_gelu else self.silu_mul(gate_up), inputs)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "olmo2"])
@@ -238,7 +250,9 @@ def test_a_model_in_float8_computes_the_same_with_fewer_kernels(
     for kind in (SeparateRounding, TritonOperations):
         rounded: list[torch.Tensor] = []
         with monkeypatch.context() as patch:
-            patch.setattr(linear, "round_fp8", lambda x, seen=rounded: seen.append(x) or round_fp8(x))
+            patch.setattr(
+                linear, "round_fp8", lambda x, each=None, seen=rounded: seen.append(x) or round_fp8(x, each)
+            )
             counts.append((logits_by(kind, model, quantization="fp8"), len(rounded)))
     (expected, separate), (found, fused) = counts
     assert torch.equal(found, expected)

@@ -16,9 +16,9 @@ CPU = torch.device("cpu")
 def items(work: WorkList, kv_lens: Sequence[int], window: int | None = None) -> list[tuple[int, range]]:
     """Return the row and tiles of each item."""
     work.build(torch.tensor(kv_lens, dtype=torch.int32), window)
-    number, chunk = work.sizes.tolist()
+    number, chunk, *_ = work.sizes.tolist()
     assert number <= work.capacity
-    bounds = work.row_items[: len(kv_lens) + 1].tolist()
+    bounds = work.row_parts[: len(kv_lens) + 1].tolist()
     assert (bounds[0], bounds[-1]) == (0, number)
     listed = []
     for index, (row, first) in enumerate(work.items[:number].tolist()):
