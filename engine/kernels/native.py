@@ -132,7 +132,7 @@ class NativeAttentionShape(Structure):
     """Heads, window and what becomes of scores (`AttentionShape` in raydix.h)."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "window")),
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "window", "head_dim", "value_dim")),
         *((name, c_float) for name in ("scale", "soft_cap")),
         ("sinks", c_void_p),
     ]
@@ -331,11 +331,13 @@ def group_rows(batch: NativeBatch, page_size: int, group: int) -> object:
 
 
 def pages_struct(data: torch.Tensor) -> NativePages:
-    """Return KV pages, [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim], any strides, as a struct."""
-    item = data.element_size()
+    """Return KV pages as a struct: [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim], any strides; or
+    [num_layers, 1, ...] where values are part of keys.
+    """
+    to_values = 0 if data.shape[1] == 1 else data.stride(1) * data.element_size()
     return NativePages(
         data.data_ptr(),
-        data.data_ptr() + data.stride(1) * item,
+        data.data_ptr() + to_values,
         data.stride(0),
         *data.stride()[2:5],
         data.shape[3],

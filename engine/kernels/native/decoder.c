@@ -31,8 +31,8 @@ typedef struct {
 static AttentionShape shape_of(const Model *model, const Layer *layer)
 {
     return (AttentionShape){.num_heads = model->num_heads, .num_kv_heads = model->num_kv_heads,
-                            .head_dim = model->head_dim, .window = layer->window, .scale = model->attention_scale,
-                            .soft_cap = model->soft_cap, .sinks = layer->sinks};
+                            .window = layer->window, .head_dim = model->head_dim, .value_dim = model->head_dim,
+                            .scale = model->attention_scale, .soft_cap = model->soft_cap, .sinks = layer->sinks};
 }
 
 static char *carve(char **at, size_t rows, size_t row_bytes)

@@ -94,7 +94,8 @@ typedef struct {
 } Batch;
 
 /* Keys and values of one layer, or of the first of several: element (page, slot, head, d) of the keys lies at
- * keys + page * page_stride + slot * slot_stride + head * head_stride + d. Strides count elements. */
+ * keys + page * page_stride + slot * slot_stride + head * head_stride + d. Strides count elements. Where a value is the
+ * first numbers of its key (latent KV), both addresses are the same. */
 typedef struct {
     elem *keys, *values;
     int64_t layer_stride, page_stride, slot_stride, head_stride;
@@ -102,7 +103,8 @@ typedef struct {
 } Pages;
 
 typedef struct {
-    int32_t num_heads, num_kv_heads, head_dim, window;
+    int32_t num_heads, num_kv_heads, window;
+    int32_t head_dim, value_dim; /* numbers of a query and a key; of a value and a result */
     float scale;
     float soft_cap;     /* scores, times scale, become cap * tanh(score / cap) (arXiv:2408.00118); 0: they stay */
     const float *sinks; /* [num_heads] a further score of each query that has no value (gpt-oss), or NULL */

@@ -87,6 +87,14 @@ _DEEPSEEK_V3 = {
     "topk_group": 2,
     "rope_scaling": {**_YARN_ROPE, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.9},
 }
+_DEEPSEEK_V3_DIRECT = {
+    **_DEEPSEEK_V3,
+    "q_lora_rank": None,
+    "head_dim": 32,
+    "qk_rope_head_dim": 32,  # The latent key has 64 numbers, which native attention computes, unlike 48.
+    "v_head_dim": 24,
+    "rope_interleave": False,
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
@@ -163,7 +171,7 @@ MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "minimax_m2": ("MiniMaxM2", {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}),
     "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
     "deepseek_v3": ("DeepseekV3", _DEEPSEEK_V3),
-    "deepseek_v3_direct": ("DeepseekV3", {**_DEEPSEEK_V3, "q_lora_rank": None, "rope_interleave": False}),
+    "deepseek_v3_direct": ("DeepseekV3", _DEEPSEEK_V3_DIRECT),
     "qwen3_next": ("Qwen3Next", {**_HYBRID, **_SHARED_EXPERT}),
     "qwen3_5": ("Qwen3_5Text", {**_HYBRID, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**_HYBRID, **_SHARED_EXPERT, "layer_types": _LISTED_LAYERS}),
