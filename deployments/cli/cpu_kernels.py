@@ -9,6 +9,7 @@ import torch
 from engine.attention.base import AttentionShape, consider, preferred
 from engine.attention.native import NativeAttention
 from engine.kernels import native
+from engine.models import native_delta_net
 from engine.models.config import ModelConfig
 from engine.models.native_decoder import unsupported
 
@@ -53,8 +54,10 @@ def _limits(facts: ModelConfig, dtype: torch.dtype) -> list[str]:
     if not (reason := unsupported(facts)):
         return []
     shape = AttentionShape.of(facts.attention, facts.windows, page_size=1)
-    attends = NativeAttention.unavailable(shape, dtype, torch.device("cpu")) is None
-    return [f"{'attention alone' if attends else 'nothing of this model'} ({reason})"]
+    parts = ["attention"] if NativeAttention.unavailable(shape, dtype, torch.device("cpu")) is None else []
+    if facts.delta_net is not None and not native_delta_net.unsupported(facts.delta_net, dtype):
+        parts.append("decodes of recurrent layers")
+    return [f"{' and '.join(parts) + ' alone' if parts else 'nothing of this model'} ({reason})"]
 
 
 def _huge_pages() -> str:

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 9 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
+#define RAYDIX_ABI 10 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -109,6 +109,24 @@ typedef struct {
     float soft_cap;     /* scores, times scale, become cap * tanh(score / cap) (arXiv:2408.00118); 0: they stay */
     const float *sinks; /* [num_heads] a further score of each query that has no value (gpt-oss), or NULL */
 } AttentionShape;
+
+/* A gated delta net, as engine/models/delta_net.py defines it. Each dimension of heads is a multiple of 32. */
+typedef struct {
+    const float *conv; /* [kernel][channels], the newest position last */
+    int32_t num_key_heads, num_value_heads, key_dim, value_dim, kernel, channels;
+} DeltaNet;
+
+/* Rows that advance by one token, and the layer's states. */
+typedef struct {
+    const elem *mixed;                /* [num_rows][channels], rows mixed_stride apart */
+    const float *decay, *strength;    /* [num_rows][num_value_heads]; of the decay the logarithm */
+    const int64_t *sources, *targets; /* [num_rows] slots */
+    elem *inputs;                     /* [slots][kernel - 1][channels] */
+    float *matrices;                  /* [slots][num_value_heads][key_dim][value_dim] */
+    float *out;                       /* [num_rows][num_value_heads][value_dim] */
+    int64_t mixed_stride;
+    int32_t num_rows;
+} DeltaRows;
 
 /* How a row's token is chosen: the parameters of engine/sampling_params.py, and the relevant state of the request. */
 typedef struct {

@@ -59,6 +59,9 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
         assert re.match(said + used, kernels_text(sparse, torch.bfloat16))
     latent = ModelConfig.from_json(PUBLISHED["deepseek-ai/DeepSeek-V3-0324"], {}, "deepseek")
     assert re.match(f"attention alone \\(.*MLA\\)\\); {used}", kernels_text(latent, torch.bfloat16))
+    recurrent = ModelConfig.from_json(PUBLISHED["Qwen/Qwen3-Next-80B-A3B-Instruct"], {}, "qwen3_next")
+    said = "attention and decodes of recurrent layers alone"
+    assert re.match(f"{said} \\(.*delta nets\\); {used}", kernels_text(recurrent, torch.bfloat16))
     odd = replace(facts(), attention=replace(facts().attention, head_dim=40))
     assert re.match(f"nothing of this model \\(head_dim 40.*\\); {used}", kernels_text(odd, torch.bfloat16))
     shape = AttentionShape.of(latent.attention, latent.windows, 16)
