@@ -7,6 +7,8 @@ values are the first numbers of its keys.
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -113,3 +115,17 @@ def test_a_prompt_gets_the_same_in_one_piece_and_in_several(
     expected = attend(whole, kernels)
     for start in (100, 256, 499, 580):
         assert torch.equal(attend(whole.after(start), kernels), expected[start:]), start
+
+
+def test_a_models_memory_is_that_of_the_layer_that_needs_most(kernels: native.Kernels) -> None:
+    """Partial results are kept of all of a row's pieces, of which a window hides the first."""
+    case = Paged([(3000, 1), (2000, 20)], Heads(2, 1, 32), 16, None, kernels.dtype)
+    batch = native.batch_struct(case.batch)
+
+    def size(*windows: int) -> int:
+        layers = (native.NativeLayer * len(windows))(*(native.NativeLayer(window=window) for window in windows))
+        heads = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32, "num_ropes": 1}
+        model = native.NativeModel(num_layers=len(windows), hidden=64, intermediate=64, layers=layers, **heads)
+        return kernels.forward_bytes(ctypes.byref(model), ctypes.byref(batch), 2)
+
+    assert size(9, 0) == size(0, 9) == size(0, 0) > size(9, 9)
