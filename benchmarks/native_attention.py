@@ -4,7 +4,8 @@
 
 Decode is measured in GB/s of keys and values read, and compared with the bandwidth of a plain sum; the layers of a
 workload together exceed the CPU's caches. Extend is measured in GF/s of the causal half, and compared with a
-matrix product of the same type. torch's attention gets contiguous keys and values, which no paged cache has. The
+matrix product of the same type. torch's attention gets contiguous keys and values, which no paged cache has. Of
+latent KV (MLA), a decode is bound by products too, and is measured like an extend. The
 arms take turns layer by layer, and each keeps its best call: other processes can only add time. One thread is
 measured in processor time, to which they add less.
 """
@@ -53,6 +54,12 @@ class Workload:
     head_dim: int = 128
     page_size: int = 16
     layers: int = 1
+    latent: int | None = None
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value: of latent KV, the first of a key."""
+        return self.latent or self.head_dim
 
     @property
     def kv_bytes(self) -> int:
@@ -63,7 +70,7 @@ class Workload:
     def flops(self) -> int:
         """Operations of one layer: two products per head for each query and position that it sees."""
         seen = self.new * self.context - self.new * (self.new - 1) // 2
-        return self.rows * seen * self.heads * self.head_dim * 4
+        return self.rows * seen * self.heads * (self.head_dim + self.value_dim) * 2
 
 
 DECODES = (
@@ -83,12 +90,20 @@ EXTENDS = (
     Workload("extend 8 x 128", 8, 128, 128),
     Workload("extend 4 x 256, small heads", 4, 256, 256, 4, 2, 64),
 )
+LATENTS = (
+    Workload("latent decode 8 x 1024, 16 heads", 8, 1024, 1, 16, 1, 576, layers=16, latent=512),
+    Workload("latent decode 8 x 1024, 128 heads", 8, 1024, 1, 128, 1, 576, layers=4, latent=512),
+    Workload("latent decode 1 x 4096, 128 heads", 1, 4096, 1, 128, 1, 576, layers=4, latent=512),
+    Workload("latent extend 512, 16 heads", 1, 512, 512, 16, 1, 576, latent=512),
+    Workload("latent extend 256 after 1792, 128 heads", 1, 2048, 256, 128, 1, 576, latent=512),
+)
+"""Of DeepSeek-V3, as one rank computes it and as eight do."""
 
 
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    wanted = [w for w in (*DECODES, *EXTENDS) if options.only in w.name]
+    wanted = [w for w in (*DECODES, *EXTENDS, *LATENTS) if options.only in w.name]
     result: dict[str, Any] = {"machine": _machine(options.note), "rounds": options.rounds}
     result["peaks"] = _peaks(options.rounds)
     result["workloads"] = [_measure(workload, options.rounds) for workload in wanted]
@@ -128,8 +143,8 @@ def _peaks(rounds: int) -> dict[str, float]:
 def _measure(workload: Workload, rounds: int) -> dict[str, Any]:
     arms = {**_paged(workload), "torch": _torch(workload)}
     best = _best(arms, rounds, workload.layers)
-    rate = workload.flops if workload in EXTENDS else workload.kv_bytes
-    unit = "gfs" if workload in EXTENDS else "gbs"
+    is_read = workload in DECODES
+    rate, unit = (workload.kv_bytes, "gbs") if is_read else (workload.flops, "gfs")
     return {
         **asdict(workload),
         "us_a_layer": {name: seconds * 1e6 for name, seconds in best.items()},
@@ -141,7 +156,8 @@ def _paged(workload: Workload) -> dict[str, Callable[[int], object]]:
     """Return each backend's attention of a layer over scattered pages."""
     w = workload
     per_row = -(-w.context // w.page_size)
-    pages = KVPages(w.layers, per_row * w.rows, w.page_size, w.kv_heads, w.head_dim, torch.bfloat16, CPU)
+    parts = 2 if w.latent is None else 1
+    pages = KVPages(w.layers, per_row * w.rows, w.page_size, w.kv_heads, w.head_dim, torch.bfloat16, CPU, parts)
     for layer in pages.data:
         layer.normal_()
     order = torch.randperm(per_row * w.rows, generator=torch.Generator().manual_seed(0)).tolist()
@@ -149,13 +165,13 @@ def _paged(workload: Workload) -> dict[str, Callable[[int], object]]:
     held = [order[row * per_row : (row + 1) * per_row] for row in range(w.rows)]
     chunks = [Chunk(request, w.context - w.new, w.new, [0] * w.new, own, samples=True) for own in held]
     batch = AttentionBatch.from_chunks(chunks, w.page_size, pages.null_page, CPU)
-    shape = AttentionShape(w.heads, w.kv_heads, w.head_dim, w.page_size, frozenset({None}))
+    shape = AttentionShape(w.heads, w.kv_heads, w.head_dim, w.page_size, frozenset({None}), latent=w.latent)
     query = torch.randn(w.rows * w.new, w.heads, w.head_dim).bfloat16()
-    key, value = torch.randn(2, w.rows * w.new, w.kv_heads, w.head_dim).bfloat16()
+    key, *value = torch.randn(parts, w.rows * w.new, w.kv_heads, w.head_dim).bfloat16()
 
     def layer_of(step: AttentionStep) -> Callable[[int], object]:
         def attend(layer: int) -> torch.Tensor:
-            store_kv(pages.layer(layer), batch.slot_mapping, key, value)
+            store_kv(pages.layer(layer), batch.slot_mapping, key, value[0] if value else None)
             return step.attend(pages.layer(layer), query, None)
 
         return attend
@@ -170,17 +186,17 @@ def _paged(workload: Workload) -> dict[str, Callable[[int], object]]:
 def _torch(workload: Workload) -> Callable[[int], object]:
     """Return torch's attention over contiguous keys and values; heads that share them are further queries."""
     w = workload
-    group = w.heads // w.kv_heads
-    kv = torch.randn(w.layers, 2, w.rows, w.kv_heads, w.context, w.head_dim, dtype=torch.bfloat16)
+    group, parts = w.heads // w.kv_heads, 2 if w.latent is None else 1
+    kv = torch.randn(w.layers, parts, w.rows, w.kv_heads, w.context, w.head_dim, dtype=torch.bfloat16)
     if w.new == 1:
         query = torch.randn(w.rows, w.kv_heads, group, w.head_dim, dtype=torch.bfloat16)
-        return lambda layer: F.scaled_dot_product_attention(query, kv[layer, 0], kv[layer, 1])
+        return lambda layer: F.scaled_dot_product_attention(query, kv[layer, 0], kv[layer, -1, ..., : w.value_dim])
     query = torch.randn(w.rows, w.heads, w.new, w.head_dim, dtype=torch.bfloat16)
     repeated = kv.repeat_interleave(group, 3)
     is_whole = w.new == w.context
     mask = None if is_whole else torch.ones(w.new, w.context, dtype=torch.bool).tril(w.context - w.new)
     return lambda layer: F.scaled_dot_product_attention(
-        query, repeated[layer, 0], repeated[layer, 1], attn_mask=mask, is_causal=is_whole
+        query, repeated[layer, 0], repeated[layer, -1, ..., : w.value_dim], attn_mask=mask, is_causal=is_whole
     )
 
 

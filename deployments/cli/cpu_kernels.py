@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 
 from engine.attention.base import AttentionShape, consider, preferred
+from engine.attention.native import NativeAttention
 from engine.kernels import native
+from engine.models import native_delta_net
 from engine.models.config import ModelConfig
 from engine.models.native_decoder import unsupported
 
@@ -39,7 +41,7 @@ def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
         return f"none: {error}"
     missing = native.build_log()
     parts = (
-        *([] if facts is None else _limits(facts)),
+        *([] if facts is None else _limits(facts, dtype)),
         f"{used} of {', '.join(built)}" + (f" ({missing})" if missing else ""),
         f"{torch.get_num_threads()} threads",
         f"huge pages: {_huge_pages()}",
@@ -47,11 +49,15 @@ def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
     return "; ".join(parts)
 
 
-def _limits(facts: ModelConfig) -> list[str]:
+def _limits(facts: ModelConfig, dtype: torch.dtype) -> list[str]:
     """Return what of the model the kernels compute, if not all of it."""
-    reason = unsupported(facts)
-    found = "attention alone" if facts.attention.latent is None else "nothing of this model"
-    return [f"{found} ({reason})"] if reason else []
+    if not (reason := unsupported(facts)):
+        return []
+    shape = AttentionShape.of(facts.attention, facts.windows, page_size=1)
+    parts = ["attention"] if NativeAttention.unavailable(shape, dtype, torch.device("cpu")) is None else []
+    if facts.delta_net is not None and not native_delta_net.unsupported(facts.delta_net, dtype):
+        parts.append("decodes of recurrent layers")
+    return [f"{' and '.join(parts) + ' alone' if parts else 'nothing of this model'} ({reason})"]
 
 
 def _huge_pages() -> str:

@@ -3,8 +3,8 @@
 A call takes pointers to these structs:
 
     batch  ─▶ qo_indptr, kv_lens, block_table, slot_mapping, positions      one per step, shared by all layers
-    shape  ─▶ heads, window, scale                                          one per window of the model
-    pages  ─▶ keys, values and strides                                      one per layer
+    shape  ─▶ heads, their sizes, window, scale                             one per window of the model
+    pages  ─▶ keys, values (of latent KV the same address) and strides      one per layer
     query: address and stride of tokens; out, workspace: address
 """
 
@@ -39,12 +39,11 @@ class NativeAttention:
         """Require a CPU, the library, a type that it supports, and a head_dim that fills vectors."""
         if device.type != "cpu":
             return f"it runs on CPUs, not on {device}"
-        if shape.latent is not None:
-            return "it does not compute latent KV (MLA)"
         if shape.kv_dtype not in (None, dtype):
             return f"it supports only pages of the model's type, {dtype}, not {shape.kv_dtype}"
-        if shape.head_dim % 32:
-            return f"head_dim must be a multiple of 32; the model's is {shape.head_dim}"
+        if shape.head_dim % 32 or shape.value_dim % 32:
+            latent = "" if shape.latent is None else f", {shape.latent} of which are values"
+            return f"head_dim must be a multiple of 32; the model's is {shape.head_dim}{latent}"
         try:
             native.kernels(dtype)
         except native.NativeUnavailable as error:
@@ -89,7 +88,7 @@ class NativeStep:
         if call is None:
             kernels = native.kernels(query.dtype, self._isa)
             call = self._calls[query.dtype, window] = _WindowCall(kernels, self._shape, self.struct, window)
-        out = query.new_empty(query.shape[0], self._shape.num_heads * self._shape.head_dim)
+        out = query.new_empty(query.shape[0], self._shape.num_heads * self._shape.value_dim)
         call(pages, _with_whole_tokens(query), None if sinks is None else sinks.float(), out, self._workspace)
         return out
 
@@ -103,7 +102,13 @@ class _WindowCall:
         self._kernel = kernels.attention
         self._threads = torch.get_num_threads()
         self._heads = native.NativeAttentionShape(
-            shape.num_heads, shape.num_kv_heads, shape.head_dim, window or 0, shape.scale, shape.soft_cap or 0.0
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            window=window or 0,
+            head_dim=shape.head_dim,
+            value_dim=shape.value_dim,
+            scale=shape.scale,
+            soft_cap=shape.soft_cap or 0.0,
         )
         self._shared = ctypes.byref(batch), ctypes.byref(self._heads)
         self._size = kernels.attention_bytes(*self._shared, self._threads)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 9
+_ABI = 10
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -132,9 +132,30 @@ class NativeAttentionShape(Structure):
     """Heads, window and what becomes of scores (`AttentionShape` in raydix.h)."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "window")),
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "window", "head_dim", "value_dim")),
         *((name, c_float) for name in ("scale", "soft_cap")),
         ("sinks", c_void_p),
+    ]
+
+
+class NativeDeltaNet(Structure):
+    """A recurrent layer (`DeltaNet` in raydix.h)."""
+
+    _fields_ = [
+        ("conv", c_void_p),
+        *((name, c_int32) for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim")),
+        *((name, c_int32) for name in ("kernel", "channels")),
+    ]
+
+
+class NativeDeltaRows(Structure):
+    """Rows of a step, and a recurrent layer's states (`DeltaRows` in raydix.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("mixed", "decay", "strength", "sources", "targets")),
+        *((name, c_void_p) for name in ("inputs", "matrices", "out")),
+        ("mixed_stride", c_int64),
+        ("num_rows", c_int32),
     ]
 
 
@@ -157,6 +178,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int32],
     ),
     "raydix_attention_bytes": (c_int64, [c_void_p, c_void_p, c_int32]),
+    "raydix_delta_step": (None, [c_void_p, c_void_p, c_int32]),
     "raydix_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32]),
     "raydix_forward_bytes": (c_int64, [c_void_p, c_void_p, c_int32]),
     "raydix_linear": (None, [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64, c_int32]),
@@ -188,6 +210,7 @@ class Kernels:
 
     attention: Callable[..., None]
     attention_bytes: Callable[..., int]
+    delta_step: Callable[..., None]
     forward: Callable[..., None]
     forward_bytes: Callable[..., int]
     linear: Callable[..., None]
@@ -331,11 +354,13 @@ def group_rows(batch: NativeBatch, page_size: int, group: int) -> object:
 
 
 def pages_struct(data: torch.Tensor) -> NativePages:
-    """Return KV pages, [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim], any strides, as a struct."""
-    item = data.element_size()
+    """Return KV pages as a struct: [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim], any strides; or
+    [num_layers, 1, ...] where values are part of keys.
+    """
+    to_values = 0 if data.shape[1] == 1 else data.stride(1) * data.element_size()
     return NativePages(
         data.data_ptr(),
-        data.data_ptr() + data.stride(1) * item,
+        data.data_ptr() + to_values,
         data.stride(0),
         *data.stride()[2:5],
         data.shape[3],

@@ -8,11 +8,14 @@ Each token makes the state forget by a factor and learn what its key should lead
 
     S ← exp(g) S        S ← S + k (beta (v - S k))ᵀ        output S q
 
-Decodes do just that. Prompts are computed in pieces of up to `_PIECE` tokens, whose updates are the solution of a
-triangular system (section 3.3 of the paper). The state is float32, whatever the model's type.
+Decodes do just that, on CPUs by a native kernel. Prompts are computed in pieces of up to `_PIECE` tokens, whose
+updates are the solution of a triangular system (section 3.3 of the paper). The state is float32, whatever the
+model's type.
 """
 
 from __future__ import annotations
+
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +25,7 @@ from engine.attention.base import AttentionStep
 from engine.attention.state_batch import StateRow
 from engine.attention.state_slots import LayerState
 from engine.models.config import ModelConfig
+from engine.models.native_delta_net import NativeDeltaStep, unsupported
 from engine.models.operations import Operations
 
 _PIECE = 64
@@ -84,14 +88,23 @@ class GatedDeltaNet(nn.Module):
 
         mixed: [D, channels]; gates: [D, 2 * num_value_heads]; sources, targets: int64 [D]
         """
+        decay, strength = self._strengths(gates)
+        if self._native is not None:
+            return self._native(mixed, decay, strength, state, sources, targets)
         seen = torch.cat((state.inputs.index_select(0, sources), mixed[:, None]), 1)
         state.inputs.index_copy_(0, targets, seen[:, 1:])
         query, key, value = self._heads(F.silu((seen * self.conv.t()).sum(1)))
-        decay, strength = self._strengths(gates)
         matrices = state.matrices.index_select(0, sources)
         output = advance(matrices, query, key, value, decay, strength)
         state.matrices.index_copy_(0, targets, matrices)
         return output
+
+    @cached_property
+    def _native(self) -> NativeDeltaStep | None:
+        """The native step, where there is one. First asked for when the weights are loaded."""
+        if self.conv.device.type != "cpu" or unsupported(self._shape, self.conv.dtype):
+            return None
+        return NativeDeltaStep(self._shape, self.conv)
 
     def _row(self, mixed: torch.Tensor, gates: torch.Tensor, state: LayerState, row: StateRow) -> torch.Tensor:
         """Compute one row of T tokens; return float32 [T, num_value_heads, value_dim].

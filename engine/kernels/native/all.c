@@ -4,6 +4,7 @@
 #include "attention_decode.c"
 #include "attention_extend.c"
 #include "decoder.c"
+#include "delta_net.c"
 #include "experts.c"
 #include "gemm.c"
 #include "pack.c"

@@ -8,22 +8,20 @@ static Attention describe(const Batch *batch, const AttentionShape *shape, const
     return (Attention){.batch = batch, .shape = shape, .pages = pages, .group = group};
 }
 
-static size_t shared_bytes(const Attention *attention)
-{
-    return (NAME(decode_shared_bytes)(attention) + 63) & ~(size_t)63;
-}
+static size_t whole_lines(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
 static size_t own_bytes(const Attention *attention)
 {
     size_t decode = NAME(decode_own_bytes)(attention), extend = NAME(extend_own_bytes)(attention);
     size_t cascade = NAME(cascade_own_bytes)(attention), most = decode > extend ? decode : extend;
-    return ((most > cascade ? most : cascade) + 63) & ~(size_t)63;
+    return whole_lines(most > cascade ? most : cascade);
 }
 
 size_t NAME(attention_bytes)(const Batch *batch, const AttentionShape *shape, int threads)
 {
     Attention attention = describe(batch, shape, NULL);
-    return shared_bytes(&attention) + threads * own_bytes(&attention);
+    return whole_lines(NAME(decode_shared_bytes)(&attention)) +
+           whole_lines(NAME(extend_shared_bytes)(&attention, threads)) + threads * own_bytes(&attention);
 }
 
 void NAME(attend)(ThreadTeam *team, const Batch *batch, const AttentionShape *shape, const Pages *pages,
@@ -33,18 +31,22 @@ void NAME(attend)(ThreadTeam *team, const Batch *batch, const AttentionShape *sh
     attention.query = query, attention.query_stride = query_stride;
     attention.out = out, attention.out_stride = out_stride;
     int pieces = NAME(decode_pieces)(&attention), most = shape->num_kv_heads;
+    size_t of_decode = whole_lines(NAME(decode_shared_bytes)(&attention));
+    size_t of_extend = whole_lines(NAME(extend_shared_bytes)(&attention, team->size));
+    attention.splits = of_extend > 0;
     int large = NAME(extend_items)(&attention) + NAME(cascade_items)(&attention);
     attention.parts = pieces ? (4 * team->size + pieces - 1) / pieces : 1;
     attention.parts = attention.parts < most ? attention.parts : most;
-    size_t shared = shared_bytes(&attention);
-    char *own = scratch + shared + team->thread * own_bytes(&attention);
+    char *kept = scratch + of_decode, *own = kept + of_extend + team->thread * own_bytes(&attention);
     Walk walk = walk_begin(team, large + pieces * attention.parts);
-    NAME(extend)(&attention, &walk, own); /* The large items come first. */
+    NAME(extend)(&attention, &walk, kept, own); /* The large items come first. */
     NAME(cascade)(&attention, &walk, scratch, own);
     NAME(decode)(&attention, &walk, scratch, own);
-    if (shared) {
+    if (of_decode + of_extend) {
         team_barrier(team);
-        NAME(decode_combine)(&attention, team, scratch);
+        walk = walk_begin(team, NAME(extend_added)(&attention) + NAME(decode_added)(&attention));
+        NAME(extend_combine)(&attention, &walk, kept);
+        NAME(decode_combine)(&attention, &walk, scratch);
     }
 }
 
@@ -58,7 +60,7 @@ EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *sha
     {
         ThreadTeam team = team_join(&work);
         NAME(gemm_begin)();
-        NAME(attend)(&team, batch, shape, pages, query, query_stride, out, shape->num_heads * shape->head_dim,
+        NAME(attend)(&team, batch, shape, pages, query, query_stride, out, shape->num_heads * shape->value_dim,
                      scratch);
         NAME(gemm_end)();
     }

@@ -41,7 +41,7 @@ static uintptr_t lay_group_scratch(GroupScratch *scratch, const Attention *atten
                                    uintptr_t at)
 {
     int queries = queries_of_group(attention, group), dim = attention->shape->head_dim;
-    scratch->partial = (float *)at, at += partial_floats(queries, dim) * sizeof(float);
+    scratch->partial = (float *)at, at += partial_floats(queries, attention->shape->value_dim) * sizeof(float);
     scratch->weights = (weight *)at, at += (size_t)queries * BLOCK * sizeof(weight);
     scratch->queries = (prepared *)at, at += (size_t)queries * dim * sizeof(prepared);
     scratch->keys = (elem *)at, at += (size_t)BLOCK * dim * sizeof(elem);
@@ -120,7 +120,7 @@ static inline __attribute__((always_inline)) void score_together(const int queri
 static void attend_together(const Attention *attention, const Row *any, int kv_head, int first, int end,
                             int num_queries, const Partial *partial, const GroupScratch *scratch)
 {
-    int dim = attention->shape->head_dim;
+    int dim = attention->shape->head_dim, value_dim = attention->shape->value_dim;
     const elem *keys = attention->pages->keys + kv_head * attention->pages->head_stride;
     const elem *values = attention->pages->values + kv_head * attention->pages->head_stride;
     _Alignas(64) float scores[SCORED * BLOCK];
@@ -136,12 +136,12 @@ static void attend_together(const Attention *attention, const Row *any, int kv_h
             else
                 score_together(1, queries, scratch->keys, dim, scores);
             for (int i = 0; i < some; i++) {
-                Partial query = partial_from(partial, q + i, dim);
-                weigh(attention->shape, scores + i * BLOCK, 0, BLOCK, &query, dim,
+                Partial query = partial_from(partial, q + i, value_dim);
+                weigh(attention->shape, scores + i * BLOCK, 0, BLOCK, &query, value_dim,
                       scratch->weights + (q + i) * BLOCK);
             }
         }
-        add_all_values(num_queries, scratch->weights, values, at, 0, BLOCK, partial->sums, dim);
+        add_all_values(num_queries, scratch->weights, values, at, 0, BLOCK, partial->sums, value_dim);
     }
 }
 
@@ -163,11 +163,12 @@ static void attend_rest(const Attention *attention, const Row *row, int kv_head,
 static void attend_shared_piece(const Attention *attention, const Group *group, int piece, int kv_head,
                                 const GroupScratch *scratch)
 {
-    int dim = attention->shape->head_dim, num_queries = queries_of_group(attention, group);
+    int dim = attention->shape->head_dim, value_dim = attention->shape->value_dim;
+    int num_queries = queries_of_group(attention, group);
     int first = piece * PIECE, end = first + PIECE;
     int together = group->positions < end ? group->positions : end;
     Partial all = partial_at(scratch->partial, num_queries);
-    clear(&all, num_queries, dim);
+    clear(&all, num_queries, value_dim);
     for (int member = 0, at = 0; member < group->rows; member++) {
         Row row = member_of(attention->batch, group, member);
         prepare_queries(attention, &row, kv_head, scratch->queries + (size_t)at * dim);
@@ -178,14 +179,14 @@ static void attend_shared_piece(const Attention *attention, const Group *group, 
     for (int member = 0, at = 0; member < group->rows; member++) {
         Row row = member_of(attention->batch, group, member);
         int count = row.num_tokens * attention->group, queries = queries_of(attention, &row);
-        Partial own = partial_from(&all, at, dim);
+        Partial own = partial_from(&all, at, value_dim);
         attend_rest(attention, &row, kv_head, together, row.kv_len < end ? row.kv_len : end,
                     scratch->queries + (size_t)at * dim, &own);
-        Partial kept = partial_at(scratch->kept[member] + piece * partial_floats(queries, dim), queries);
-        kept = partial_from(&kept, kv_head * count, dim);
+        Partial kept = partial_at(scratch->kept[member] + piece * partial_floats(queries, value_dim), queries);
+        kept = partial_from(&kept, kv_head * count, value_dim);
         memcpy(kept.best, own.best, sizeof(float) * count);
         memcpy(kept.total, own.total, sizeof(float) * count);
-        memcpy(kept.sums, own.sums, sizeof(float) * count * dim);
+        memcpy(kept.sums, own.sums, sizeof(float) * count * value_dim);
         at += count;
     }
 }

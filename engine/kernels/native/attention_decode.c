@@ -13,11 +13,12 @@
 static void attend_piece(const Attention *attention, const Row *row, int piece, int first_head, int last_head,
                          prepared *queries, const Partial *partial)
 {
-    int dim = attention->shape->head_dim, count = row->num_tokens * attention->group;
+    int dim = attention->shape->head_dim, value_dim = attention->shape->value_dim;
+    int count = row->num_tokens * attention->group;
     for (int head = first_head; head < last_head; head++) {
-        Partial of_head = partial_from(partial, head * count, dim);
+        Partial of_head = partial_from(partial, head * count, value_dim);
         prepare_queries(attention, row, head, queries + (size_t)head * count * dim);
-        clear(&of_head, count, dim);
+        clear(&of_head, count, value_dim);
     }
     int start = first_seen(position_of(row, 0), attention->shape->window);
     int end = row->kv_len < (piece + 1) * PIECE ? row->kv_len : (piece + 1) * PIECE;
@@ -27,7 +28,7 @@ static void attend_piece(const Attention *attention, const Row *row, int piece, 
     for (const int64_t *at = offsets; first < end; first += BLOCK, at += BLOCK) {
         int last = first + BLOCK < end ? first + BLOCK : end;
         for (int head = first_head; head < last_head; head++) {
-            Partial of_head = partial_from(partial, head * count, dim);
+            Partial of_head = partial_from(partial, head * count, value_dim);
             attend_block(attention, row, head, queries + (size_t)head * count * dim, first, last, at, &of_head);
         }
     }
@@ -38,7 +39,7 @@ static void attend_piece(const Attention *attention, const Row *row, int piece, 
 static void combine(const Attention *attention, const Row *row, int kv_head, float *pieces, int num,
                     size_t stride)
 {
-    int queries = queries_of(attention, row), dim = attention->shape->head_dim;
+    int queries = queries_of(attention, row), dim = attention->shape->value_dim;
     int count = row->num_tokens * attention->group;
     bool has_sinks = attention->shape->sinks != NULL;
     for (int q = kv_head * count; q < (kv_head + 1) * count; q++) {
@@ -86,7 +87,7 @@ void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *ow
         Row row = row_of(attention->batch, index);
         int num = num_pieces(attention, &row), before = num_shared(attention, &row);
         int queries = queries_of(attention, &row);
-        size_t stride = partial_floats(queries, attention->shape->head_dim);
+        size_t stride = partial_floats(queries, attention->shape->value_dim);
         for (int item; (item = walk->next - walk->done) < (num - before) * parts; walk_on(walk)) {
             int piece = before + item / parts, part = item % parts;
             int first_head = part * kv_heads / parts, last_head = (part + 1) * kv_heads / parts;
@@ -101,25 +102,30 @@ void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *ow
     }
 }
 
-void NAME(decode_combine)(const Attention *attention, ThreadTeam *team, char *shared)
+int NAME(decode_added)(const Attention *attention)
 {
-    int kv_heads = attention->shape->num_kv_heads, split = 0;
+    int split = 0;
     for (int index = 0; index < attention->batch->num_rows; index++) {
         Row row = row_of(attention->batch, index);
         split += num_pieces(attention, &row) > 1;
     }
-    Walk walk = walk_begin(team, split * kv_heads);
+    return split * attention->shape->num_kv_heads;
+}
+
+void NAME(decode_combine)(const Attention *attention, Walk *walk, char *shared)
+{
+    int kv_heads = attention->shape->num_kv_heads;
     float *partials = (float *)shared;
     for (int index = 0; index < attention->batch->num_rows; index++) {
         Row row = row_of(attention->batch, index);
         int num = num_pieces(attention, &row);
         if (num <= 1)
             continue;
-        size_t stride = partial_floats(queries_of(attention, &row), attention->shape->head_dim);
-        for (int head; (head = walk.next - walk.done) < kv_heads; walk_on(&walk))
+        size_t stride = partial_floats(queries_of(attention, &row), attention->shape->value_dim);
+        for (int head; (head = walk->next - walk->done) < kv_heads; walk_on(walk))
             combine(attention, &row, head, partials, num, stride);
         partials += num * stride;
-        walk.done += kv_heads;
+        walk->done += kv_heads;
     }
 }
 
@@ -135,6 +141,7 @@ size_t NAME(decode_shared_bytes)(const Attention *attention)
 
 size_t NAME(decode_own_bytes)(const Attention *attention)
 {
-    int queries = attention->shape->num_kv_heads * FEW_QUERIES, dim = attention->shape->head_dim;
-    return partial_floats(queries, dim) * sizeof(float) + (size_t)queries * dim * sizeof(prepared);
+    int queries = attention->shape->num_kv_heads * FEW_QUERIES;
+    return partial_floats(queries, attention->shape->value_dim) * sizeof(float) +
+           (size_t)queries * attention->shape->head_dim * sizeof(prepared);
 }

@@ -6,42 +6,48 @@
  *     strip of STRIP queries    scores = queries x panels of 32 keys, online softmax -> weights
  *                               sums += weights x panels of 32 of the values' elements
  *
- * A strip multiplies only positions that one of its queries sees. As chunks lie at fixed positions and invisible
- * positions weigh exactly 0, a query's result depends on its position, keys and values, not on how its row is cut.
+ * A strip multiplies only positions that one of its queries sees. Partial results begin anew at each multiple of PIECE
+ * positions and are added up in the pieces' order, by the thread that computes a block, or, if there are few blocks, in
+ * a second phase: then each piece of a row with a single block is an item. As pieces and chunks lie at fixed positions
+ * and invisible positions weigh exactly 0, a query's result depends on its position, keys and values, neither on how
+ * its row is cut nor on who adds up.
  */
 #include "attention_pack.h"
-#include "attention_rows.h"
+#include "attention_piece.h"
 #include "gemm.h"
 #include "transpose.h"
 
 #include <math.h>
 
-#define CHUNK 256
+#define CHUNK 256 /* PIECE is a multiple of it */
 #define STRIP 64
 #define MOST_QUERIES 512 /* queries of a block at most: a multiple of STRIP */
+#define ADDED 16         /* queries of an item of the second phase */
+#define MOST_KEPT (4 << 20) /* floats of partial results for each thread: what a second phase may cost in memory */
 
 /* A thread's buffers, for one block. */
 typedef struct {
-    elem *queries;       /* [MOST_QUERIES][head_dim] */
-    float *sums;         /* [MOST_QUERIES][head_dim] */
-    float *best, *total; /* [MOST_QUERIES] */
-    float *scores;       /* [STRIP][CHUNK] */
-    elem *weights;       /* [STRIP][CHUNK] */
-    elem *keys;          /* [CHUNK / 32] panels of head_dim inputs */
-    elem *values;        /* [head_dim / 32] panels of CHUNK inputs */
+    elem *queries;  /* [MOST_QUERIES][head_dim] */
+    Partial all;    /* of MOST_QUERIES: the pieces so far */
+    Partial piece;  /* the same: one more piece. The sums of both are in the elements' order. */
+    float *scores;  /* [STRIP][CHUNK] */
+    elem *weights;  /* [STRIP][CHUNK] */
+    elem *keys;     /* [CHUNK / 32] panels of head_dim inputs */
+    elem *values;   /* [value_dim / 32] panels of CHUNK inputs */
 } Scratch;
 
 /* Lay the buffers out from `at`, and return their end. Addresses are numbers, as there may be no memory yet. */
-static uintptr_t lay_scratch(Scratch *scratch, int dim, uintptr_t at)
+static uintptr_t lay_scratch(Scratch *scratch, const AttentionShape *shape, uintptr_t at)
 {
-    scratch->sums = (float *)at, at += MOST_QUERIES * dim * sizeof(float);
-    scratch->best = (float *)at, at += MOST_QUERIES * sizeof(float);
-    scratch->total = (float *)at, at += MOST_QUERIES * sizeof(float);
+    int dim = shape->head_dim, value_dim = shape->value_dim;
+    size_t partial = partial_floats(MOST_QUERIES, value_dim) * sizeof(float);
+    scratch->all = partial_at((float *)at, MOST_QUERIES), at += partial;
+    scratch->piece = partial_at((float *)at, MOST_QUERIES), at += partial;
     scratch->scores = (float *)at, at += STRIP * CHUNK * sizeof(float);
     scratch->queries = (elem *)at, at += MOST_QUERIES * dim * sizeof(elem);
     scratch->weights = (elem *)at, at += STRIP * CHUNK * sizeof(elem);
     scratch->keys = (elem *)at, at += CHUNK * dim * sizeof(elem);
-    scratch->values = (elem *)at, at += CHUNK * dim * sizeof(elem);
+    scratch->values = (elem *)at, at += CHUNK * value_dim * sizeof(elem);
     return at;
 }
 
@@ -140,10 +146,11 @@ static inline void soften(float *scores, int from, int to, int first, int last, 
 
 /* Attend a strip of a block to the chunk's packed positions start .. start + count. */
 static void attend_strip(const Queries *block, int first, int last, int start, int count,
-                         const Scratch *scratch)
+                         const Scratch *scratch, const Partial *partial)
 {
     const AttentionShape *shape = block->attention->shape;
-    int dim = shape->head_dim, at = first - block->first, rows = last - first;
+    int dim = shape->head_dim, value_dim = shape->value_dim, at = first - block->first, rows = last - first;
+    Partial strip = partial_from(partial, at, value_dim);
     int earliest = first_seen(position_of_query(block, first), shape->window) - start;
     int latest = position_of_query(block, last - 1) + 1 - start;
     int from = earliest > 0 ? earliest / PANEL * PANEL : 0;
@@ -162,33 +169,22 @@ static void attend_strip(const Queries *block, int first, int last, int start, i
                 vstore(at_k, soft_capped(vload(at_k) * shape->scale, shape->soft_cap) / shape->scale);
             }
         soften(scratch->scores + q * CHUNK, from, to, first_seen(position + start, shape->window) - start, seen,
-               shape->scale * LOG_BASE, scratch->best + at + q, scratch->total + at + q,
-               scratch->sums + (at + q) * dim, dim, scratch->weights + q * CHUNK);
+               shape->scale * LOG_BASE, strip.best + q, strip.total + q, strip.sums + q * value_dim, value_dim,
+               scratch->weights + q * CHUNK);
     }
-    for (int d = 0; d < dim; d += PANEL)
+    for (int d = 0; d < value_dim; d += PANEL)
         NAME(panel_multiply)(scratch->weights + from, CHUNK, rows,
-                             scratch->values + (size_t)d * CHUNK + from * PANEL, to - from,
-                             scratch->sums + at * dim + d, dim, true);
+                             scratch->values + (size_t)d * CHUNK + from * PANEL, to - from, strip.sums + d, value_dim,
+                             true);
 }
 
-static void attend_block_of(const Queries *block, const Scratch *scratch)
+/* Attend a block to the positions first .. end, a piece or less of it. */
+static void attend_positions(const Queries *block, int start, int end, const Scratch *scratch, const Partial *partial)
 {
     const Attention *attention = block->attention;
-    int dim = attention->shape->head_dim, count = block->last - block->first;
-    for (int q = 0; q < count; q++) {
-        memcpy(scratch->queries + q * dim, query_of(attention, block->row, block->kv_head, block->first + q),
-               sizeof(elem) * dim);
-        bool has_sink = attention->shape->sinks != NULL; /* It counts as a score that was seen before all others. */
-        scratch->best[q] =
-            has_sink ? sink_of(attention, block->kv_head, block->first + q) * LOG_BASE : NO_SCORE;
-        scratch->total[q] = has_sink;
-    }
-    memset(scratch->sums, 0, sizeof(float) * count * dim);
-
+    int dim = attention->shape->head_dim, value_dim = attention->shape->value_dim;
     const elem *keys = attention->pages->keys + block->kv_head * attention->pages->head_stride;
     const elem *values = attention->pages->values + block->kv_head * attention->pages->head_stride;
-    int start = first_seen(position_of_query(block, block->first), attention->shape->window);
-    int end = position_of_query(block, block->last - 1) + 1;
     for (int chunk = start / CHUNK * CHUNK; chunk < end; chunk += CHUNK) {
         int skipped = start > chunk ? (start - chunk) / PANEL * PANEL : 0; /* panels that no query sees */
         int held = end - chunk < CHUNK ? end - chunk : CHUNK;
@@ -196,26 +192,127 @@ static void attend_block_of(const Queries *block, const Scratch *scratch)
         locate(attention->pages, block->row->table, chunk + skipped, held - skipped, offsets + skipped);
         for (int k = skipped; k < held; k += PANEL)
             pack_keys(keys, offsets + k, held - k, dim, scratch->keys + k * dim);
-        pack_values(values, offsets, skipped, start - chunk, held, dim, scratch->values);
+        pack_values(values, offsets, skipped, start - chunk, held, value_dim, scratch->values);
         for (int first = block->first; first < block->last; first += STRIP) {
             int last = first + STRIP < block->last ? first + STRIP : block->last;
-            attend_strip(block, first, last, chunk, held, scratch);
+            attend_strip(block, first, last, chunk, held, scratch, partial);
         }
-    }
-    for (int q = 0; q < count; q++) {
-        elem *out = out_of(attention, block->row, block->kv_head, block->first + q);
-        for (int d = 0; d < dim; d += LANES)
-            vstore_elem(out + d, vload(scratch->sums + q * dim + d) / scratch->total[q]);
     }
 }
 
-/* ---- the phase ---- */
+/* Find a piece's partial results for a block, whose queries are prepared. Sinks count as scores that were seen before
+ * all others. */
+static void attend_piece_of(const Queries *block, int piece, const Scratch *scratch, const Partial *partial)
+{
+    const Attention *attention = block->attention;
+    int start = first_seen(position_of_query(block, block->first), attention->shape->window);
+    int end = position_of_query(block, block->last - 1) + 1, count = block->last - block->first;
+    clear(partial, count, attention->shape->value_dim);
+    if (attention->shape->sinks && piece == start / PIECE)
+        for (int q = 0; q < count; q++) {
+            partial->best[q] = sink_of(attention, block->kv_head, block->first + q) * LOG_BASE;
+            partial->total[q] = 1;
+        }
+    attend_positions(block, start > piece * PIECE ? start : piece * PIECE,
+                     end < (piece + 1) * PIECE ? end : (piece + 1) * PIECE, scratch, partial);
+}
+
+/* Add one query's next piece to its pieces so far. Not inlined, so that it rounds alike wherever it is called. */
+static __attribute__((noinline)) void add_piece(const Partial *all, const Partial *piece, int dim)
+{
+    float best = fmaxf(*all->best, *piece->best);
+    float before = raised(vset(*all->best - best))[0], added = raised(vset(*piece->best - best))[0];
+    *all->best = best;
+    *all->total = *all->total * before + *piece->total * added;
+    for (int d = 0; d < dim; d += LANES)
+        vstore(all->sums + d, vload(all->sums + d) * before + vload(piece->sums + d) * added);
+}
+
+static void store_query(const Partial *query, int dim, elem *out)
+{
+    for (int d = 0; d < dim; d += LANES)
+        vstore_elem(out + d, vload(query->sums + d) / *query->total);
+}
+
+static void copy_queries(const Queries *block, elem *to)
+{
+    int dim = block->attention->shape->head_dim;
+    for (int q = block->first; q < block->last; q++, to += dim)
+        memcpy(to, query_of(block->attention, block->row, block->kv_head, q), sizeof(elem) * dim);
+}
+
+/* Attend a block to all that it sees. */
+static void attend_block_of(const Queries *block, const Scratch *scratch)
+{
+    const Attention *attention = block->attention;
+    int dim = attention->shape->value_dim, count = block->last - block->first;
+    int first = first_seen(position_of_query(block, block->first), attention->shape->window) / PIECE;
+    int last = position_of_query(block, block->last - 1) / PIECE;
+    copy_queries(block, scratch->queries);
+    attend_piece_of(block, first, scratch, &scratch->all);
+    for (int piece = first + 1; piece <= last; piece++) {
+        attend_piece_of(block, piece, scratch, &scratch->piece);
+        for (int q = 0; q < count; q++) {
+            Partial all = partial_from(&scratch->all, q, dim), next = partial_from(&scratch->piece, q, dim);
+            add_piece(&all, &next, dim);
+        }
+    }
+    for (int q = 0; q < count; q++) {
+        Partial query = partial_from(&scratch->all, q, dim);
+        store_query(&query, dim, out_of(attention, block->row, block->kv_head, block->first + q));
+    }
+}
+
+/* ---- phases ---- */
+
+static int queries_of_head(const Attention *attention, const Row *row) { return row->num_tokens * attention->group; }
 
 /* Return the blocks of a row; 0 for a row that decode computes. */
 static int num_blocks(const Attention *attention, const Row *row)
 {
-    int queries = has_few(attention, row) ? 0 : row->num_tokens * attention->group;
+    int queries = has_few(attention, row) ? 0 : queries_of_head(attention, row);
     return round_up(queries, MOST_QUERIES) / MOST_QUERIES;
+}
+
+/* Return the pieces of a row whose pieces may be items; 0 for any other row. */
+static int pieces_to_split(const Attention *attention, const Row *row)
+{
+    int pieces = (row->kv_len - 1) / PIECE + 1 - first_piece(attention, row);
+    return num_blocks(attention, row) == 1 && pieces > 1 ? pieces : 0;
+}
+
+static size_t split_floats(const Attention *attention, const Row *row)
+{
+    int queries = queries_of_head(attention, row), kv_heads = attention->shape->num_kv_heads;
+    return pieces_to_split(attention, row) * kv_heads * partial_floats(queries, attention->shape->value_dim);
+}
+
+/* Return the partial results of a split row's piece, of which all are kept from `at` on. */
+static Partial split_piece(const Attention *attention, const Row *row, int kv_head, int piece, float *at)
+{
+    int queries = queries_of_head(attention, row);
+    size_t stride = partial_floats(queries, attention->shape->value_dim);
+    return partial_at(at + (kv_head * pieces_to_split(attention, row) + piece) * stride, queries);
+}
+
+/* Return the bytes of what is kept of the rows that are split: of none if there are enough blocks for all threads, or
+ * too much would be kept. */
+size_t NAME(extend_shared_bytes)(const Attention *attention, int threads)
+{
+    size_t floats = 0, blocks = 0;
+    for (int index = 0; index < attention->batch->num_rows; index++) {
+        Row row = row_of(attention->batch, index);
+        blocks += num_blocks(attention, &row) * attention->shape->num_kv_heads;
+        floats += split_floats(attention, &row);
+    }
+    return blocks < 2 * (size_t)threads && floats <= (size_t)threads * MOST_KEPT ? floats * sizeof(float) : 0;
+}
+
+/* Return the number of a row's items. */
+static int items_of_row(const Attention *attention, const Row *row)
+{
+    int pieces = attention->splits ? pieces_to_split(attention, row) : 0;
+    return (pieces ? pieces : num_blocks(attention, row)) * attention->shape->num_kv_heads;
 }
 
 int NAME(extend_items)(const Attention *attention)
@@ -223,31 +320,82 @@ int NAME(extend_items)(const Attention *attention)
     int items = 0;
     for (int index = 0; index < attention->batch->num_rows; index++) {
         Row row = row_of(attention->batch, index);
-        items += num_blocks(attention, &row) * attention->shape->num_kv_heads;
+        items += items_of_row(attention, &row);
     }
     return items;
 }
 
-void NAME(extend)(const Attention *attention, Walk *walk, char *own)
+void NAME(extend)(const Attention *attention, Walk *walk, char *shared, char *own)
 {
-    int kv_heads = attention->shape->num_kv_heads;
+    float *kept = (float *)shared;
     Scratch scratch;
-    lay_scratch(&scratch, attention->shape->head_dim, (uintptr_t)own);
+    lay_scratch(&scratch, attention->shape, (uintptr_t)own);
     for (int index = 0; index < attention->batch->num_rows; index++) {
         Row row = row_of(attention->batch, index);
-        int queries = row.num_tokens * attention->group, blocks = num_blocks(attention, &row);
-        for (int item; (item = walk->next - walk->done) < blocks * kv_heads; walk_on(walk)) {
+        int queries = queries_of_head(attention, &row), blocks = num_blocks(attention, &row);
+        int pieces = attention->splits ? pieces_to_split(attention, &row) : 0, items = items_of_row(attention, &row);
+        for (int item; (item = walk->next - walk->done) < items; walk_on(walk)) {
+            if (pieces) {
+                Queries block = {attention, &row, item / pieces, 0, queries};
+                Partial partial = split_piece(attention, &row, block.kv_head, item % pieces, kept);
+                copy_queries(&block, scratch.queries);
+                attend_piece_of(&block, first_piece(attention, &row) + item % pieces, &scratch, &partial);
+                continue;
+            }
             int first = (blocks - 1 - item % blocks) * MOST_QUERIES;
             int last = first + MOST_QUERIES < queries ? first + MOST_QUERIES : queries;
             Queries block = {attention, &row, item / blocks, first, last};
             attend_block_of(&block, &scratch);
         }
-        walk->done += blocks * kv_heads;
+        kept += pieces ? split_floats(attention, &row) : 0;
+        walk->done += items;
+    }
+}
+
+/* Return the items of a row in the second phase. */
+static int added_items(const Attention *attention, const Row *row)
+{
+    int parts = round_up(queries_of_head(attention, row), ADDED) / ADDED;
+    return attention->splits && pieces_to_split(attention, row) ? parts * attention->shape->num_kv_heads : 0;
+}
+
+int NAME(extend_added)(const Attention *attention)
+{
+    int items = 0;
+    for (int index = 0; index < attention->batch->num_rows; index++) {
+        Row row = row_of(attention->batch, index);
+        items += added_items(attention, &row);
+    }
+    return items;
+}
+
+void NAME(extend_combine)(const Attention *attention, Walk *walk, char *shared)
+{
+    float *kept = (float *)shared;
+    int kv_heads = attention->shape->num_kv_heads, dim = attention->shape->value_dim;
+    for (int index = 0; index < attention->batch->num_rows; index++) {
+        Row row = row_of(attention->batch, index);
+        int queries = queries_of_head(attention, &row), pieces = pieces_to_split(attention, &row);
+        int items = added_items(attention, &row);
+        for (int item; (item = walk->next - walk->done) < items; walk_on(walk)) {
+            int head = item % kv_heads, first = item / kv_heads * ADDED;
+            for (int q = first; q < queries && q < first + ADDED; q++) {
+                Partial start = split_piece(attention, &row, head, 0, kept), all = partial_from(&start, q, dim);
+                for (int piece = 1; piece < pieces; piece++) {
+                    Partial next = split_piece(attention, &row, head, piece, kept);
+                    next = partial_from(&next, q, dim);
+                    add_piece(&all, &next, dim);
+                }
+                store_query(&all, dim, out_of(attention, &row, head, q));
+            }
+        }
+        kept += items ? split_floats(attention, &row) : 0;
+        walk->done += items;
     }
 }
 
 size_t NAME(extend_own_bytes)(const Attention *attention)
 {
     Scratch scratch;
-    return NAME(extend_items)(attention) ? lay_scratch(&scratch, attention->shape->head_dim, 0) : 0;
+    return NAME(extend_items)(attention) ? lay_scratch(&scratch, attention->shape, 0) : 0;
 }

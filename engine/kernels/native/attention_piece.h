@@ -32,12 +32,12 @@ typedef float prepared, weight;
 /* The partial results of some queries. */
 typedef struct {
     float *best, *total; /* [queries] */
-    float *sums;         /* [queries][head_dim], `Two` after `Two` (with a bfloat16 product: `Halves`) */
+    float *sums;         /* [queries][value_dim], `Two` after `Two` (with a bfloat16 product: `Halves`) */
 } Partial;
 
-static inline size_t partial_floats(int queries, int head_dim)
+static inline size_t partial_floats(int queries, int value_dim)
 {
-    return ((size_t)queries * (head_dim + 2) + 15) / 16 * 16;
+    return ((size_t)queries * (value_dim + 2) + 15) / 16 * 16;
 }
 
 static inline Partial partial_at(float *floats, int queries)
@@ -248,7 +248,7 @@ static inline int num_pieces(const Attention *attention, const Row *row)
 static inline size_t kept_floats(const Attention *attention, const Row *row)
 {
     int num = num_pieces(attention, row);
-    return num > 1 ? num * partial_floats(queries_of(attention, row), attention->shape->head_dim) : 0;
+    return num > 1 ? num * partial_floats(queries_of(attention, row), attention->shape->value_dim) : 0;
 }
 
 /* Prepare a row's queries of one KV head. */
@@ -274,7 +274,7 @@ static inline void attend_block(const Attention *attention, const Row *row, int 
                                 int first, int last, const int64_t *offsets, const Partial *partial)
 {
     const AttentionShape *shape = attention->shape;
-    int dim = shape->head_dim, count = row->num_tokens * attention->group;
+    int dim = shape->head_dim, value_dim = shape->value_dim, count = row->num_tokens * attention->group;
     int unseen = first_seen(position_of(row, 0), shape->window) - first; /* These may hold anything, even NaN. */
     const elem *keys = attention->pages->keys + kv_head * attention->pages->head_stride;
     const elem *values = attention->pages->values + kv_head * attention->pages->head_stride;
@@ -286,11 +286,12 @@ static inline void attend_block(const Attention *attention, const Row *row, int 
             score(queries, keys, offsets, dim, true, scores);
         else
             score(queries + (size_t)q * dim, keys, offsets, dim, false, scores);
-        Partial query = partial_from(partial, q, dim);
-        weigh(shape, scores, first_seen(position, shape->window) - first, end - first, &query, dim,
-              weights + q * BLOCK);
+        Partial query = partial_from(partial, q, value_dim);
+        weigh(shape, scores, first_seen(position, shape->window) - first, end - first, &query,
+              value_dim, weights + q * BLOCK);
     }
-    add_all_values(count, weights, values, offsets, unseen > 0 ? unseen : 0, last - first, partial->sums, dim);
+    add_all_values(count, weights, values, offsets, unseen > 0 ? unseen : 0, last - first, partial->sums,
+                   value_dim);
 }
 
 #endif

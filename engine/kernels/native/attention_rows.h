@@ -22,7 +22,8 @@ typedef struct {
     elem *out;
     ptrdiff_t query_stride, out_stride;
     int group; /* queries that share a KV head */
-    int parts; /* into which decode's items divide the KV heads if there are few pieces; changes no result */
+    int parts;   /* into which decode's items divide the KV heads if there are few pieces; changes no result */
+    bool splits; /* whether pieces of extend's rows with a single block are items; changes no result */
 } Attention;
 
 typedef struct {
@@ -74,7 +75,7 @@ static inline const elem *query_of(const Attention *attention, const Row *row, i
 static inline elem *out_of(const Attention *attention, const Row *row, int kv_head, int query)
 {
     return attention->out + (row->first_token + query / attention->group) * attention->out_stride +
-           (kv_head * attention->group + query % attention->group) * attention->shape->head_dim;
+           (kv_head * attention->group + query % attention->group) * attention->shape->value_dim;
 }
 
 /* Return the sink of a query, which has the number `query` of a KV head. */
@@ -126,14 +127,18 @@ static inline void walk_on(Walk *walk) { walk->next = team_take(walk->team, walk
 int NAME(extend_items)(const Attention *attention);
 int NAME(decode_pieces)(const Attention *attention); /* an item for each piece and part */
 int NAME(cascade_items)(const Attention *attention);
-void NAME(extend)(const Attention *attention, Walk *walk, char *own);
+void NAME(extend)(const Attention *attention, Walk *walk, char *shared, char *own);
 void NAME(cascade)(const Attention *attention, Walk *walk, char *shared, char *own);
 void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *own);
 
-/* Add up the pieces, in a phase of its own, if decode has shared bytes. */
-void NAME(decode_combine)(const Attention *attention, ThreadTeam *team, char *shared);
+/* Add up the pieces, in a phase of its own if there are shared bytes: its items, and the functions. */
+int NAME(extend_added)(const Attention *attention);
+int NAME(decode_added)(const Attention *attention);
+void NAME(extend_combine)(const Attention *attention, Walk *walk, char *shared);
+void NAME(decode_combine)(const Attention *attention, Walk *walk, char *shared);
 
 /* Bytes that they need: shared by all threads, and for each thread. */
+size_t NAME(extend_shared_bytes)(const Attention *attention, int threads);
 size_t NAME(decode_shared_bytes)(const Attention *attention);
 size_t NAME(decode_own_bytes)(const Attention *attention);
 size_t NAME(extend_own_bytes)(const Attention *attention);

@@ -31,8 +31,8 @@ typedef struct {
 static AttentionShape shape_of(const Model *model, const Layer *layer)
 {
     return (AttentionShape){.num_heads = model->num_heads, .num_kv_heads = model->num_kv_heads,
-                            .head_dim = model->head_dim, .window = layer->window, .scale = model->attention_scale,
-                            .soft_cap = model->soft_cap, .sinks = layer->sinks};
+                            .window = layer->window, .head_dim = model->head_dim, .value_dim = model->head_dim,
+                            .scale = model->attention_scale, .soft_cap = model->soft_cap, .sinks = layer->sinks};
 }
 
 static char *carve(char **at, size_t rows, size_t row_bytes)
@@ -69,11 +69,25 @@ static const Experts *experts_of(const Model *model)
     return NULL;
 }
 
+/* Return the bytes that attention needs in the layer that needs most: windows decide what it keeps. */
+static size_t attention_scratch(const Model *model, const Batch *batches, int threads)
+{
+    size_t most = 0;
+    for (int index = 0; index < model->num_layers; index++) {
+        const Layer *layer = &model->layers[index];
+        if (index && layer->window == layer[-1].window && layer->table == layer[-1].table)
+            continue;
+        AttentionShape shape = shape_of(model, layer);
+        size_t bytes = NAME(attention_bytes)(batches + layer->table, &shape, threads);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 /* Lay the buffers out from `at`, and return their end. */
 static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, int threads, char *at)
 {
     size_t rows = round_up(batch->num_tokens, BLOCK_ROWS), dim = model->head_dim;
-    AttentionShape shape = shape_of(model, model->layers);
     buffers->normed = (elem *)carve(&at, rows, model->hidden * sizeof(elem));
     buffers->qkv = (float *)carve(&at, rows, (model->num_heads + 2 * model->num_kv_heads) * dim * sizeof(float));
     buffers->query = (elem *)carve(&at, rows, model->num_heads * dim * sizeof(elem));
@@ -83,12 +97,7 @@ static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, i
     buffers->branch = norms_after ? (float *)carve(&at, rows, model->hidden * sizeof(float)) : NULL;
     buffers->cosines = (float *)carve(&at, rows, model->num_ropes * dim / 2 * sizeof(float));
     buffers->sines = (float *)carve(&at, rows, model->num_ropes * dim / 2 * sizeof(float));
-    int64_t scratch = 0;
-    for (int table = 0; table < model->num_tables; table++) {
-        int64_t bytes = NAME(attention_bytes)(batch + table, &shape, threads);
-        scratch = bytes > scratch ? bytes : scratch;
-    }
-    buffers->scratch = carve(&at, 1, scratch);
+    buffers->scratch = carve(&at, 1, attention_scratch(model, batch, threads));
     const Experts *experts = experts_of(model);
     if (experts)
         lay_out_experts(&buffers->experts, experts, model->hidden, rows, &at);

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 9 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
+#define RAYDIX_ABI 10 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -94,7 +94,8 @@ typedef struct {
 } Batch;
 
 /* Keys and values of one layer, or of the first of several: element (page, slot, head, d) of the keys lies at
- * keys + page * page_stride + slot * slot_stride + head * head_stride + d. Strides count elements. */
+ * keys + page * page_stride + slot * slot_stride + head * head_stride + d. Strides count elements. Where a value is the
+ * first numbers of its key (latent KV), both addresses are the same. */
 typedef struct {
     elem *keys, *values;
     int64_t layer_stride, page_stride, slot_stride, head_stride;
@@ -102,11 +103,30 @@ typedef struct {
 } Pages;
 
 typedef struct {
-    int32_t num_heads, num_kv_heads, head_dim, window;
+    int32_t num_heads, num_kv_heads, window;
+    int32_t head_dim, value_dim; /* numbers of a query and a key; of a value and a result */
     float scale;
     float soft_cap;     /* scores, times scale, become cap * tanh(score / cap) (arXiv:2408.00118); 0: they stay */
     const float *sinks; /* [num_heads] a further score of each query that has no value (gpt-oss), or NULL */
 } AttentionShape;
+
+/* A gated delta net, as engine/models/delta_net.py defines it. Each dimension of heads is a multiple of 32. */
+typedef struct {
+    const float *conv; /* [kernel][channels], the newest position last */
+    int32_t num_key_heads, num_value_heads, key_dim, value_dim, kernel, channels;
+} DeltaNet;
+
+/* Rows that advance by one token, and the layer's states. */
+typedef struct {
+    const elem *mixed;                /* [num_rows][channels], rows mixed_stride apart */
+    const float *decay, *strength;    /* [num_rows][num_value_heads]; of the decay the logarithm */
+    const int64_t *sources, *targets; /* [num_rows] slots */
+    elem *inputs;                     /* [slots][kernel - 1][channels] */
+    float *matrices;                  /* [slots][num_value_heads][key_dim][value_dim] */
+    float *out;                       /* [num_rows][num_value_heads][value_dim] */
+    int64_t mixed_stride;
+    int32_t num_rows;
+} DeltaRows;
 
 /* How a row's token is chosen: the parameters of engine/sampling_params.py, and the relevant state of the request. */
 typedef struct {

@@ -33,7 +33,7 @@ def test_the_batch_of_two_decodes_and_a_prefill() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 70), st.sampled_from([1, 1, 2, 9, 33])), min_size=1, max_size=6),
-    heads=st.sampled_from([Heads(1, 4, 8), Heads(2, 2, 8), Heads(6, 1, 8)]),
+    heads=st.sampled_from([Heads(1, 4, 8), Heads(2, 2, 8), Heads(6, 1, 8), Heads(6, 1, 8, latent=5)]),
     page_size=st.sampled_from([1, 3, 16]),
     window=st.sampled_from([None, 1, 7, 40]),
     max_scores=st.sampled_from([1 << 22, 50]),
@@ -64,7 +64,8 @@ def test_pages_of_eight_bits_are_read_as_what_they_stand_for() -> None:
     divisors = torch.tensor(scales).view(2, 1, 1, 1, 1)
     pages = (case.pages.layer(0) / divisors).to(FP8)
     step = ReferenceAttention(case.shape).prepare(case.batch, case.pages.null_page)
-    store_kv(pages, case.batch.slot_mapping, *case.new(), scales)
+    key, value = case.new()
+    store_kv(pages, case.batch.slot_mapping, key, value, scales)
     out = step.attend(pages, case.query(), None, scales)
     assert (pages[1].float().abs() == MAX_FP8).any()
 

@@ -51,7 +51,8 @@ def assert_same(case: SharedPages, isa: str | None = None) -> None:
         min_size=2,
         max_size=7,
     ),
-    heads=st.builds(Heads, st.integers(1, 5), st.integers(1, 3), st.sampled_from([32, 64, 96])),
+    heads=st.builds(Heads, st.integers(1, 5), st.integers(1, 3), st.sampled_from([32, 64, 96]))
+    | st.builds(Heads, st.integers(1, 16), st.just(1), st.just(96), st.just(64)),
     page_size=st.sampled_from([1, 3, 16, 48, 256]),
     soft_cap=st.sampled_from([None, None, 0.5]),
     has_sinks=st.booleans(),

@@ -87,6 +87,14 @@ _DEEPSEEK_V3 = {
     "topk_group": 2,
     "rope_scaling": {**_YARN_ROPE, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.9},
 }
+_DEEPSEEK_V3_DIRECT = {
+    **_DEEPSEEK_V3,
+    "q_lora_rank": None,
+    "head_dim": 32,
+    "qk_rope_head_dim": 32,  # The latent key has 64 numbers, which native attention computes, unlike 48.
+    "v_head_dim": 24,
+    "rope_interleave": False,
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
@@ -115,6 +123,8 @@ _HYBRID = {
     "initializer_range": 0.05,  # with larger weights, transformers in float32 is farther from float64 than 1e-4
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
+_NATIVE_STEPS = {"linear_key_head_dim": 32, "linear_value_head_dim": 64}
+"""Sizes of a delta net whose decodes the native kernel computes."""
 _SHARED_EXPERT = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
@@ -184,9 +194,9 @@ MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "minimax_m2": ("MiniMaxM2", {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}),
     "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
     "deepseek_v3": ("DeepseekV3", _DEEPSEEK_V3),
-    "deepseek_v3_direct": ("DeepseekV3", {**_DEEPSEEK_V3, "q_lora_rank": None, "rope_interleave": False}),
+    "deepseek_v3_direct": ("DeepseekV3", _DEEPSEEK_V3_DIRECT),
     "qwen3_next": ("Qwen3Next", {**_HYBRID, **_SHARED_EXPERT}),
-    "qwen3_5": ("Qwen3_5Text", {**_HYBRID, "tie_word_embeddings": True}),
+    "qwen3_5": ("Qwen3_5Text", {**_HYBRID, **_NATIVE_STEPS, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**_HYBRID, **_SHARED_EXPERT, "layer_types": _LISTED_LAYERS}),
     "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
     "seed_oss": ("SeedOss", {"attention_out_bias": True}),

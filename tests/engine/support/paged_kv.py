@@ -33,6 +33,8 @@ class Heads:
     """Queries a KV head."""
     num_kv_heads: int
     dim: int
+    latent: int | None = None
+    """Numbers of a key that are its value; None: values lie apart."""
 
     @property
     def num(self) -> int:
@@ -64,10 +66,11 @@ class Paged:
         self.window = window
         self.shape = AttentionShape(
             heads.num, heads.num_kv_heads, heads.dim, page_size, frozenset({window}),
-            soft_cap=soft_cap, has_sinks=has_sinks,
+            soft_cap=soft_cap, has_sinks=has_sinks, latent=heads.latent,
         )  # fmt: skip
         self.sinks = 3 * random(heads.num) if has_sinks else None
-        self._held = [random(2, start + n, heads.num_kv_heads, heads.dim) for start, n in rows]
+        parts = 2 if heads.latent is None else 1
+        self._held = [random(parts, start + n, heads.num_kv_heads, heads.dim) for start, n in rows]
         self._queries = [random(n, heads.num, heads.dim) for _, n in rows]
         self._fill(generator)
 
@@ -88,10 +91,10 @@ class Paged:
 
     def _fill(self, generator: torch.Generator) -> None:
         """Pages that hold what comes before the step."""
-        size, (_, longest, kv_heads, dim) = self.shape.page_size, max(held.shape for held in self._held)
+        size, (parts, longest, kv_heads, dim) = self.shape.page_size, max(held.shape for held in self._held)
         per_row = -(-longest // size)
         order = torch.randperm(per_row * len(self._held), generator=generator).tolist()
-        self.pages = KVPages(1, len(order), size, kv_heads, dim, self._held[0].dtype, CPU)
+        self.pages = KVPages(1, len(order), size, kv_heads, dim, self._held[0].dtype, CPU, parts)
         self.pages.layer(0)[:, : self.pages.num_pages] = torch.nan
         slots = self.pages.layer(0).flatten(1, 2)
         chunks = []
@@ -108,15 +111,15 @@ class Paged:
             yield held.shape[1] - len(query), held, query
 
     def attend(self, backend: AttentionBackend) -> torch.Tensor:
-        """Return the output of `backend`, [N, num_heads * head_dim]."""
-        store_kv(self.pages.layer(0), self.batch.slot_mapping, *self.new())
+        """Return the output of `backend`, [N, num_heads * value_dim]."""
+        key, *value = self.new()
+        store_kv(self.pages.layer(0), self.batch.slot_mapping, key, value[0] if value else None)
         step = backend.prepare(self.batch, self.pages.null_page)
         return step.attend(self.pages.layer(0), self.query(), self.window, sinks=self.sinks)
 
-    def new(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The step's keys and values, each [N, num_kv_heads, head_dim]."""
-        key, value = torch.cat([held[:, start:] for start, held, _ in self._rows()], dim=1)
-        return key, value
+    def new(self) -> torch.Tensor:
+        """The step's keys and values, [2, N, num_kv_heads, head_dim]; [1, ...] where keys hold the values."""
+        return torch.cat([held[:, start:] for start, held, _ in self._rows()], dim=1)
 
     def query(self) -> torch.Tensor:
         """The step's queries, [N, num_heads, head_dim]."""
@@ -127,7 +130,8 @@ class Paged:
         return torch.cat([self._row(start, held.double(), query.double()) for start, held, query in self._rows()])
 
     def _row(self, start: int, held: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        keys, values = held.repeat_interleave(query.shape[1] // held.shape[2], 2).transpose(1, 2)
+        parts = held.repeat_interleave(query.shape[1] // held.shape[2], 2).transpose(1, 2)
+        keys, values = parts[0], parts[-1][..., : self.shape.value_dim]
         positions = torch.arange(held.shape[1])
         queries = positions[start:, None]
         seen = (positions <= queries) & (positions > queries - (self.window or held.shape[1]))

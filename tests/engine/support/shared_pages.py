@@ -45,14 +45,15 @@ class SharedPages:
         self.window = window
         self.shape = AttentionShape(
             heads.num, heads.num_kv_heads, heads.dim, page_size, frozenset({window}),
-            soft_cap=soft_cap, has_sinks=has_sinks,
+            soft_cap=soft_cap, has_sinks=has_sinks, latent=heads.latent,
         )  # fmt: skip
+        parts = 2 if heads.latent is None else 1
         longest = {row.prefix: max(r.pages for r in rows if r.prefix == row.prefix) for row in rows}
         own = [-(-(row.before + row.new) // page_size) for row in rows]
         pages = iter(torch.randperm(sum(longest.values()) + sum(own), generator=generator).tolist())
         prefixes = {prefix: [next(pages) for _ in range(num)] for prefix, num in longest.items()}
         self.pages = KVPages(
-            1, sum(longest.values()) + sum(own), page_size, heads.num_kv_heads, heads.dim, dtype, CPU
+            1, sum(longest.values()) + sum(own), page_size, heads.num_kv_heads, heads.dim, dtype, CPU, parts
         )
         self.pages.layer(0)[:, : self.pages.num_pages] = torch.nan
         slots = self.pages.layer(0).flatten(1, 2)
@@ -62,7 +63,8 @@ class SharedPages:
             start = row.pages * page_size + row.before
             for page, position in zip(table, range(0, start + row.new, page_size), strict=True):
                 count = min(page_size, start + row.new - position)
-                kv = torch.randn(2, count, heads.num_kv_heads, heads.dim, generator=generator, dtype=torch.float64)
+                shape = parts, count, heads.num_kv_heads, heads.dim
+                kv = torch.randn(shape, generator=generator, dtype=torch.float64)
                 slots[:, page * page_size : page * page_size + count] = kv.to(dtype)
             chunks.append(chunk(start, row.new, table))
         self.batch = AttentionBatch.from_chunks(chunks, page_size, self.pages.null_page, CPU)
@@ -78,9 +80,9 @@ class SharedPages:
         return NativeAttention(shape, isa).prepare(self.batch, self.pages.null_page)
 
     def attend(self, is_cascade: bool, isa: str | None = None) -> torch.Tensor:
-        """Return the rows' attention on CPUs, [N, num_heads * head_dim]."""
+        """Return the rows' attention on CPUs, [N, num_heads * value_dim]."""
         return self.attend_by(self.step(is_cascade, isa))
 
     def attend_by(self, step: AttentionStep) -> torch.Tensor:
-        """Return the rows' attention by a step that was prepared, [N, num_heads * head_dim]."""
+        """Return the rows' attention by a step that was prepared, [N, num_heads * value_dim]."""
         return step.attend(self.pages.layer(0), self.query, self.window, sinks=self.sinks)

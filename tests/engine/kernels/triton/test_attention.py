@@ -157,7 +157,8 @@ def test_pages_of_eight_bits(dtype: torch.dtype, window: int | None) -> None:
     """The result is that of `reference`, which has its own test."""
     case, scales = Paged(MIXED, Heads(2, 2, 32), 3, window, dtype), (0.25, 2**-9)
     pages = (case.pages.layer(0).float() / torch.tensor(scales).view(2, 1, 1, 1, 1)).to(FP8)
-    store_kv(pages, case.batch.slot_mapping, *case.new(), scales)
+    key, value = case.new()
+    store_kv(pages, case.batch.slot_mapping, key, value, scales)
     triton, reference = (
         backend.prepare(case.batch, case.pages.null_page).attend(pages, case.query(), window, scales)
         for backend in (TritonAttention(case.shape), ReferenceAttention(case.shape))
