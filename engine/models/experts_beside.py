@@ -40,8 +40,8 @@ class ExpertsBeside(nn.Module):
         self.output_norm = nn.RMSNorm(hidden_size, eps=eps)
 
     @property
-    def rounds(self) -> bool:
-        """Whether the MLP's input may be rounded."""
+    def rounds(self) -> int:
+        """How many numbers of the MLP's input share a scale if that may be rounded; otherwise 0."""
         return rounds(self.mlp.gate_up_proj)
 
     def forward(self, x: torch.Tensor, normed: torch.Tensor, operations: Operations) -> torch.Tensor:

@@ -28,9 +28,11 @@ def peak_and_weights(model: Path) -> tuple[int, int]:
     return tensors.peak, weights
 
 
+_WINDOWS = [*["sliding_attention"] * 3, "full_attention"] * (NUM_LAYERS // 4)
 _LISTED: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 0] * (NUM_LAYERS // 2)},
     "qwen3_5_moe": {"layer_types": ["linear_attention", "full_attention"] * (NUM_LAYERS // 2)},
+    **{name: {"layer_types": _WINDOWS} for name in MORE_FAMILIES if name.startswith("gemma4")},
 }
 """What lists something for each layer."""
 

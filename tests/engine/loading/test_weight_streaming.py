@@ -39,7 +39,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             settings["paths"], groups, CPU, **{k: v for k, v in settings.items() if k != "paths"}
         )
 
-    monkeypatch.setattr(weights, "_copy_groups", copy)
+    monkeypatch.setattr(weights, "copy_groups", copy)
     return settings
 
 
