@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from engine.attention.pinned import on_host
 from engine.machine import usable_cores
 from engine.models.encoders.batch import EncoderBatch
 from engine.models.encoders.config import EncoderConfig
@@ -69,7 +70,7 @@ class EncoderRunner:
     def _compute(self, request_ids: Sequence[str], prompts: Sequence[Sequence[int]]) -> StepResult:
         if not prompts:
             return StepResult((), ())
-        values = self._encoder(EncoderBatch(prompts, self.device)).cpu()
+        values = on_host(self._encoder(EncoderBatch(prompts, self.device)))
         return StepResult(
             (), (), pooled={name: packed(own) for name, own in zip(request_ids, values, strict=True)}
         )

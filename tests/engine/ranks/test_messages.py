@@ -67,7 +67,7 @@ def test_a_step_arrives_as_it_was_sent(step: PreparedStep) -> None:
             if isinstance(sent, torch.Tensor):
                 assert sent.dtype == got.dtype and torch.equal(sent, got), field.name
             elif field.name not in ("chunks", "tails", "has_drafts", "batch", "states"):  # only rank 0 samples
-                assert sent == got if isinstance(sent, int) else list(sent) == list(got), field.name
+                assert sent == got if isinstance(sent, int | None) else list(sent) == list(got), field.name
     assert step.batch.states is not None and step.batch.states.rows[0].borders == [(4, 2)]
     received.token_ids(torch.tensor([17, 18]))  # it can be written to
     assert received.ids[0] == 17
