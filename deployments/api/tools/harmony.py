@@ -15,7 +15,7 @@ import re
 
 from deployments.api.tools.marked import parse_marked
 from deployments.api.tools.named import Functions
-from deployments.api.tools.scanner import Malformed, Scanner
+from deployments.api.tools.scanner import Malformed, Scanner, parse_arguments
 from deployments.api.tools.segments import Parser, Segment, SegmentKind
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -115,15 +115,6 @@ def parse_harmony(functions: Functions) -> Parser[None]:
             yield from at.spaces()
             if not (yield from at.mark(MESSAGE)):
                 raise Malformed
-        if (yield from at.spaces()) != "{":
-            raise Malformed
-        at.drop()
-        yield Segment("call", name)
-        try:
-            yield from at.value(shown=True)
-        except Malformed:  # the text has ended
-            return False
-        yield Segment("end")
-        return True
+        return (yield from parse_arguments(at, name))
 
     return parse_marked((NEXT + OPEN, OPEN), (CALL,), call)

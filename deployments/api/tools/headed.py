@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 from deployments.api.tools.marked import expect, parse_marked
 from deployments.api.tools.named import Functions
-from deployments.api.tools.scanner import Malformed, Scanner
-from deployments.api.tools.segments import Parser, Segment
+from deployments.api.tools.scanner import Malformed, Scanner, parse_arguments
+from deployments.api.tools.segments import Parser
 
 _ENDS_NAME = "<`{[( \n"
 _AROUND_NAME = re.compile(r"^functions\.|:\d+$")
@@ -101,15 +101,6 @@ def parse_headed(marks: HeadedMarks, functions: Functions) -> Parser[None]:
         if name not in functions:
             raise Malformed
         yield from expect(at, marks.after)
-        if (yield from at.spaces()) != "{":
-            raise Malformed
-        at.drop()
-        yield Segment("call", name)
-        try:
-            yield from at.value(shown=True)
-        except Malformed:  # the text has ended
-            return False
-        yield Segment("end")
-        return True
+        return (yield from parse_arguments(at, name))
 
     return parse_marked((marks.opens, marks.before[0]), (*marks.ends, marks.closes), call)

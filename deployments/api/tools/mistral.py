@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from deployments.api.tools.listed import list_of_calls
 from deployments.api.tools.named import Functions
-from deployments.api.tools.scanner import Malformed, Scanner
-from deployments.api.tools.segments import Parser, Segment
+from deployments.api.tools.scanner import Malformed, Scanner, parse_arguments
+from deployments.api.tools.segments import Parser
 
 MARK, ARGUMENTS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 MARKS = (MARK, ARGUMENTS, _ID)
@@ -45,16 +45,8 @@ def _named(at: Scanner, functions: Functions) -> Parser[None]:
     if found == _ID:
         yield from _until(at, "[{ \n")
         yield from at.mark(ARGUMENTS)
-    if (yield from at.spaces()) != "{":
-        raise Malformed
-    at.drop()
-    yield Segment("call", name)
-    try:
-        yield from at.value(shown=True)
-    except Malformed:
+    if not (yield from parse_arguments(at, name)):
         at.drop()
-        return
-    yield Segment("end")
 
 
 def _until(at: Scanner, ends: str) -> Parser[str]:

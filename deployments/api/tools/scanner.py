@@ -150,6 +150,24 @@ def parse_call(at: Scanner, names: Collection[str], keys: Collection[str]) -> Pa
     return True
 
 
+def parse_arguments(at: Scanner, name: str) -> Parser[bool]:
+    """Parse the object that a call of `name` has as arguments, and release it as it comes. What was held before
+    is dropped. Returns whether it was complete; if not, the text has ended in it, or the remainder is text.
+
+    Raises `Malformed` if there is no object, with all that was taken still held.
+    """
+    if (yield from at.spaces()) != "{":
+        raise Malformed
+    at.drop()
+    yield Segment("call", name)
+    try:
+        yield from at.value(shown=True)
+    except Malformed:
+        return False
+    yield Segment("end")
+    return True
+
+
 class _Call:
     """One call whose members arrive in any order."""
 
