@@ -6,12 +6,13 @@ one first that was not used for the longest time.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 
 from cache.node import Node
 
 
-class NodeStates:
+class NodeStates(ABC):
     """The numbers that nodes carry, and their order of eviction. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -19,16 +20,17 @@ class NodeStates:
         """Nodes whose state may be given up, the least recently used first, and seconds of its last use."""
         self._pins = Counter[Node]()
 
+    @abstractmethod
     def free(self, state: int) -> None:
         """Give a state back that was taken and that no node carries."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _carried(self, state: int) -> None:
         """Note that a node carries a state from now on."""
 
+    @abstractmethod
     def _dropped(self, state: int) -> None:
         """Give a state back that a node carried."""
-        raise NotImplementedError
 
     def keep(self, node: Node, state: int) -> None:
         """Let a node carry a state; free it if the node has one already."""

@@ -120,6 +120,9 @@ class WindowTails(NodeStates):
         """Give up a tail that no node carries."""
         self._count(self._tails.pop(tail), 0, -1)
 
+    def _carried(self, tail: int) -> None:
+        """It counts for its rows since it was made."""
+
     def _dropped(self, tail: int) -> None:
         self.free(tail)
 
