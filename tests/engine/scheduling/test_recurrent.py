@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from engine.beam_search import BeamParams
 from engine.errors import NeverFits
 from tests.engine.support.draft_sources import ScriptedDrafts
+from tests.engine.support.histories import Action, histories, play, served
 from tests.engine.support.script import Script
 
 SYSTEM = list(range(1, 41))
@@ -19,14 +19,6 @@ SYSTEM = list(range(1, 41))
 
 def hybrid(**options: Any) -> Script:
     return Script(**{"state_slots": 40, "num_pages": 256, **options})
-
-
-def served(script: Script, prompt: list[int], **options: Any) -> int:
-    """Run one request to its end; returns how many of its tokens were found."""
-    name = script.arrive(prompt, **options)
-    script.run()
-    assert script.tokens(name) == script.undisturbed(name)
-    return script.events[name][-1].num_cached
 
 
 def test_a_prompt_that_comes_again_goes_on_from_its_last_page() -> None:
@@ -134,17 +126,9 @@ def test_a_prefix_that_all_share_is_found_with_its_state() -> None:
         script.scheduler.share(namespace, SYSTEM[:20])
 
 
-ACTION = st.tuples(
-    st.sampled_from(["ask"] * 5 + ["step"] * 9 + ["turn", "turn", "abort", "fail", "reset"]),
-    st.integers(0, 3),
-    st.integers(1, 30),
-    st.integers(1, 12),
-)
-
-
 @settings(max_examples=150)
 @given(
-    st.lists(ACTION, max_size=60),
+    histories(longest_prompt=30),
     st.sampled_from([(12, 4), (48, 1), (30, 3), (4, 16)]),
     st.integers(0, 12),
     st.booleans(),
@@ -152,7 +136,7 @@ ACTION = st.tuples(
     st.sampled_from([3, 16, 64]),
 )
 def test_every_request_gets_the_tokens_it_would_get_alone(
-    actions: list[tuple[str, int, int, int]],
+    actions: list[Action],
     shape: tuple[int, int],
     num_snapshots: int,
     overlap: bool,
@@ -169,34 +153,6 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         limits={"max_running": 3, "max_step_tokens": step_tokens},
         drafter=None if right is None else ScriptedDrafts(right=right),
     )
-    do: dict[str, Callable[[int, int, int], object]] = {
-        "ask": lambda family, length, number: script.arrive(
-            [family // 2 * 50 + 1, *range(length), family], max_tokens=number, salt="a" * (family == 3)
-        ),
-        "turn": lambda family, length, number: _next_turn(script, family, number),
-        "abort": lambda family, length, number: script.abort(list(script.requests)[number % len(script.requests)]),
-        "fail": lambda family, length, number: setattr(script.runner, "fail_next", True),
-        "reset": lambda family, length, number: script.scheduler.reset_cache(),
-        "step": lambda family, length, number: script.loop.has_work and script.step(),
-    }
-    for action, *numbers in actions:
-        if script.requests or action == "ask":
-            do[action](*numbers)
-    script.runner.fail_next = False
-    script.run()
-    for name in script.requests:
-        tokens, _ = script.alone(name)
-        assert script.tokens(name) == tokens[: len(script.tokens(name))]
-        assert script.reason(name) in ("abort", "error") or script.tokens(name) == tokens
-    assert script.nothing_held()
-    script.scheduler.reset_cache()
+    play(script, actions)
     assert script.cache.snapshots is not None
     assert script.cache.snapshots.account().free == script.state_slots
-
-
-def _next_turn(script: Script, number: int, length: int) -> None:
-    """Go on with what a request has got so far, if there is room for it."""
-    name = list(script.requests)[number % len(script.requests)]
-    prompt = [*script.requests[name].prompt_ids, *script.tokens(name), 77]
-    if len(prompt) + length <= script.scheduler.max_model_len:
-        script.arrive(prompt, max_tokens=length)

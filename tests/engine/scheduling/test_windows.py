@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from engine.beam_search import BeamParams
 from engine.errors import NeverFits
 from tests.engine.support.draft_sources import ScriptedDrafts
+from tests.engine.support.histories import Action, histories, play, served
 from tests.engine.support.script import Script
 
 SYSTEM = list(range(1, 41))
@@ -19,14 +19,6 @@ SYSTEM = list(range(1, 41))
 
 def windowed(**options: Any) -> Script:
     return Script(**{"window": (8, 2), "num_pages": 256, "limits": {"max_step_tokens": 64}, **options})
-
-
-def served(script: Script, prompt: list[int], **options: Any) -> int:
-    """Run one request to its end; returns how many of its tokens were found."""
-    name = script.arrive(prompt, **options)
-    script.run()
-    assert script.tokens(name) == script.undisturbed(name)
-    return script.events[name][-1].num_cached
 
 
 def test_a_request_holds_pages_of_its_window_alone() -> None:
@@ -157,17 +149,9 @@ def test_a_prefix_that_all_share_is_found_with_its_tail() -> None:
         script.scheduler.share(namespace, SYSTEM[:20])
 
 
-ACTION = st.tuples(
-    st.sampled_from(["ask"] * 5 + ["step"] * 9 + ["turn", "turn", "abort", "fail", "reset"]),
-    st.integers(0, 3),
-    st.integers(1, 40),
-    st.integers(1, 12),
-)
-
-
 @settings(max_examples=150)
 @given(
-    st.lists(ACTION, max_size=60),
+    histories(longest_prompt=40),
     st.sampled_from([(60, 4), (200, 1), (90, 3), (24, 16)]),
     st.sampled_from([(1, 1), (5, 3), (9, 1), (16, 2), (23, 1)]),
     st.booleans(),
@@ -176,7 +160,7 @@ ACTION = st.tuples(
     st.booleans(),
 )
 def test_every_request_gets_the_tokens_it_would_get_alone(
-    actions: list[tuple[str, int, int, int]],
+    actions: list[Action],
     shape: tuple[int, int],
     window: tuple[int, int],
     overlap: bool,
@@ -195,36 +179,5 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         limits={"max_running": 3, "max_step_tokens": step_tokens},
         drafter=None if right is None else ScriptedDrafts(right=right),
     )
-    longest = script.scheduler.max_model_len
-    do: dict[str, Callable[[int, int, int], object]] = {
-        "ask": lambda family, length, number: script.arrive(
-            [family // 2 * 50 + 1, *range(length), family][: max(1, longest - number)],
-            max_tokens=min(number, longest - 1),
-            salt="a" * (family == 3),
-        ),
-        "turn": lambda family, length, number: _next_turn(script, family, number),
-        "abort": lambda family, length, number: script.abort(list(script.requests)[number % len(script.requests)]),
-        "fail": lambda family, length, number: setattr(script.runner, "fail_next", True),
-        "reset": lambda family, length, number: script.scheduler.reset_cache(),
-        "step": lambda family, length, number: script.loop.has_work and script.step(),
-    }
-    for action, *numbers in actions:
-        if script.requests or action == "ask":
-            do[action](*numbers)
-    script.runner.fail_next = False
-    script.run()
-    for name in script.requests:
-        tokens, _ = script.alone(name)
-        assert script.tokens(name) == tokens[: len(script.tokens(name))]
-        assert script.reason(name) in ("abort", "error") or script.tokens(name) == tokens
-    assert script.nothing_held()
-    script.scheduler.reset_cache()
+    play(script, actions)
     assert script.scheduler.account().free == num_pages
-
-
-def _next_turn(script: Script, number: int, length: int) -> None:
-    """Go on with what a request has got so far, if there is room for it."""
-    name = list(script.requests)[number % len(script.requests)]
-    prompt = [*script.requests[name].prompt_ids, *script.tokens(name), 77]
-    if len(prompt) + length <= script.scheduler.max_model_len:
-        script.arrive(prompt, max_tokens=length)
