@@ -20,7 +20,7 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config
-from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks
+from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks, seen_tiles
 
 _WIDE_BYTES = 256
 """Largest bytes of a head for which accumulators of 128 rows stay in registers."""
@@ -179,15 +179,7 @@ def _extend(
     if HAS_SINKS:  # counts as a score that was seen before all others
         highest = scores_of_sinks(sinks, head, packed < BLOCK_M // GROUP * GROUP)
         total = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
-    start = 0  # first position that any query sees
-    whole_start = 0  # first tile that all see, as far as the window goes
-    if WINDOW > 0:
-        start = tl.maximum(offset + first - WINDOW + 1, 0)
-        whole_start = tl.cdiv(tl.maximum(offset + last - WINDOW, 0), TILE)
-    end = offset + last
-    whole_end = tl.minimum(offset + first + 1, end) // TILE  # a tile may begin past the row's queries
-    whole_start = tl.minimum(whole_start, tl.cdiv(end, TILE))
-    whole_end = tl.maximum(whole_end, whole_start)
+    start, whole_start, whole_end, end = seen_tiles(offset, first, last, WINDOW, TILE)
     for phase in tl.static_range(3):
         if phase == 0:
             tile_begin, tile_end = start // TILE, whole_start

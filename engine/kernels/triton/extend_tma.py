@@ -16,7 +16,7 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import block_of, shared_memory
-from engine.kernels.triton.tile import LOG2_E, LOWEST, is_interpreted
+from engine.kernels.triton.tile import LOG2_E, LOWEST, is_interpreted, seen_tiles, weighed
 
 _OLDEST = (9, 0)
 TMA_ROWS = 128
@@ -130,10 +130,7 @@ def _attend_box(
     scores = tl.dot(query.to(dot_type), tl.trans(key), input_precision="ieee") * scale
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
-    risen = tl.maximum(highest, tl.max(scores, 1))
-    weights = tl.exp2(scores - risen[:, None])
-    shrink = tl.exp2(highest - risen)
-    total = total * shrink + tl.sum(weights, 1)
+    weights, shrink, risen, total = weighed(scores, highest, total)
     value = values.load([row, column]).to(query.dtype).to(dot_type)
     if MASKED:
         value = tl.where(exists[:, None], value, 0.0)
@@ -186,14 +183,7 @@ def _extend_tma(
     acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
     highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    start = 0  # first position that any query sees
-    whole_start = 0  # first tile that all see, as far as the window goes
-    if WINDOW > 0:
-        start = tl.maximum(offset + first - WINDOW + 1, 0)
-        whole_start = tl.cdiv(tl.maximum(offset + last - WINDOW, 0), TILE)
-    end = offset + last
-    whole_start = tl.minimum(whole_start, tl.cdiv(end, TILE))
-    whole_end = tl.maximum(tl.minimum(offset + first + 1, end) // TILE, whole_start)
+    start, whole_start, whole_end, end = seen_tiles(offset, first, last, WINDOW, TILE)
     table = block_table + row.to(tl.int64) * table_stride
     for phase in tl.static_range(3):
         if phase == 0:

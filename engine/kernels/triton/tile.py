@@ -58,6 +58,34 @@ def scores_of_sinks(sinks, heads, is_head):
 
 
 @triton.jit
+def weighed(scores, highest, total):
+    """Return the weights of a tile's scores, the factor of what was summed before, and the new `highest` and
+    `total` (`attend`).
+    """
+    risen = tl.maximum(highest, tl.max(scores, 1))
+    weights = tl.exp2(scores - risen[:, None])
+    shrink = tl.exp2(highest - risen)
+    return weights, shrink, risen, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def seen_tiles(offset, first, last, WINDOW: tl.constexpr, SIZE: tl.constexpr):
+    """Return what queries `first` to `last` of a row see, whose first one is at `offset`: the first position
+    that any of them sees; the first tile of SIZE positions of which all of them see everything, and the one after
+    the last; and the end of what any of them sees. WINDOW: 0 if there is none.
+    """
+    start = 0
+    whole_start = 0
+    if WINDOW > 0:
+        start = tl.maximum(offset + first - WINDOW + 1, 0)
+        whole_start = tl.cdiv(tl.maximum(offset + last - WINDOW, 0), SIZE)
+    end = offset + last
+    whole_start = tl.minimum(whole_start, tl.cdiv(end, SIZE))
+    whole_end = tl.minimum(offset + first + 1, end) // SIZE  # a tile may begin past the row's queries
+    return start, whole_start, tl.maximum(whole_end, whole_start), end
+
+
+@triton.jit
 def attend(
     acc,  # float32 [M, BLOCK_D]: sum of weighted values, relative to `highest`
     highest,  # float32 [M]: largest score so far
@@ -93,9 +121,6 @@ def attend(
         scores = _tanh(scores * (1.0 / (SOFT_CAP * _LOG2_E))) * (SOFT_CAP * _LOG2_E)
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
-    risen = tl.maximum(highest, tl.max(scores, 1))
-    weights = tl.exp2(scores - risen[:, None])
-    shrink = tl.exp2(highest - risen)
-    total = total * shrink + tl.sum(weights, 1)
+    weights, shrink, risen, total = weighed(scores, highest, total)
     acc = tl.dot(weights.to(dot_type), value, acc * shrink[:, None], input_precision="ieee")
     return acc, risen, total
