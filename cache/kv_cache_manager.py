@@ -23,7 +23,8 @@ from cache.page_ages import PageAges
 from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
-from cache.shared_prefixes import SharedPrefixes, own_namespace
+from cache.shared_in_tree import SharedInTree
+from cache.shared_prefixes import own_namespace
 from cache.snapshots import Snapshots, StateAccount
 from cache.windows import LeaseWindow, Window, WindowTails
 
@@ -79,8 +80,7 @@ class KVCacheManager:
         self._loans = Loans(self._tree)
         self._num_private = self._num_groups = 0
         self._block_tokens = block_tokens
-        self._shared: dict[Namespace, SharedPrefixes] = {}
-        self._shared_ends: list[Node] = []
+        self._shared = SharedInTree(self._tree, block_tokens, self.ends)
         self.num_shared_pages = 0
         """Pages of prefixes that all namespaces share, which are locked for good."""
 
@@ -120,12 +120,11 @@ class KVCacheManager:
 
     def peek(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Count the tokens that a match would find; change nothing, not even the eviction order. O(result)."""
-        return self._reusable(*self._find(namespace, tokens))[1]
+        return self._reusable(*self._shared.find(namespace, tokens))[1]
 
     def block_hashes(self, namespace: Namespace, tokens: Sequence[int]) -> list[int]:
         """Return the hashes of the whole blocks of `tokens`, as `prefix_log` names them. O(tokens)."""
-        shared = self._shared.get(own_namespace(namespace)) or SharedPrefixes()
-        return shared.chain(namespace, tokens, self._block_tokens or self.page_size)
+        return self._shared.chain(namespace, tokens)
 
     def match(self, namespace: Namespace, tokens: Sequence[int], now: float) -> Match:
         """Return the longest held prefix of `tokens`, at most len(tokens) - 1 so that one token is left to
@@ -134,7 +133,7 @@ class KVCacheManager:
         Splits the nodes in which the match and its whole pages end, and touches the path. O(tokens in the nodes
         passed).
         """
-        node, seen = self._find(namespace, tokens)
+        node, seen = self._shared.find(namespace, tokens)
         node, length = self._reusable(node, seen)
         if node is None or not length:
             return Match(namespace, 0, seen=seen)
@@ -176,7 +175,7 @@ class KVCacheManager:
         """Keep the whole pages of the longest held prefix of `tokens` as they are until `take_back`; None if there
         is none. This is no use of them (see `loans`).
         """
-        return self._loans.lend(*self._find(namespace, [*tokens, ANY_TOKEN]))
+        return self._loans.lend(*self._shared.find(namespace, [*tokens, ANY_TOKEN]))
 
     def take_back(self, loan: Loan) -> None:
         """End a loan, exactly once."""
@@ -191,26 +190,10 @@ class KVCacheManager:
         """
         if not self._prefix_cache or namespace != own_namespace(namespace):
             raise ValueError("prefixes are shared with a prefix cache, in a namespace without a salt")
-        shared = self._shared.setdefault(namespace, SharedPrefixes(self.page_size, self._block_tokens))
-        length = len(tokens) - len(tokens) % shared.unit
-        if not length:
-            return 0
-        root = self._tree.find_root(namespace)
-        node, found = (None, 0) if root is None else self._tree.walk(root, tokens, length)
-        if node is None or found < length:
-            raise ValueError(f"{length} tokens are to be shared, but only {found} of them are held: compute them")
-        end = self._tree.cut(node, length)
-        if self.ends is not None and end.state is None:
-            raise ValueError(f"{length} tokens are to be shared, but the state after them is not held")
-        if end not in self._shared_ends:
-            self._shared_ends.append(end)
-            self._tree.lock(end)
-            if self.ends is not None:
-                self.ends.pin(end)  # for good
-            tables = map(self._tree.table, self._shared_ends)
-            self.num_shared_pages = len({page for table in tables for page in table})
-            self.num_shared_pages += 0 if self.tails is None else self.tails.pinned_pages
-        return shared.add(tokens[:length])
+        num_tokens = self._shared.share(namespace, tokens)
+        self.num_shared_pages = self._shared.count_pages()
+        self.num_shared_pages += 0 if self.tails is None else self.tails.pinned_pages
+        return num_tokens
 
     def shared_tokens(self, lease: Lease) -> int:
         """Count the leading tokens that another lease or a pending copy holds as well. O(depth).
@@ -444,22 +427,6 @@ class KVCacheManager:
         freed = self._pool.num_free - before
         self.stats.reset_pages += freed
         return freed
-
-    def _find(self, namespace: Namespace, tokens: Sequence[int]) -> tuple[Node | None, int]:
-        if len(tokens) < 2:
-            return None, 0
-        root, stop = self._tree.find_root(namespace), len(tokens) - 1
-        own = own_namespace(namespace)
-        shared = self._shared.get(own)
-        length = 0 if shared is None else shared.length(namespace, tokens)
-        if length:
-            root = self._tree.find_root(own)
-            assert root is not None, "shared prefixes are locked"
-            end, _ = self._tree.walk(root, tokens, length)
-            root = (end.gates or {}).get(namespace, end)
-            if root is end:
-                return end, length
-        return (None, 0) if root is None else self._tree.walk(root, tokens, stop)
 
     def _reusable(self, node: Node | None, length: int) -> tuple[Node | None, int]:
         """Return where what was found can be continued: at the deepest snapshot or tail, where they are needed."""

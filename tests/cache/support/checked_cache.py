@@ -81,7 +81,7 @@ class CheckedCache:
     def shared_pages(self) -> set[int]:
         """The pages of shared prefixes."""
         tree = self.cache._tree
-        return {page for end in self.cache._shared_ends for page in tree.table(end)}
+        return {page for end in self.cache._shared.nodes for page in tree.table(end)}
 
     def num_shared(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """By brute force: the tokens that a request has of the longest shared prefix."""
@@ -376,7 +376,7 @@ class CheckedCache:
 
     def check_locks(self) -> None:
         """Check that exactly the paths of clients and shared prefixes are locked. Call between operations only."""
-        pins: dict[Node, int] = dict.fromkeys(self.cache._shared_ends, 1)
+        pins: dict[Node, int] = dict.fromkeys(self.cache._shared.nodes, 1)
         for client in self.clients:
             for node in (client.lease.node, client.lease.source):
                 if node is not None:
@@ -391,12 +391,12 @@ class CheckedCache:
         for client in self.clients:
             assert client.lease.node is not None
             others = [c.lease.node for c in self.clients if c is not client]
-            others += [*(c.lease.source for c in self.clients), *self.cache._shared_ends]
+            others += [*(c.lease.source for c in self.clients), *self.cache._shared.nodes]
             others += [loan.node for loan, _ in self.loans]
             above = {node for other in others if other is not None for node in self.cache._tree.path(other)}
             ends = [node.end for node in self.cache._tree.path(client.lease.node) if node in above]
             assert self.cache.shared_tokens(client.lease) == max(ends, default=0)
-        held: list[Node | None] = [*self.cache._shared_ends]
+        held: list[Node | None] = [*self.cache._shared.nodes]
         for client in self.clients:
             held += [client.lease.node, client.lease.source]
         used = {node for end in held if end is not None for node in self.cache._tree.path(end)}
