@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ def start_ray(num_cpus: int, directory: Path) -> None:
     """Start Ray, with its files in `directory`; the caller shuts it down."""
     import ray
 
+    # On a busy machine Serve's proxy takes longer to start than the 5 s after which Serve kills it.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     ray.init(
         address="local",
         num_cpus=num_cpus,
