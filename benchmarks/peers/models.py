@@ -92,6 +92,36 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10_000.0,
     },
+    "gpt-oss-0.7b": _COMMON
+    | {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "vocab_size": 201_088,
+        "hidden_size": 768,
+        "intermediate_size": 768,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "layer_types": ["full_attention" if number % 2 else "sliding_attention" for number in range(12)],
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
     "llama-15m": _COMMON
     | {
         "architectures": ["LlamaForCausalLM"],
@@ -109,7 +139,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
     },
 }
-"""By name, as their config.json; 596, 542, 486 and 14.9 million parameters."""
+"""By name, as their config.json; 596, 542, 486, 670 and 14.9 million parameters."""
 FIRST_WORD = 256
 """Ids below are single bytes; the last id is the end of text. Those between may stand in a prompt."""
 END = "<|endoftext|>"
@@ -142,47 +172,74 @@ def make_model(name: str, root: Path, seed: int = 0) -> Path:
 
 
 def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """All tensors of a checkpoint by name: [out, in] for matrices, the embeddings [vocabulary, hidden]."""
-    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    """All tensors of a checkpoint by name: [out, in] for matrices, [experts, in, out] for stacked ones, the
+    embeddings [vocabulary, hidden].
+    """
+    hidden = config["hidden_size"]
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if config["model_type"] == "gemma3_text":
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    layer: dict[str, tuple[int, ...]] = {f"{norm}.weight": (hidden,) for norm in norms}
+    layer |= _attention_shapes(config) | _mlp_shapes(config)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for number in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    return shapes | {"model.norm.weight": (hidden,)}
+
+
+def _attention_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, head = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "post_attention_layernorm": (hidden,),
+    outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": hidden}
+    inputs = {name: queries if name == "o_proj" else hidden for name in outputs}
+    found: dict[str, tuple[int, ...]] = {
+        f"self_attn.{name}.weight": (width, inputs[name]) for name, width in outputs.items()
     }
-    mlps = ["mlp"]
+    if config["model_type"] == "gpt_oss":
+        found |= {f"self_attn.{name}.bias": (width,) for name, width in outputs.items()}
+        return found | {"self_attn.sinks": (config["num_attention_heads"],)}
+    if config["model_type"] != "llama":
+        found |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
+    return found
+
+
+def _mlp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    if config["model_type"] == "gpt_oss":
+        count = config["num_local_experts"]
+        return {
+            "mlp.router.weight": (count, hidden),
+            "mlp.router.bias": (count,),
+            "mlp.experts.gate_up_proj": (count, hidden, 2 * inner),
+            "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
+            "mlp.experts.down_proj": (count, inner, hidden),
+            "mlp.experts.down_proj_bias": (count, hidden),
+        }
+    mlps, found = ["mlp"], dict[str, tuple[int, ...]]()
     if "num_experts" in config:
-        layer["mlp.gate"] = config["num_experts"], hidden
+        found["mlp.gate.weight"] = config["num_experts"], hidden
         mlps, inner = (
             [f"mlp.experts.{number}" for number in range(config["num_experts"])],
             config["moe_intermediate_size"],
         )
     for mlp in mlps:
-        layer |= {f"{mlp}.{name}_proj": (inner, hidden) for name in ("gate", "up")}
-        layer[f"{mlp}.down_proj"] = hidden, inner
-    if config["model_type"] != "llama":
-        layer |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
-    if config["model_type"] == "gemma3_text":
-        layer |= {f"{where}_feedforward_layernorm": (hidden,) for where in ("pre", "post")}
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
-    for number in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes | {"model.norm.weight": (hidden,)}
+        found |= {f"{mlp}.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        found[f"{mlp}.down_proj.weight"] = hidden, inner
+    return found
 
 
 def draw_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """Norms of ones, matrices of variance 1 / inputs, small embeddings; bfloat16."""
+    """Norms of ones, matrices of variance 1 / inputs, small embeddings, biases and sinks; bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     norm = 0 if config["model_type"] == "gemma3_text" else 1  # Gemma adds one to what files hold
     for name, shape in weight_shapes(config).items():
-        if len(shape) == 1:
+        if name.endswith("norm.weight"):
             weights[name] = torch.full(shape, norm, dtype=torch.bfloat16)
         else:
-            spread = 0.02 if "embed" in name else shape[1] ** -0.5
+            spread = 0.02 if name.endswith(("bias", "sinks")) or "embed" in name else shape[1] ** -0.5
             weights[name] = (torch.randn(shape, generator=generator) * spread).bfloat16()
     return weights
 
@@ -218,8 +275,13 @@ def _merges() -> Iterator[tuple[str, str]]:
 
 def matrix_parameters(config: dict[str, Any]) -> int:
     """Parameters that every token is multiplied with, the output layer among them (here the embeddings)."""
-    share = config["num_experts_per_tok"] / config["num_experts"] if "num_experts" in config else 1
-    shapes = {name: shape for name, shape in weight_shapes(config).items() if len(shape) == 2}
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    share = config["num_experts_per_tok"] / experts if experts else 1
+    shapes = {
+        name: shape for name, shape in weight_shapes(config).items() if len(shape) > 1 and "bias" not in name
+    }
+    if not config["tie_word_embeddings"]:
+        del shapes["model.embed_tokens.weight"]
     return round(sum(math.prod(shape) * (share if ".experts." in name else 1) for name, shape in shapes.items()))
 
 

@@ -98,21 +98,36 @@ def test_shares_of_the_ceilings() -> None:
     assert share == pytest.approx((2 * layers * 1024 + 2 * 151_936 * 1024 + attention) / 1e12, rel=0.01)
 
 
+def make_small(family: str, monkeypatch: pytest.MonkeyPatch, root: Path) -> Path:
+    shape = {"vocab_size": 1200, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    config = models.CONFIGS[family] | shape
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:2]
+    monkeypatch.setitem(models.CONFIGS, "small", config)
+    return models.make_model("small", root)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    shape = {"vocab_size": 1200, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
-    monkeypatch.setitem(models.CONFIGS, "small", models.CONFIGS["llama-15m"] | shape)
-    return models.make_model("small", tmp_path)
+    return make_small("llama-15m", monkeypatch, tmp_path)
 
 
-def test_a_model_is_made_once_and_any_engine_can_read_it(small: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+@pytest.mark.parametrize("family", [*models.CONFIGS])
+def test_any_engine_can_read_a_model(family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(small)
+    made = make_small(family, monkeypatch, tmp_path)
+    model, told = AutoModelForCausalLM.from_pretrained(made, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
     assert model.dtype is torch.bfloat16
-    assert sum(one.numel() for one in model.parameters()) == sum(
-        map(torch.numel, load_file(small / "model.safetensors").values())
-    )
+    in_file = sum(map(torch.numel, load_file(made / "model.safetensors").values()))
+    assert sum(one.numel() for one in model.parameters()) == in_file
+    assert models.all_parameters(models.CONFIGS["small"]) == in_file
+
+
+def test_a_model_is_made_once_and_its_tokenizer_reads_any_text(small: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(small)
     assert len(tokenizer) == 1200 and tokenizer.eos_token_id == 1199
     assert tokenizer.decode(tokenizer.encode("it reads ünicode")) == "it reads ünicode"
