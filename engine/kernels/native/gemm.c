@@ -168,7 +168,10 @@ void NAME(sorted_linears)(ThreadTeam *team, const Linear *linears, const Sorted 
     _Alignas(64) float c[PRODUCTS];
     int all_items = 0;
     for (int i = 0; i < sorted->count; i++) {
-        Items items = items_of(linears, sorted->first[i + 1] - sorted->first[i], team->size);
+        /* Matrices in use have rows. A thread that comes late may read what a later layer is sorting, finds less than
+         * one, and has nothing left to take. */
+        int rows = sorted->first[i + 1] - sorted->first[i];
+        Items items = items_of(linears, rows > 0 ? rows : 1, team->size);
         all_items += items.panel_groups * items.row_blocks;
     }
     /* A thread's items come in ascending order, so it looks for the matrix of the next one from that of the last. */

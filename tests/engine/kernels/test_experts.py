@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,29 @@ def test_what_else_is_in_a_batch_changes_no_bit(
     together = logits_of(model, _PROMPTS, _NAMES[kernels.dtype])
     for prompt, expected in zip(_PROMPTS, together, strict=True):
         assert torch.equal(logits_of(model, [prompt], _NAMES[kernels.dtype])[0], expected)
+
+
+_CROWDED = """
+import sys
+from engine.config import EngineConfig
+from engine.loading.load_model import load_model
+from engine.scheduling.plan import StepPlan
+from tests.engine.support.steps_by_hand import RequestByHand
+
+runner = load_model(EngineConfig(model=sys.argv[1], dtype="float32", page_size=16, kv_pages=64, threads=16))
+request = RequestByHand([1, 2, 3], range(1, 60))
+steps = StepPlan((request.chunk(),))
+print(len({tuple(runner.logits(steps)[0].tolist()) for _ in range(150)}))
+"""
+
+
+def test_threads_that_come_late_find_what_later_layers_have_left(tmp_path: Path) -> None:
+    """With far more threads than cores, some enter a phase when the others are layers ahead."""
+    directory = save_tiny("gpt_oss", tmp_path, num_hidden_layers=12)
+    done = subprocess.run(
+        [sys.executable, "-c", _CROWDED, str(directory)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr[-2000:]
 
 
 def test_weights_of_eight_bits_are_close(model: Path) -> None:
