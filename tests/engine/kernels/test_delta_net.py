@@ -1,5 +1,5 @@
-"""Gated delta nets by the native kernels, beside the recurrence in float64 and torch's own form, for each instruction
-set of this processor.
+"""Gated delta nets by the native kernels, beside the recurrence in float64 and torch's own form, for each
+instruction set of this processor.
 """
 
 from __future__ import annotations
