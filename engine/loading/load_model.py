@@ -241,7 +241,7 @@ class _Loading:
             not_native = unsupported(self._model, size) or ""
         self._check_quantization(not_native)
         is_fp8 = config.quantization == "fp8"
-        is_native = not (not_native or is_fp8 or self._model.is_kept_quantized)
+        is_native = not (not_native or is_fp8)
         if self._device.type == "cuda":
             kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._kv_bytes_beside
             free = torch.cuda.mem_get_info(self._device)[0]
