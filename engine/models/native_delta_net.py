@@ -115,7 +115,7 @@ class NativeDeltaNet:
         """
         readable = [_readable(run.inputs) for run in runs]
         outputs = [torch.empty(inputs.z.shape, dtype=inputs.z.dtype) for inputs in readable]
-        kept = [(native.NativeDeltaKept * len(run.kept))(*run.kept) for run in runs]
+        kept = [_places(run.kept) for run in runs]
         rows = (native.NativeDeltaRow * len(runs))(
             *(
                 native.NativeDeltaRow(
@@ -142,6 +142,10 @@ def _readable(inputs: DeltaInputs) -> DeltaInputs:
     mixed, decay, strength, z = inputs
     mixed, z = (part if part.stride(1) == 1 else part.contiguous() for part in (mixed, z))
     return DeltaInputs(mixed, decay.contiguous(), strength.contiguous(), z)
+
+
+def _places(kept: Sequence[tuple[int, int]]) -> ctypes.Array[native.NativeDeltaKept]:
+    return (native.NativeDeltaKept * len(kept))(*(native.NativeDeltaKept(end, slot) for end, slot in kept))
 
 
 def _states(state: LayerState) -> native.NativeDeltaStates:
