@@ -26,7 +26,7 @@ from engine.attention.base import AttentionStep
 from engine.attention.state_batch import StateRow
 from engine.attention.state_slots import LayerState
 from engine.models.config import ModelConfig
-from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaNet, unsupported
+from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads, unsupported
 from engine.models.operations import Operations
 
 _PIECE = 64
@@ -76,11 +76,11 @@ class GatedDeltaNet(nn.Module):
         return result
 
     @cached_property
-    def _native(self) -> NativeDeltaNet | None:
+    def _native(self) -> NativeDeltaHeads | None:
         """The native kernels, where there are any. First asked for when the weights are loaded."""
         if self.conv.device.type != "cpu" or unsupported(self._shape, self.conv.dtype):
             return None
-        return NativeDeltaNet(self._shape, self.conv, self.norm, self._eps)
+        return NativeDeltaHeads(self._shape, self.conv, self.norm, self._eps)
 
     def _run_of(self, inputs: DeltaInputs, gates: torch.Tensor, state: LayerState, row: StateRow) -> DeltaRun:
         """Return the tokens of a row, those that it replays first, and note its drafts for the next step.

@@ -58,7 +58,7 @@ class DeltaRun(NamedTuple):
     """Numbers of its tokens, ascending, after which the state is kept in a slot, and the slots."""
 
 
-class NativeDeltaNet:
+class NativeDeltaHeads:
     """A layer's heads. For one thread at a time."""
 
     def __init__(

@@ -16,7 +16,7 @@ from engine.kernels import native
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaNet, unsupported
+from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads, unsupported
 from engine.models.parts import DeltaNetConfig
 
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.05}
@@ -39,10 +39,10 @@ def layer_of(shape: DeltaNetConfig) -> GatedDeltaNet:
     return layer.requires_grad_(False)
 
 
-def native_of(layer: GatedDeltaNet, kernels: native.Kernels) -> NativeDeltaNet:
+def native_of(layer: GatedDeltaNet, kernels: native.Kernels) -> NativeDeltaHeads:
     """The layer's heads by these kernels."""
     conv, norm = layer.conv.to(kernels.dtype), layer.norm.to(kernels.dtype)
-    return NativeDeltaNet(layer._shape, conv, norm, layer._eps, kernels.isa)
+    return NativeDeltaHeads(layer._shape, conv, norm, layer._eps, kernels.isa)
 
 
 def state_of(shape: DeltaNetConfig, dtype: torch.dtype) -> LayerState:

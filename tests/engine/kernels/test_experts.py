@@ -68,9 +68,10 @@ def test_what_else_is_in_a_batch_changes_no_bit(
         assert torch.equal(logits_of(model, [prompt], _NAMES[kernels.dtype])[0], expected)
 
 
-def test_weights_of_eight_bits_are_close(model: Path) -> None:
+@pytest.mark.parametrize("dtype", _NAMES.values())
+def test_weights_of_eight_bits_are_close(model: Path, dtype: DType) -> None:
     """All but the router, on whose small differences a token's experts depend."""
-    plain = logits_of(model, _PROMPTS, "float32")
-    rounded = logits_of(model, _PROMPTS, "float32", quantization="int8")
+    plain = logits_of(model, _PROMPTS, dtype)
+    rounded = logits_of(model, _PROMPTS, dtype, quantization="int8")
     assert not torch.equal(rounded, plain)
     assert (rounded - plain).abs().mean() < 0.2 * plain.abs().mean()
