@@ -141,7 +141,7 @@ def _peaks(rounds: int) -> dict[str, float]:
 
 
 def _measure(workload: Workload, rounds: int) -> dict[str, Any]:
-    arms = {**_paged(workload), "torch": _torch(workload)}
+    arms = {**paged_attention(workload), "torch": _torch(workload)}
     best = _best(arms, rounds, workload.layers)
     is_read = workload in DECODES
     rate, unit = (workload.kv_bytes, "gbs") if is_read else (workload.flops, "gfs")
@@ -152,12 +152,12 @@ def _measure(workload: Workload, rounds: int) -> dict[str, Any]:
     }
 
 
-def _paged(workload: Workload) -> dict[str, Callable[[int], object]]:
+def paged_attention(workload: Workload, dtype: torch.dtype = torch.bfloat16) -> dict[str, Callable[[int], object]]:
     """Return each backend's attention of a layer over scattered pages."""
     w = workload
     per_row = -(-w.context // w.page_size)
     parts = 2 if w.latent is None else 1
-    pages = KVPages(w.layers, per_row * w.rows, w.page_size, w.kv_heads, w.head_dim, torch.bfloat16, CPU, parts)
+    pages = KVPages(w.layers, per_row * w.rows, w.page_size, w.kv_heads, w.head_dim, dtype, CPU, parts)
     for layer in pages.data:
         layer.normal_()
     order = torch.randperm(per_row * w.rows, generator=torch.Generator().manual_seed(0)).tolist()
@@ -166,8 +166,8 @@ def _paged(workload: Workload) -> dict[str, Callable[[int], object]]:
     chunks = [Chunk(request, w.context - w.new, w.new, [0] * w.new, own, samples=True) for own in held]
     batch = AttentionBatch.from_chunks(chunks, w.page_size, pages.null_page, CPU)
     shape = AttentionShape(w.heads, w.kv_heads, w.head_dim, w.page_size, frozenset({None}), latent=w.latent)
-    query = torch.randn(w.rows * w.new, w.heads, w.head_dim).bfloat16()
-    key, *value = torch.randn(parts, w.rows * w.new, w.kv_heads, w.head_dim).bfloat16()
+    query = torch.randn(w.rows * w.new, w.heads, w.head_dim).to(dtype)
+    key, *value = torch.randn(parts, w.rows * w.new, w.kv_heads, w.head_dim).to(dtype)
 
     def layer_of(step: AttentionStep) -> Callable[[int], object]:
         def attend(layer: int) -> torch.Tensor:

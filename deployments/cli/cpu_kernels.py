@@ -50,14 +50,20 @@ def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
 
 
 def _limits(facts: ModelConfig, dtype: torch.dtype) -> list[str]:
-    """Return what of the model the kernels compute, if not all of it."""
-    if not (reason := unsupported(facts)):
+    """Return what of the model the kernels compute, if not all of it, and why torch computes the rest."""
+    reasons = [unsupported(facts)]
+    if reasons == [None]:
         return []
-    shape = AttentionShape.of(facts.attention, facts.windows, page_size=1)
-    parts = ["attention"] if NativeAttention.unavailable(shape, dtype, torch.device("cpu")) is None else []
-    if facts.delta_net is not None and not native_delta_net.unsupported(facts.delta_net, dtype):
-        parts.append("decodes of recurrent layers")
-    return [f"{' and '.join(parts) + ' alone' if parts else 'nothing of this model'} ({reason})"]
+    cpu, kinds = torch.device("cpu"), facts.kinds_of_heads.values()
+    shapes = [AttentionShape.of(heads, windows, page_size=1) for heads, windows in kinds]
+    refused = [NativeAttention.unavailable(shape, dtype, cpu) for shape in shapes]
+    parts = ["attention" if not any(refused) else "attention of some layers"] if None in refused else []
+    reasons += refused
+    if facts.delta_net is not None:
+        reasons.append(not_recurrent := native_delta_net.unsupported(facts.delta_net, dtype))
+        parts += ["recurrent layers"] if not_recurrent is None else []
+    why = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+    return [f"{' and '.join(parts) + ' alone' if parts else 'nothing of this model'} ({why})"]
 
 
 def _huge_pages() -> str:

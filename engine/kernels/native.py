@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 10
+_ABI = 11
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -142,20 +142,43 @@ class NativeDeltaNet(Structure):
     """A recurrent layer (`DeltaNet` in raydix.h)."""
 
     _fields_ = [
-        ("conv", c_void_p),
+        *((name, c_void_p) for name in ("conv", "norm")),
         *((name, c_int32) for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim")),
         *((name, c_int32) for name in ("kernel", "channels")),
+        ("eps", c_float),
     ]
 
 
-class NativeDeltaRows(Structure):
-    """Rows of a step, and a recurrent layer's states (`DeltaRows` in raydix.h)."""
+class NativeDeltaStates(Structure):
+    """All slots of a recurrent layer (`DeltaStates` in raydix.h)."""
+
+    _fields_ = [*((name, c_void_p) for name in ("inputs", "matrices"))]
+
+
+class NativeDeltaSteps(Structure):
+    """Rows that advance by one token (`DeltaSteps` in raydix.h)."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("mixed", "decay", "strength", "sources", "targets")),
-        *((name, c_void_p) for name in ("inputs", "matrices", "out")),
-        ("mixed_stride", c_int64),
+        *((name, c_void_p) for name in ("mixed", "decay", "strength", "z", "out", "sources", "targets")),
+        *((name, c_int64) for name in ("mixed_stride", "z_stride")),
         ("num_rows", c_int32),
+    ]
+
+
+class NativeDeltaKept(Structure):
+    """Where a row's state is kept (`DeltaKept` in raydix.h)."""
+
+    _fields_ = [*((name, c_int64) for name in ("end", "slot"))]
+
+
+class NativeDeltaRow(Structure):
+    """A row of many tokens (`DeltaRow` in raydix.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("mixed", "decay", "strength", "z", "out")),
+        ("kept", POINTER(NativeDeltaKept)),
+        *((name, c_int64) for name in ("mixed_stride", "z_stride", "source")),
+        *((name, c_int32) for name in ("num_tokens", "num_replayed", "num_kept")),
     ]
 
 
@@ -178,7 +201,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int32],
     ),
     "raydix_attention_bytes": (c_int64, [c_void_p, c_void_p, c_int32]),
-    "raydix_delta_step": (None, [c_void_p, c_void_p, c_int32]),
+    "raydix_delta_rows": (None, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32]),
+    "raydix_delta_rows_bytes": (c_int64, [c_void_p, c_int32]),
+    "raydix_delta_step": (None, [c_void_p, c_void_p, c_void_p, c_int32]),
     "raydix_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32]),
     "raydix_forward_bytes": (c_int64, [c_void_p, c_void_p, c_int32]),
     "raydix_linear": (None, [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64, c_int32]),
@@ -210,6 +235,8 @@ class Kernels:
 
     attention: Callable[..., None]
     attention_bytes: Callable[..., int]
+    delta_rows: Callable[..., None]
+    delta_rows_bytes: Callable[..., int]
     delta_step: Callable[..., None]
     forward: Callable[..., None]
     forward_bytes: Callable[..., int]

@@ -41,7 +41,7 @@ from engine.loading.product_choice import choose_products
 from engine.loading.recurrent import check_recurrent, max_drafts
 from engine.loading.step_memory import measure_step
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
-from engine.loading.weights import load_decoder
+from engine.loading.weights import load_decoder, prefers_input_major
 from engine.loading.windowed import layer_groups
 from engine.machine import default_threads
 from engine.models.config import ModelConfig
@@ -241,7 +241,7 @@ class _Loading:
             not_native = unsupported(self._model, size) or ""
         self._check_quantization(not_native)
         is_fp8 = config.quantization == "fp8"
-        is_native = not (not_native or is_fp8 or self._model.is_kept_quantized)
+        is_native = not (not_native or is_fp8)
         if self._device.type == "cuda":
             kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._kv_bytes_beside
             free = torch.cuda.mem_get_info(self._device)[0]
@@ -252,7 +252,7 @@ class _Loading:
             self._whole,
             self._dtype,
             self._device,
-            input_major=self._device.type == "cpu" and not is_native,
+            input_major=self._device.type == "cpu" and not is_native and prefers_input_major(self._dtype),
             fp8=is_fp8,
             ranks=self._ranks,
             needs_head=tasks_of(config.tasks, self._directory) != ("embed",),

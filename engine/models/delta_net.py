@@ -8,13 +8,14 @@ Each token makes the state forget by a factor and learn what its key should lead
 
     S ← exp(g) S        S ← S + k (beta (v - S k))ᵀ        output S q
 
-Decodes do just that, on CPUs by a native kernel. Prompts are computed in pieces of up to `_PIECE` tokens, whose
-updates are the solution of a triangular system (section 3.3 of the paper). The state is float32, whatever the
+Decodes do just that. Prompts are computed in pieces of up to `_PIECE` tokens, whose updates are the solution of a
+triangular system (section 3.3 of the paper). On CPUs, native kernels do both. The state is float32, whatever the
 model's type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -25,7 +26,7 @@ from engine.attention.base import AttentionStep
 from engine.attention.state_batch import StateRow
 from engine.attention.state_slots import LayerState
 from engine.models.config import ModelConfig
-from engine.models.native_delta_net import NativeDeltaStep, unsupported
+from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads, unsupported
 from engine.models.operations import Operations
 
 _PIECE = 64
@@ -61,72 +62,85 @@ class GatedDeltaNet(nn.Module):
         assert batch is not None, "a step of a recurrent model has states"
         mixed, z = self.in_proj(x).tensor_split((self._shape.channels,), dim=1)
         gates = F.linear(x, self.gates_proj)
+        inputs = DeltaInputs(mixed, *self._strengths(gates), z)
         if not batch.rows:
-            found = self._advance(mixed, gates, state, batch.sources, batch.targets)
+            gated = self._step(inputs, state, batch.sources, batch.targets)
         else:
-            found = x.new_empty((len(x), self._shape.num_value_heads, self._shape.value_dim), dtype=torch.float32)
+            gated = torch.empty_like(z)
             if len(batch.plain):
-                rows = mixed[batch.plain], gates[batch.plain]
-                found[batch.plain] = self._advance(*rows, state, batch.sources, batch.targets)
-            for row in batch.rows:
-                own = slice(row.first, row.first + row.num_tokens)
-                found[own] = self._row(mixed[own], gates[own], state, row)
-        normed = F.rms_norm(found, (self._shape.value_dim,), eps=self._eps) * self.norm
-        gated = normed * F.silu(z.view(normed.shape).float())
-        output: torch.Tensor = self.o_proj(gated.to(x.dtype).flatten(1))
-        return output
+                gated[batch.plain] = self._step(inputs.at(batch.plain), state, batch.sources, batch.targets)
+            runs = [self._run_of(inputs, gates, state, row) for row in batch.rows]
+            for row, output in zip(batch.rows, self._run(runs, state), strict=True):
+                gated[row.first : row.first + row.num_tokens] = output
+        result: torch.Tensor = self.o_proj(gated)
+        return result
 
-    def _advance(
-        self,
-        mixed: torch.Tensor,
-        gates: torch.Tensor,
-        state: LayerState,
-        sources: torch.Tensor,
-        targets: torch.Tensor,
-    ) -> torch.Tensor:
-        """Advance the states of D rows by one token each; return float32 [D, num_value_heads, value_dim].
+    @cached_property
+    def _native(self) -> NativeDeltaHeads | None:
+        """The native kernels, where there are any. First asked for when the weights are loaded."""
+        if self.conv.device.type != "cpu" or unsupported(self._shape, self.conv.dtype):
+            return None
+        return NativeDeltaHeads(self._shape, self.conv, self.norm, self._eps)
 
-        mixed: [D, channels]; gates: [D, 2 * num_value_heads]; sources, targets: int64 [D]
+    def _run_of(self, inputs: DeltaInputs, gates: torch.Tensor, state: LayerState, row: StateRow) -> DeltaRun:
+        """Return the tokens of a row, those that it replays first, and note its drafts for the next step.
+
+        gates: [N, 2 * num_value_heads], of which the step's inputs have their decays and strengths
         """
-        decay, strength = self._strengths(gates)
+        own = slice(row.first, row.first + row.num_tokens)
+        num_replayed, num_channels = row.num_replayed, self._shape.channels
+        run = inputs.at(own)
+        if num_replayed:
+            # A copy, as the slot may be the one that gets this step's drafts.
+            mixed, earlier = state.drafts[row.source, :num_replayed].clone().tensor_split((num_channels,), dim=1)
+            decay, strength = self._strengths(earlier)
+            run = DeltaInputs(
+                torch.cat((mixed, run.mixed)),
+                torch.cat((decay, run.decay)),
+                torch.cat((strength, run.strength)),
+                run.z,
+            )
+        if row.has_drafts:
+            drafts = state.drafts[row.target, : row.num_tokens]
+            drafts[:, :num_channels], drafts[:, num_channels:] = inputs.mixed[own], gates[own]
+        last = num_replayed if row.has_drafts else len(run.mixed)
+        kept = [(num_replayed + position, slot) for position, slot in row.borders]
+        return DeltaRun(run, num_replayed, row.source, [*kept, (last, row.target)])
+
+    def _step(
+        self, inputs: DeltaInputs, state: LayerState, sources: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Advance the states of D rows by one token each; return [D, num_value_heads * value_dim].
+
+        sources, targets: int64 [D]
+        """
         if self._native is not None:
-            return self._native(mixed, decay, strength, state, sources, targets)
-        seen = torch.cat((state.inputs.index_select(0, sources), mixed[:, None]), 1)
+            return self._native.step(inputs, state, sources, targets)
+        seen = torch.cat((state.inputs.index_select(0, sources), inputs.mixed[:, None]), 1)
         state.inputs.index_copy_(0, targets, seen[:, 1:])
         query, key, value = self._heads(F.silu((seen * self.conv.t()).sum(1)))
         matrices = state.matrices.index_select(0, sources)
-        output = advance(matrices, query, key, value, decay, strength)
+        found = advance(matrices, query, key, value, inputs.decay, inputs.strength)
         state.matrices.index_copy_(0, targets, matrices)
-        return output
+        return self._gated(found, inputs.z)
 
-    @cached_property
-    def _native(self) -> NativeDeltaStep | None:
-        """The native step, where there is one. First asked for when the weights are loaded."""
-        if self.conv.device.type != "cpu" or unsupported(self._shape, self.conv.dtype):
-            return None
-        return NativeDeltaStep(self._shape, self.conv)
-
-    def _row(self, mixed: torch.Tensor, gates: torch.Tensor, state: LayerState, row: StateRow) -> torch.Tensor:
-        """Compute one row of T tokens; return float32 [T, num_value_heads, value_dim].
-
-        mixed: [T, channels]; gates: [T, 2 * num_value_heads]
+    def _run(self, runs: Sequence[DeltaRun], state: LayerState) -> list[torch.Tensor]:
+        """Advance each row's state by all its tokens; return, for each row, [T - num_replayed,
+        num_value_heads * value_dim].
         """
-        num_replayed, num_channels = row.num_replayed, mixed.shape[1]
-        fresh = torch.cat((mixed, gates), 1)
-        if num_replayed:
-            earlier = state.drafts[row.source, :num_replayed]
-            mixed, gates = torch.cat((earlier, fresh)).tensor_split((num_channels,), dim=1)
-        if row.has_drafts:
-            state.drafts[row.target, : len(fresh)] = fresh
-        seen = torch.cat((state.inputs[row.source], mixed))
+        if self._native is not None:
+            return self._native.run(runs, state)
+        return [self._run_one(run, state) for run in runs]
+
+    def _run_one(self, run: DeltaRun, state: LayerState) -> torch.Tensor:
+        mixed, decay, strength, z = run.inputs
+        seen = torch.cat((state.inputs[run.source], mixed))
         # Depthwise: each channel by itself, over time.
-        convolved = F.conv1d(seen.t()[None], self.conv[:, None], groups=num_channels)[0].t()
+        convolved = F.conv1d(seen.t()[None], self.conv[:, None], groups=self._shape.channels)[0].t()
         query, key, value = (part.transpose(0, 1) for part in self._heads(F.silu(convolved)))
-        decay, strength = (part.t() for part in self._strengths(gates))
-        matrices, outputs, begin = state.matrices[row.source], [], 0
-        last = num_replayed if row.has_drafts else len(mixed)
-        ends = [(num_replayed + position, slot) for position, slot in row.borders]
-        for end, slot in [*ends, (last, row.target), (len(mixed), None)]:
+        decay, strength = decay.t(), strength.t()
+        matrices, outputs, begin = state.matrices[run.source], [], 0
+        for end, slot in [*run.kept, (len(mixed), None)]:
             part = slice(begin, end)
             output, matrices = advance_by_many(
                 matrices, query[:, part], key[:, part], value[:, part], decay[:, part], strength[:, part]
@@ -136,7 +150,13 @@ class GatedDeltaNet(nn.Module):
             if slot is not None:
                 state.matrices[slot] = matrices
                 state.inputs[slot] = seen[end : end + self._shape.kernel - 1]
-        return torch.cat(outputs, 1)[:, num_replayed:].transpose(0, 1)
+        return self._gated(torch.cat(outputs, 1)[:, run.num_replayed :].transpose(0, 1), z)
+
+    def _gated(self, found: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """Norm what queries found, float32 [T, num_value_heads, value_dim], and gate it; return the shape of z."""
+        normed = F.rms_norm(found, (self._shape.value_dim,), eps=self._eps) * self.norm
+        gated = normed * F.silu(z.unflatten(1, normed.shape[1:]).float())
+        return gated.to(z.dtype).flatten(1)
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Split [T, channels] into queries, keys and values of each value head, float32 [T, num_value_heads, dim].

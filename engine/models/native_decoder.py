@@ -36,22 +36,8 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
     """Return why the native decoder cannot compute such a model on so many ranks; None when it can."""
     if num_ranks > 1:
         return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
-    if config.attention.latent is not None:
-        return "it does not compute latent KV (MLA)"
-    if len(config.kinds_of_heads) > 1 or any(layer.kv_of is not None for layer in config.layers):
-        return "it does not compute layers with different heads, or with keys and values of others"
-    if config.norms.scales_layers:
-        return "it does not scale layers"
-    if config.chunk is not None:
-        return "it does not compute attention within chunks"
-    if config.attention.qk_norm == "unit":
-        return "it does not compute norms of heads without weights"
-    if config.experts is not None and config.experts.scales_inputs:
-        return "it does not scale the inputs of experts"
-    if config.delta_net is not None:
-        return "it does not compute gated delta nets"
-    if config.attention.later_scale is not None:
-        return "it does not compute queries scaled by position"
+    if missing := _missing(config):
+        return f"the native decoder does not compute {', '.join(missing)}"
     sizes = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -63,6 +49,28 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
         sizes |= {"inner size of experts": experts.intermediate_size, "of what they share": experts.shared_size}
     odd = [f"{name} {size}" for name, size in sizes.items() if size % 32]
     return f"{', '.join(odd)}: not a multiple of 32" if odd else None
+
+
+def _missing(config: ModelConfig) -> list[str]:
+    """Return what such a model has that the native decoder lacks."""
+    attention, experts, stored = config.attention, config.experts, config.weight_format
+    parts = {
+        "gated delta nets": config.delta_net is not None,
+        "latent KV (MLA)": attention.latent is not None,
+        "layers with different heads": len(config.kinds_of_heads) > 1,
+        "keys and values of other layers": any(layer.kv_of is not None for layer in config.layers),
+        "norms of heads without weights": attention.qk_norm == "unit" or attention.norms_values,
+        "gates of attention": attention.has_output_gate,
+        "attention within chunks": config.chunk is not None,
+        "queries scaled by position": attention.later_scale is not None,
+        "scaled layers": config.norms.scales_layers,
+        "embeddings for single layers": config.inputs is not None,
+        "experts beside an MLP": experts is not None and experts.are_beside,
+        "scaled inputs of experts": experts is not None and experts.scales_inputs,
+        "gates of shared experts": experts is not None and experts.shared_is_gated,
+        f"weights that stay in {stored.name if stored else ''}": config.is_kept_quantized,
+    }
+    return [name for name, is_there in parts.items() if is_there]
 
 
 class NativeDecoder:

@@ -1,8 +1,10 @@
-"""One token's step of a gated delta net by the native CPU kernels: it reads and writes a state once."""
+"""Gated delta nets by the native CPU kernels, from the convolution to the gated norm."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -26,45 +28,125 @@ def unsupported(shape: DeltaNetConfig, dtype: torch.dtype) -> str | None:
     return None
 
 
-class NativeDeltaStep:
-    """A layer's step for rows that advance by one token each."""
+class DeltaInputs(NamedTuple):
+    """What the projections give a layer's heads, for T tokens."""
 
-    def __init__(self, shape: DeltaNetConfig, conv: torch.Tensor, isa: str | None = None) -> None:
-        """Copy the convolution's weights, [channels, kernel]. Raises native.NativeUnavailable."""
-        self._kernel = native.kernels(conv.dtype, isa).delta_step
-        self._conv = conv.detach().float().t().contiguous()  # The struct points to it.
+    mixed: torch.Tensor
+    """[T, channels]: queries, keys and values before the convolution."""
+    decay: torch.Tensor
+    """float32 [T, num_value_heads]: logarithms of the factors by which states forget."""
+    strength: torch.Tensor
+    """float32 [T, num_value_heads]: of what states learn."""
+    z: torch.Tensor
+    """[T, num_value_heads * value_dim]: gates of the output."""
+
+    def at(self, tokens: slice | torch.Tensor) -> DeltaInputs:
+        """Return those of some tokens."""
+        return DeltaInputs(*(part[tokens] for part in self))
+
+
+class DeltaRun(NamedTuple):
+    """The tokens by which one row's state advances."""
+
+    inputs: DeltaInputs
+    """Without `z` for the replayed tokens."""
+    num_replayed: int
+    """The first of its tokens, which an earlier step has computed: only the state needs them."""
+    source: int
+    """Slot with the state before it."""
+    kept: Sequence[tuple[int, int]]
+    """Numbers of its tokens, ascending, after which the state is kept in a slot, and the slots."""
+
+
+class NativeDeltaHeads:
+    """A layer's heads. For one thread at a time."""
+
+    def __init__(
+        self,
+        shape: DeltaNetConfig,
+        conv: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        isa: str | None = None,
+    ) -> None:
+        """Copy the weights of the convolution, [channels, kernel], and of the norm, [value_dim]. Raises
+        native.NativeUnavailable.
+        """
+        self._kernels = native.kernels(conv.dtype, isa)
+        # The struct points to these.
+        self._conv = conv.detach().float().t().contiguous()
+        self._norm = norm.detach().float().contiguous()
         self._net = native.NativeDeltaNet(
             self._conv.data_ptr(),
+            self._norm.data_ptr(),
             shape.num_key_heads,
             shape.num_value_heads,
             shape.key_dim,
             shape.value_dim,
             shape.kernel,
             shape.channels,
+            eps,
         )
-        self._shape = shape
+        self._workspace = native.Workspace()
 
-    def __call__(
-        self,
-        mixed: torch.Tensor,
-        decay: torch.Tensor,
-        strength: torch.Tensor,
-        state: LayerState,
-        sources: torch.Tensor,
-        targets: torch.Tensor,
+    def step(
+        self, inputs: DeltaInputs, state: LayerState, sources: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
-        """Advance the states of D rows by one token each; return float32 [D, num_value_heads, value_dim].
+        """Advance the states of D rows by one token each; return [D, num_value_heads * value_dim].
 
-        mixed: [D, channels]; decay, strength: float32 [D, num_value_heads], of the decay the logarithm
         sources, targets: int64 [D]; no row's target is another's source
         """
-        mixed = mixed if mixed.stride(1) == 1 else mixed.contiguous()
-        decay, strength = decay.contiguous(), strength.contiguous()
+        mixed, decay, strength, z = _readable(inputs)
         sources, targets = sources.contiguous(), targets.contiguous()
-        out = mixed.new_empty(
-            (len(mixed), self._shape.num_value_heads, self._shape.value_dim), dtype=torch.float32
+        out = torch.empty(z.shape, dtype=z.dtype)
+        parts = mixed, decay, strength, z, out, sources, targets
+        rows = native.NativeDeltaSteps(
+            *(part.data_ptr() for part in parts), mixed.stride(0), z.stride(0), len(mixed)
         )
-        parts = mixed, decay, strength, sources, targets, state.inputs, state.matrices, out
-        rows = native.NativeDeltaRows(*(part.data_ptr() for part in parts), mixed.stride(0), len(mixed))
-        self._kernel(ctypes.byref(self._net), ctypes.byref(rows), torch.get_num_threads())
+        states = _states(state)
+        self._kernels.delta_step(
+            ctypes.byref(self._net), ctypes.byref(states), ctypes.byref(rows), torch.get_num_threads()
+        )
         return out
+
+    def run(self, runs: Sequence[DeltaRun], state: LayerState) -> list[torch.Tensor]:
+        """Advance each row's state by all its tokens; return, for each row, [T - num_replayed,
+        num_value_heads * value_dim]. No row keeps a state in a slot with which another begins.
+        """
+        readable = [_readable(run.inputs) for run in runs]
+        outputs = [torch.empty(inputs.z.shape, dtype=inputs.z.dtype) for inputs in readable]
+        kept = [_places(run.kept) for run in runs]
+        rows = (native.NativeDeltaRow * len(runs))(
+            *(
+                native.NativeDeltaRow(
+                    *(part.data_ptr() for part in (*inputs, out)),
+                    ends,
+                    inputs.mixed.stride(0),
+                    inputs.z.stride(0),
+                    run.source,
+                    len(inputs.mixed),
+                    run.num_replayed,
+                    len(ends),
+                )
+                for run, inputs, out, ends in zip(runs, readable, outputs, kept, strict=True)
+            )
+        )
+        threads, states = torch.get_num_threads(), _states(state)
+        memory = self._workspace.address(self._kernels.delta_rows_bytes(ctypes.byref(self._net), threads))
+        self._kernels.delta_rows(ctypes.byref(self._net), ctypes.byref(states), rows, len(runs), memory, threads)
+        return outputs
+
+
+def _readable(inputs: DeltaInputs) -> DeltaInputs:
+    """Return the same with the strides that the kernels expect."""
+    mixed, decay, strength, z = inputs
+    mixed, z = (part if part.stride(1) == 1 else part.contiguous() for part in (mixed, z))
+    return DeltaInputs(mixed, decay.contiguous(), strength.contiguous(), z)
+
+
+def _places(kept: Sequence[tuple[int, int]]) -> ctypes.Array[native.NativeDeltaKept]:
+    return (native.NativeDeltaKept * len(kept))(*(native.NativeDeltaKept(end, slot) for end, slot in kept))
+
+
+def _states(state: LayerState) -> native.NativeDeltaStates:
+    return native.NativeDeltaStates(state.inputs.data_ptr(), state.matrices.data_ptr())

@@ -5,6 +5,7 @@
 #include "attention_extend.c"
 #include "decoder.c"
 #include "delta_net.c"
+#include "delta_prompt.c"
 #include "experts.c"
 #include "gemm.c"
 #include "pack.c"

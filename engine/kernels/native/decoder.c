@@ -35,13 +35,6 @@ static AttentionShape shape_of(const Model *model, const Layer *layer)
                             .scale = model->attention_scale, .soft_cap = model->soft_cap, .sinks = layer->sinks};
 }
 
-static char *carve(char **at, size_t rows, size_t row_bytes)
-{
-    char *start = *at;
-    *at += (rows * row_bytes + 63) / 64 * 64;
-    return start;
-}
-
 /* Lay out the buffers of layers with experts, whose shape all of them have. */
 static void lay_out_experts(ExpertBuffers *buffers, const Experts *experts, int hidden, size_t rows, char **at)
 {

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 10 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
+#define RAYDIX_ABI 11 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -24,6 +24,14 @@ typedef float elem;
 #define JOIN(a, b, c) JOIN_(a, b, c)
 #define NAME(f) JOIN(f, TYPE_NAME, ISA)
 #define EXPORT __attribute__((visibility("default")))
+
+/* Take memory for an array from `at` on, in whole lines of 64 bytes. */
+static inline char *carve(char **at, size_t rows, size_t row_bytes)
+{
+    char *start = *at;
+    *at += (rows * row_bytes + 63) / 64 * 64;
+    return start;
+}
 
 /* A matrix [outputs, inputs], packed into panels of 32 outputs (gemm.h). */
 typedef struct {
@@ -113,20 +121,43 @@ typedef struct {
 /* A gated delta net, as engine/models/delta_net.py defines it. Each dimension of heads is a multiple of 32. */
 typedef struct {
     const float *conv; /* [kernel][channels], the newest position last */
+    const float *norm; /* [value_dim] */
     int32_t num_key_heads, num_value_heads, key_dim, value_dim, kernel, channels;
+    float eps; /* of the norm */
 } DeltaNet;
 
-/* Rows that advance by one token, and the layer's states. */
+/* All slots of one layer. */
+typedef struct {
+    elem *inputs;    /* [slots][kernel - 1][channels] */
+    float *matrices; /* [slots][num_value_heads][key_dim][value_dim] */
+} DeltaStates;
+
+/* Rows that advance by one token. */
 typedef struct {
     const elem *mixed;                /* [num_rows][channels], rows mixed_stride apart */
     const float *decay, *strength;    /* [num_rows][num_value_heads]; of the decay the logarithm */
+    const elem *z;                    /* [num_rows][num_value_heads][value_dim], rows z_stride apart */
+    elem *out;                        /* [num_rows][num_value_heads][value_dim] */
     const int64_t *sources, *targets; /* [num_rows] slots */
-    elem *inputs;                     /* [slots][kernel - 1][channels] */
-    float *matrices;                  /* [slots][num_value_heads][key_dim][value_dim] */
-    float *out;                       /* [num_rows][num_value_heads][value_dim] */
-    int64_t mixed_stride;
+    int64_t mixed_stride, z_stride;
     int32_t num_rows;
-} DeltaRows;
+} DeltaSteps;
+
+/* After how many of its row's tokens the state is kept in which slot. */
+typedef struct {
+    int64_t end, slot;
+} DeltaKept;
+
+/* A row of many tokens; what the first num_replayed of them find is not wanted. */
+typedef struct {
+    const elem *mixed;             /* [num_tokens][channels], tokens mixed_stride apart */
+    const float *decay, *strength; /* [num_tokens][num_value_heads] as above */
+    const elem *z;                 /* [num_tokens - num_replayed][num_value_heads][value_dim], tokens z_stride apart */
+    elem *out;                     /* [num_tokens - num_replayed][num_value_heads][value_dim] */
+    const DeltaKept *kept;         /* [num_kept], ends ascending */
+    int64_t mixed_stride, z_stride, source;
+    int32_t num_tokens, num_replayed, num_kept;
+} DeltaRow;
 
 /* How a row's token is chosen: the parameters of engine/sampling_params.py, and the relevant state of the request. */
 typedef struct {

@@ -16,10 +16,14 @@ from engine.attention.base import AttentionShape
 from engine.kernels import native
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
+from engine.models.delta_net import GatedDeltaNet
 from engine.models.experts_config import ExpertsConfig
+from engine.models.native_decoder import NativeDecoder
 from engine.models.parts import LaterScale
 from tests.engine.support.attention_packages import flash_module
-from tests.engine.support.published_models import PUBLISHED
+from tests.engine.support.oracle import MORE_FAMILIES, save_tiny
+from tests.engine.support.published_models import PUBLISHED, PUBLISHED_QUANTIZED
+from tests.engine.support.steps_by_hand import load_runner
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +64,11 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
     latent = ModelConfig.from_json(PUBLISHED["deepseek-ai/DeepSeek-V3-0324"], {}, "deepseek")
     assert re.match(f"attention alone \\(.*MLA\\)\\); {used}", kernels_text(latent, torch.bfloat16))
     recurrent = ModelConfig.from_json(PUBLISHED["Qwen/Qwen3-Next-80B-A3B-Instruct"], {}, "qwen3_next")
-    said = "attention and decodes of recurrent layers alone"
-    assert re.match(f"{said} \\(.*delta nets\\); {used}", kernels_text(recurrent, torch.bfloat16))
+    said, why = (
+        "attention and recurrent layers alone",
+        "gated delta nets, gates of attention, gates of shared experts",
+    )
+    assert re.match(rf"{said} \(.* {why}\); {used}", kernels_text(recurrent, torch.bfloat16))
     odd = replace(facts(), attention=replace(facts().attention, head_dim=40))
     assert re.match(f"nothing of this model \\(head_dim 40.*\\); {used}", kernels_text(odd, torch.bfloat16))
     shape = AttentionShape.of(latent.attention, latent.windows, 16)
@@ -71,6 +78,37 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
     taken, *others = attention_text(SHAPE, torch.bfloat16, "cpu").splitlines()
     assert taken == "native" and "reference: when asked for by name" in others
     assert "not flash_attn: it runs on CUDA GPUs, not on cpu" in others
+
+
+@pytest.mark.parametrize("family", MORE_FAMILIES)
+def test_info_says_what_an_engine_would_compute_by_torch(family: str, tmp_path: Path) -> None:
+    """Of every family, what is loaded here, layer by layer, is what the line for it says."""
+    runner = load_runner(save_tiny(family, tmp_path))
+    said = kernels_text(runner.model_config, torch.float32)
+    if said.startswith("none: "):
+        pytest.skip(said)
+    decoder = runner._decoder
+    if isinstance(decoder, NativeDecoder):
+        assert said.startswith(native.kernels(torch.float32).isa)
+        return
+    recurrent = [layer.attention for layer in decoder.layers if isinstance(layer.attention, GatedDeltaNet)]
+    by_kernels = {"native": "attention", "native and reference": "attention of some layers"}
+    parts = {
+        by_kernels.get(runner._attention.name, ""): "native" in runner._attention.name,
+        "recurrent layers": any(layer._native is not None for layer in recurrent),
+    }
+    computed = " and ".join(part for part, holds in parts.items() if holds)
+    assert said.startswith(f"{computed} alone (" if computed else "nothing of this model (")
+
+
+@pytest.mark.parametrize("model", PUBLISHED_QUANTIZED)
+def test_info_says_that_torch_multiplies_with_quantized_weights(model: str) -> None:
+    model_facts = ModelConfig.from_json(PUBLISHED_QUANTIZED[model], {}, model)
+    said = kernels_text(model_facts, torch.bfloat16)
+    if said.startswith("none: "):
+        pytest.skip(said)
+    assert model_facts.weight_format is not None
+    assert f"weights that stay in {model_facts.weight_format.name})" in said
 
 
 def test_of_a_gpu_it_says_what_would_run_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

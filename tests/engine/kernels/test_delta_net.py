@@ -1,25 +1,30 @@
-"""One token's step of gated delta nets by the native kernels, beside torch's, for each instruction set of this
-processor.
+"""Gated delta nets by the native kernels, beside the recurrence in float64 and torch's own form, for each
+instruction set of this processor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.native_delta_net import NativeDeltaStep, unsupported
+from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads, unsupported
 from engine.models.parts import DeltaNetConfig
 
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.05}
-"""Largest error of outputs and states of size about 1; torch rounds what it convolves to the type."""
-_SLOTS = 7
+"""Largest error of outputs and states of size about 1: inputs and outputs are of the type."""
+_SLOTS = 9
+_SHAPES = [DeltaNetConfig(2, 4, 64, 96, 4), DeltaNetConfig(3, 3, 32, 32, 2), DeltaNetConfig(1, 2, 128, 128, 4)]
+_AT_ONCE = 32
+"""Tokens that delta_prompt.c takes at a time."""
 
 
 def layer_of(shape: DeltaNetConfig) -> GatedDeltaNet:
@@ -30,7 +35,14 @@ def layer_of(shape: DeltaNetConfig) -> GatedDeltaNet:
     torch.nn.init.normal_(layer.conv, std=0.5)
     torch.nn.init.normal_(layer.log_decay)
     torch.nn.init.normal_(layer.decay_bias)
+    torch.nn.init.normal_(layer.norm)
     return layer.requires_grad_(False)
+
+
+def native_of(layer: GatedDeltaNet, kernels: native.Kernels) -> NativeDeltaHeads:
+    """The layer's heads by these kernels."""
+    conv, norm = layer.conv.to(kernels.dtype), layer.norm.to(kernels.dtype)
+    return NativeDeltaHeads(layer._shape, conv, norm, layer._eps, kernels.isa)
 
 
 def state_of(shape: DeltaNetConfig, dtype: torch.dtype) -> LayerState:
@@ -38,37 +50,159 @@ def state_of(shape: DeltaNetConfig, dtype: torch.dtype) -> LayerState:
     return LayerState(torch.randn(_SLOTS, shape.kernel - 1, shape.channels).to(dtype), matrices, torch.empty(0))
 
 
+def copy_of(state: LayerState, dtype: torch.dtype | None = None) -> LayerState:
+    return LayerState(*(part.to(dtype or part.dtype, copy=True) for part in state))
+
+
+def inputs_of(layer: GatedDeltaNet, num_tokens: int, dtype: torch.dtype) -> DeltaInputs:
+    """Random inputs; of rows further apart than they are long, as projections give them."""
+    channels, values = layer._shape.channels, layer._shape.values
+    mixed, z = torch.randn(num_tokens, channels + values + 5).to(dtype)[:, :-5].tensor_split((channels,), dim=1)
+    gates = torch.randn(num_tokens, 2 * layer._shape.num_value_heads).to(dtype)
+    return DeltaInputs(mixed, *layer._strengths(gates.float()), z)
+
+
+def wide(inputs: DeltaInputs) -> DeltaInputs:
+    return DeltaInputs(*(part.float() for part in inputs))
+
+
+def recurrence(layer: GatedDeltaNet, run: DeltaRun, state: LayerState) -> torch.Tensor:
+    """What a layer's heads compute, token by token in float64; `state` is float64 too. Follows
+    arXiv:2412.06464, equation 10.
+    """
+    shape, (mixed, decay, strength, z) = layer._shape, (part.double() for part in run.inputs)
+    seen, S = torch.cat((state.inputs[run.source], mixed)), state.matrices[run.source].clone()
+    keys, each, outputs = shape.num_key_heads * shape.key_dim, shape.num_value_heads // shape.num_key_heads, []
+    kept = {end: [slot for at, slot in run.kept if at == end] for end, _ in run.kept}
+    for token in range(len(mixed) + 1):
+        for slot in kept.get(token, ()):
+            state.matrices[slot], state.inputs[slot] = S, seen[token : token + shape.kernel - 1]
+        if token == len(mixed):
+            break
+        convolved = F.silu((seen[token : token + shape.kernel] * layer.conv.t().double()).sum(0))
+        query, key, value = convolved.tensor_split((keys, 2 * keys))
+        query, key = (
+            (
+                part.view(-1, shape.key_dim) / (part.view(-1, shape.key_dim).square().sum(1, True) + 1e-6).sqrt()
+            ).repeat_interleave(each, 0)[:, :, None]
+            for part in (query, key)
+        )
+        S = S * decay[token].exp()[:, None, None]
+        learned = value.view(-1, 1, shape.value_dim) - key.transpose(1, 2) @ S
+        S = S + strength[token][:, None, None] * key @ learned
+        found = (query.transpose(1, 2) @ S)[:, 0] / shape.key_dim**0.5
+        if token >= run.num_replayed:
+            gate = F.silu(z[token - run.num_replayed].view(found.shape))
+            normed = F.rms_norm(found, found.shape[1:], layer.norm.double(), layer._eps)
+            outputs.append((normed * gate).flatten())
+    return torch.stack(outputs)
+
+
+def check_runs(layer: GatedDeltaNet, runs: Sequence[DeltaRun], kernels: native.Kernels, threads: int = 1) -> None:
+    """Outputs and all slots are those of the recurrence, and of each row alone bit for bit."""
+    state = state_of(layer._shape, kernels.dtype)
+    expected, alone, by_kernels = copy_of(state, torch.float64), copy_of(state), native_of(layer, kernels)
+    # The kernels convolve with weights of the type.
+    layer.conv.copy_(layer.conv.to(kernels.dtype))
+    layer.norm.copy_(layer.norm.to(kernels.dtype))
+    all_threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        outputs = by_kernels.run(runs, state)
+        singly = [by_kernels.run([run], alone)[0] for run in runs]
+    finally:
+        torch.set_num_threads(all_threads)
+    for run, output, single in zip(runs, outputs, singly, strict=True):
+        wanted = recurrence(layer, run, expected)
+        assert output.dtype == kernels.dtype
+        bound = _TOLERANCE[kernels.dtype] * wanted.abs().max().clamp(min=1)
+        assert (output - wanted).abs().max() < bound
+        assert torch.equal(output, single), "the same alone, bit for bit"
+    assert torch.equal(alone.matrices, state.matrices)
+    assert (state.matrices - expected.matrices).abs().max() < 2e-5
+    assert torch.equal(state.inputs.double(), expected.inputs)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize(
-    "shape", [DeltaNetConfig(2, 4, 64, 96, 4), DeltaNetConfig(3, 3, 32, 32, 2), DeltaNetConfig(1, 2, 128, 128, 4)]
-)
+@pytest.mark.parametrize("shape", _SHAPES)
 def test_a_step_is_that_of_torch(kernels: native.Kernels, shape: DeltaNetConfig, threads: int) -> None:
     """Rows advance in place, and from one slot into others, several from the same; no other slot changes."""
     torch.manual_seed(0)
     layer, state = layer_of(shape), state_of(shape, kernels.dtype)
-    before, expected = state, LayerState(*(part.clone().float() for part in state))
-    mixed = torch.randn(4, shape.channels + 5).to(kernels.dtype)[:, : shape.channels]
-    gates = torch.randn(4, 2 * shape.num_value_heads).to(kernels.dtype)
+    step = native_of(layer, kernels)
+    before, expected = copy_of(state), copy_of(state, torch.float32)
+    inputs = inputs_of(layer, 4, kernels.dtype)
     sources, targets = torch.tensor([0, 1, 1, 3]), torch.tensor([0, 2, 4, 3])
-    wanted = layer._advance(mixed.float(), gates.float(), expected, sources, targets)
+    wanted = layer._step(wide(inputs), expected, sources, targets)
 
-    step = NativeDeltaStep(shape, layer.conv.to(kernels.dtype), kernels.isa)
-    decay, strength = layer._strengths(gates.float())
     all_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        alone = LayerState(*(part.clone() for part in before))
-        got = step(mixed, decay, strength, state, sources, targets)
-        for row in range(len(mixed)):
+        got = step.step(inputs, state, sources, targets)
+        for row in range(len(got)):
             one = slice(row, row + 1)
-            parts = mixed[one], decay[one], strength[one]
-            assert torch.equal(step(*parts, alone, sources[one], targets[one]), got[one])
+            assert torch.equal(step.step(inputs.at(one), before, sources[one], targets[one]), got[one])
     finally:
         torch.set_num_threads(all_threads)
-    assert torch.equal(alone.matrices, state.matrices), "the same alone, bit for bit"
-    assert (got - wanted).abs().max() < _TOLERANCE[kernels.dtype]
+    assert torch.equal(before.matrices, state.matrices), "the same alone, bit for bit"
+    assert (got - wanted).abs().max() < _TOLERANCE[kernels.dtype] * wanted.abs().max().clamp(min=1)
     assert (state.matrices - expected.matrices).abs().max() < _TOLERANCE[kernels.dtype]
     assert torch.equal(state.inputs.float(), expected.inputs)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_prompts_are_the_recurrence(kernels: native.Kernels, shape: DeltaNetConfig, threads: int) -> None:
+    """Ragged: of one token, of about as many as are taken at a time, and of several times as many; each goes on
+    from a state, in place or not.
+    """
+    torch.manual_seed(1)
+    layer = layer_of(shape)
+    lengths = (1, 2, _AT_ONCE - 1, _AT_ONCE, _AT_ONCE + 1, 3 * _AT_ONCE + 7)
+    slots = ((0, 0), (8, 1), (8, 2), (3, 3), (4, 4), (8, 5))
+    runs = [
+        DeltaRun(inputs_of(layer, length, kernels.dtype), 0, source, [(length, target)])
+        for length, (source, target) in zip(lengths, slots, strict=True)
+    ]
+    check_runs(layer, runs, kernels, threads)
+
+
+def test_states_are_kept_at_borders_and_before_drafts(kernels: native.Kernels) -> None:
+    """Also where the first border lies within the convolution's view, and where a row replays tokens of which only
+    the state is wanted: none, one and several, in the slot that it goes on from.
+    """
+    torch.manual_seed(2)
+    layer = layer_of(_SHAPES[0])
+    replays = inputs_of(layer, 6, kernels.dtype), inputs_of(layer, 4, kernels.dtype)
+    runs = [
+        DeltaRun(inputs_of(layer, 70, kernels.dtype), 0, 8, [(1, 0), (2, 1), (64, 2), (70, 3)]),
+        DeltaRun(inputs_of(layer, 5, kernels.dtype), 0, 4, [(0, 4)]),
+        DeltaRun(replays[0]._replace(z=replays[0].z[1:]), 1, 5, [(1, 5)]),
+        DeltaRun(replays[1]._replace(z=replays[1].z[3:]), 3, 6, [(3, 6)]),
+    ]
+    check_runs(layer, runs, kernels)
+
+
+@pytest.mark.parametrize("decay", [0.0, -1e-6, -30.0, -200.0])
+def test_states_that_hardly_forget_and_that_forget_all(kernels: native.Kernels, decay: float) -> None:
+    """Every second token's decay is an extreme one: exp(-200) is 0 in float32."""
+    torch.manual_seed(3)
+    layer = layer_of(_SHAPES[1])
+    inputs = inputs_of(layer, 2 * _AT_ONCE + 1, kernels.dtype)
+    inputs.decay[::2] = decay
+    check_runs(layer, [DeltaRun(inputs, 0, 2, [(len(inputs.mixed), 2)])], kernels)
+
+
+def test_prompts_by_torch_are_the_recurrence() -> None:
+    torch.manual_seed(4)
+    layer = layer_of(_SHAPES[0])
+    state = state_of(layer._shape, torch.float32)
+    expected = copy_of(state, torch.float64)
+    run = DeltaRun(inputs_of(layer, 150, torch.float32), 0, 8, [(1, 0), (64, 1), (150, 2)])
+    wanted = recurrence(layer, run, expected)
+    assert (layer._run([run], state)[0] - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert (state.matrices - expected.matrices).abs().max() < 2e-5
+    assert torch.equal(state.inputs.double(), expected.inputs)
 
 
 def test_other_sizes_are_left_to_torch() -> None:

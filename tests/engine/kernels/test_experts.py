@@ -93,9 +93,10 @@ def test_threads_that_come_late_find_what_later_layers_have_left(tmp_path: Path)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr[-2000:]
 
 
-def test_weights_of_eight_bits_are_close(model: Path) -> None:
+@pytest.mark.parametrize("dtype", _NAMES.values())
+def test_weights_of_eight_bits_are_close(model: Path, dtype: DType) -> None:
     """All but the router, on whose small differences a token's experts depend."""
-    plain = logits_of(model, _PROMPTS, "float32")
-    rounded = logits_of(model, _PROMPTS, "float32", quantization="int8")
+    plain = logits_of(model, _PROMPTS, dtype)
+    rounded = logits_of(model, _PROMPTS, dtype, quantization="int8")
     assert not torch.equal(rounded, plain)
     assert (rounded - plain).abs().mean() < 0.2 * plain.abs().mean()

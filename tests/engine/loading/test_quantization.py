@@ -62,7 +62,9 @@ def test_a_model_that_is_not_for_the_native_kernels(tmp_path: Path) -> None:
     """Torch computes its layers, and has no weights of eight bits."""
     needs_kernels()
     model = str(save_tiny("ministral3", tmp_path))
-    with pytest.raises(ValueError, match=r"quantization 'int8' .* it does not compute queries scaled by position"):
+    with pytest.raises(
+        ValueError, match=r"quantization 'int8' .* the native decoder does not compute queries scaled by position"
+    ):
         load_model(EngineConfig(model=model, quantization="int8", device="cpu", kv_pages=16))
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.loading.weights import load_decoder
+from engine.config import DType
+from engine.kernels import native
+from engine.loading.weights import load_decoder, prefers_input_major
 from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
 from tests.engine.support.oracle import oracle_model, save_tiny
+from tests.engine.support.steps_by_hand import load_runner
 
 CPU = torch.device("cpu")
 
@@ -182,3 +187,21 @@ def test_a_broken_directory_is_explained(model: Path, name: str) -> None:
     damage(model)
     with pytest.raises(ModelLoadError, match=said):
         load(model)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "avx512_bf16", "amx"])
+def test_which_weights_lie_input_by_input_on_a_cpu(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 32 bits, and of bfloat16 where the processor has products of it."""
+    monkeypatch.setattr(native, "kernels", lambda dtype: SimpleNamespace(isa=isa))
+    assert prefers_input_major(torch.float32)
+    assert prefers_input_major(torch.bfloat16) == (isa in ("avx512_bf16", "amx"))
+    assert not prefers_input_major(torch.float16)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_torch_multiplies_on_a_cpu_lie_as_it_prefers(tmp_path: Path, dtype: DType) -> None:
+    decoder = load_runner(save_tiny("ministral3", tmp_path), dtype=dtype)._decoder
+    assert isinstance(decoder, Decoder)
+    weight = decoder.get_parameter("layers.0.mlp.down_proj.weight")
+    assert weight.t().is_contiguous() == prefers_input_major(weight.dtype)
+    assert weight.is_contiguous() != prefers_input_major(weight.dtype)
