@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import string
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +29,7 @@ from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment
 from engine.errors import InvalidGrammar
 from engine.grammar.compiler import schema_in_lark
+from engine.grammar.lark import SpecialId, literal, up_to_mark
 
 _IN_NAMES = string.ascii_letters + string.digits + "_-"
 _NOT_IN_KEYS = frozenset('<>"\n')
@@ -223,15 +223,15 @@ def _before_value(marks: KeyedMarks, key: str) -> str:
     return f"{marks.key}{key}{marks.layout.join(marks.after_key)}{marks.around_value}"
 
 
-def argument_rules(marks: KeyedMarks, name: str, schema: dict[str, Any]) -> list[str]:
+def argument_rules(marks: KeyedMarks, name: str, schema: dict[str, Any], special: SpecialId) -> list[str]:
     """Return rules of a grammar for arguments; the first is called `name`. Raises InvalidGrammar."""
+    write = _Writer(marks, special)
     arguments = arguments_of(schema)
     if arguments is None:
         begin, _, end = _before_value(marks, "\0").partition("\0")
         return [
-            f'{name}: ({_literal(begin)} /[^<>"\\n]+/ {_literal(end)} {name}_any)*',
-            f"{name}_any: {name}_text {_literal(marks.layout)}",
-            f"{name}_text[lazy]: /(?s:.*){_end_in_regex(marks)}/",
+            f'{name}: ({write.mark(begin)} /[^<>"\\n]+/ {write.mark(end)} {name}_any)*',
+            *write.text(f"{name}_any"),
         ]
     parts, rules = [], []
     for number, argument in enumerate(arguments):
@@ -241,36 +241,40 @@ def argument_rules(marks: KeyedMarks, name: str, schema: dict[str, Any]) -> list
             )
         rule = f"{name}_{number}"
         parts.append(rule if argument.is_required else f"{rule}?")
-        head = _literal(_before_value(marks, argument.name))
-        rules += [f"{rule}: {head} {rule}_value", *_value_rules(marks, f"{rule}_value", argument.schema)]
+        head = write.mark(_before_value(marks, argument.name))
+        rules += [f"{rule}: {head} {rule}_value", *write.value(f"{rule}_value", argument.schema)]
     return [f"{name}: {' '.join(parts) or chr(34) * 2}", *rules]
 
 
-def _value_rules(marks: KeyedMarks, rule: str, schema: dict[str, Any]) -> list[str]:
-    """Return rules for a value and the mark that ends it."""
-    allowed, end = kinds(schema, schema), _literal(f"{marks.around_value}{marks.ends_value}{marks.layout}")
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if not allowed <= _TEXT_OR_NULL:
-        return [f"{rule}: {rule}_json {end}", f"{rule}_json: {schema_in_lark(schema)}"]
-    if isinstance(choices, list):
-        texts = ("null" if choice is None else str(choice) for choice in choices)
-        return [f"{rule}: ({' | '.join(map(_literal, texts))}) {end}"]
-    if allowed == {"null"}:
-        return [f'{rule}: "null" {end}']
-    if "pattern" in schema:
-        raise InvalidGrammar("pattern is not supported, because this model writes texts without quotes")
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    count = "*" if not least and most == "" else f"{{{least},{most}}}"
-    return [
-        f"{rule}: {rule}_text {_literal(marks.layout)}",
-        f"{rule}_text[lazy]: /(?s:.{count}){_end_in_regex(marks)}/",
-    ]
+class _Writer:
+    """Writes rules for values and the marks around them."""
 
+    def __init__(self, marks: KeyedMarks, special: SpecialId) -> None:
+        self._marks, self._special = marks, special
 
-def _end_in_regex(marks: KeyedMarks) -> str:
-    around = f"{json.dumps(marks.around_value)[1:-1]}?" if marks.around_value else ""
-    return around + re.escape(marks.ends_value).replace("/", r"\/")
+    def mark(self, text: str) -> str:
+        """Write a text with marks."""
+        return literal(text, self._marks.all, self._special)
 
+    def text(self, rule: str, count: str = "*") -> list[str]:
+        """Return rules for a text, and the mark that ends it."""
+        marks = self._marks
+        text = up_to_mark(f"{rule}_text", marks.ends_value, self._special, count=count, before=marks.around_value)
+        return [f"{rule}: {rule}_text {self.mark(marks.layout)}", text]
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    def value(self, rule: str, schema: dict[str, Any]) -> list[str]:
+        """Return rules for a value, and the mark that ends it."""
+        allowed = kinds(schema, schema)
+        end = self.mark(f"{self._marks.around_value}{self._marks.ends_value}{self._marks.layout}")
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if not allowed <= _TEXT_OR_NULL:
+            return [f"{rule}: {rule}_json {end}", f"{rule}_json: {schema_in_lark(schema)}"]
+        if isinstance(choices, list):
+            texts = ("null" if choice is None else str(choice) for choice in choices)
+            return [f"{rule}: ({' | '.join(self.mark(text) or chr(34) * 2 for text in texts)}) {end}"]
+        if allowed == {"null"}:
+            return [f'{rule}: "null" {end}']
+        if "pattern" in schema:
+            raise InvalidGrammar("pattern is not supported, because this model writes texts without quotes")
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return self.text(rule, "*" if not least and most == "" else f"{{{least},{most}}}")

@@ -20,6 +20,7 @@ from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment
 from engine.errors import InvalidGrammar
 from engine.grammar.compiler import schema_in_lark
+from engine.grammar.lark import SpecialId, separated
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 MARKS = (PYTHON_TAG, _START, _END)
@@ -207,23 +208,15 @@ def _python(value: Any) -> str:
     return repr(value)
 
 
-def argument_rules(name: str, schema: dict[str, Any]) -> list[str]:
-    """Return rules of a grammar for arguments of a schema, the first of them called `name`. Raises InvalidGrammar.
-
-    Rule NAME_first_I has the arguments from I on where none is written yet, and NAME_more_I where one is.
-    """
+def argument_rules(name: str, schema: dict[str, Any], special: SpecialId) -> list[str]:
+    """Return rules of a grammar for arguments; the first is called `name`. Raises InvalidGrammar."""
     arguments = arguments_of(schema) or []
-    rules = [f"{name}: {name}_first_0", f'{name}_first_{len(arguments)}: ""', f'{name}_more_{len(arguments)}: ""']
+    parts, values = [], []
     for number, argument in enumerate(arguments):
         if not argument.name.isidentifier():
             raise InvalidGrammar(
                 f"the argument {argument.name!r} cannot be written in this model's format of calls"
             )
-        one, after = f"{name}_{number}", number + 1
-        rules.append(f'{one}: "{argument.name}=" {one}_value')
-        rules.append(f"{one}_value: {schema_in_lark(argument.schema)}")
-        skipped = "" if argument.is_required else f" | {name}_first_{after}"
-        rules.append(f"{name}_first_{number}: {one} {name}_more_{after}{skipped}")
-        more = f'", " {one}'
-        rules.append(f"{name}_more_{number}: {more if argument.is_required else f'({more})?'} {name}_more_{after}")
-    return rules
+        parts.append((f'"{argument.name}=" {name}_value_{number}', argument.is_required))
+        values.append(f"{name}_value_{number}: {schema_in_lark(argument.schema)}")
+    return [*separated(name, parts, ", "), *values]
