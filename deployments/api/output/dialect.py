@@ -47,7 +47,7 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     elif settings.reasoning != "none":
         words = _vocabulary(tokenizer).keys()
         shown = [marks for marks in KNOWN if marks.closes in template]
-        shown += [marks for marks in KNOWN if set(marks) <= words]
+        shown += [marks for marks in KNOWN if set(marks.marks) <= words]
         thoughts = next(iter(shown), THINK if settings.reasoning == "think" else None)
     merges = settings.late_system == "merge" or (
         settings.late_system == "auto" and not _shows_late_system(tokenizer)

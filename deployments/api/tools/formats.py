@@ -7,7 +7,18 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from deployments.api.tools import harmony, headed, hermes, keyed, listed, llama3, mistral, pythonic
+from deployments.api.tools import (
+    gemma,
+    gemma_grammar,
+    harmony,
+    headed,
+    hermes,
+    keyed,
+    listed,
+    llama3,
+    mistral,
+    pythonic,
+)
 from deployments.api.tools.headed import HeadedMarks
 from deployments.api.tools.keyed import KeyedMarks
 from deployments.api.tools.tool_format import ToolFormat
@@ -122,6 +133,17 @@ FORMATS: Mapping[str, ToolFormat] = {
         separator=f"{harmony.CALL}{harmony.NEXT}",
         marks=harmony.MARKS,
         begins=harmony.OPEN,
+    ),
+    "gemma4": ToolFormat(
+        gemma.parse_gemma,
+        _has(f"{gemma.OPEN}{gemma.CALL}", gemma.QUOTE),
+        head=f"{gemma.OPEN}{gemma.CALL}NAME{{",
+        tail=f"}}{gemma.CLOSE}",
+        separator="",
+        marks=gemma.MARKS,
+        begins=gemma.OPEN,
+        rules=gemma_grammar.argument_rules,
+        write=gemma.written,
     ),
     "seed_oss": _keyed(keyed.SEED, _has(keyed.SEED.opens)),
     "qwen3_coder": _keyed(keyed.QWEN3_CODER, _has("<function=", "<parameter=")),

@@ -24,7 +24,15 @@ from typing import Any
 import msgspec
 
 from deployments.api.tools.marked import expect, parse_marked, up_to
-from deployments.api.tools.named import Functions, arguments_of, kind_of, kinds, object_of, properties
+from deployments.api.tools.named import (
+    TEXT_OR_NULL,
+    Functions,
+    arguments_of,
+    as_json,
+    kinds,
+    object_of,
+    properties,
+)
 from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment
 from engine.errors import InvalidGrammar
@@ -33,8 +41,7 @@ from engine.grammar.lark import SpecialId, literal, up_to_mark
 
 _IN_NAMES = string.ascii_letters + string.digits + "_-"
 _NOT_IN_KEYS = frozenset('<>"\n')
-_PYTHONS = {"True": "true", "False": "false", "None": "null"}
-_JUST_TEXT, _TEXT_OR_NULL = frozenset({"string"}), frozenset({"string", "null"})
+_JUST_TEXT = frozenset({"string"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +180,7 @@ def _value(at: Scanner, marks: KeyedMarks, allowed: frozenset[str]) -> Parser[bo
     is_text = allowed == _JUST_TEXT
     if is_text:
         yield Segment("arguments", '"')
-    elif not allowed <= _TEXT_OR_NULL and (yield from at.look()) in ("{", "["):  # the mark may be part of a text
+    elif not allowed <= TEXT_OR_NULL and (yield from at.look()) in ("{", "["):  # the mark may be part of a text
         with contextlib.suppress(Malformed):
             yield from at.value(shown=False)
         parts.append(at.held)
@@ -189,19 +196,8 @@ def _value(at: Scanner, marks: KeyedMarks, allowed: frozenset[str]) -> Parser[bo
         parts.append(at.held)
         at.drop()
     at.drop()
-    yield Segment("arguments", '"' if is_text else _as_json("".join(parts), allowed))
+    yield Segment("arguments", '"' if is_text else as_json("".join(parts), allowed))
     return True
-
-
-def _as_json(text: str, allowed: frozenset[str]) -> str:
-    """Return a value as JSON: as it is written if that is JSON of an allowed type, or a text."""
-    written = _PYTHONS.get(text.strip(), text.strip())
-    try:
-        value = msgspec.json.decode(written)
-    except (msgspec.DecodeError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    is_meant = kind_of(value) in allowed and (kind_of(value) != "string" or allowed != _TEXT_OR_NULL)
-    return written if is_meant or "string" not in allowed else json.dumps(text, ensure_ascii=False)
 
 
 def written(marks: KeyedMarks, arguments: str) -> str:
@@ -267,7 +263,7 @@ class _Writer:
         allowed = kinds(schema, schema)
         end = self.mark(f"{self._marks.around_value}{self._marks.ends_value}{self._marks.layout}")
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if not allowed <= _TEXT_OR_NULL:
+        if not allowed <= TEXT_OR_NULL:
             return [f"{rule}: {rule}_json {end}", f"{rule}_json: {schema_in_lark(schema)}"]
         if isinstance(choices, list):
             texts = ("null" if choice is None else str(choice) for choice in choices)

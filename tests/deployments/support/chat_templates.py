@@ -122,8 +122,23 @@ HARMONY = (
     .replace("<think>", "<|channel|>analysis<|message|>")
     .replace("</think>", "<|end|><|start|>assistant")
 )
+_VALUE = r"""
+{%- macro show(value) %}
+{%- if value is string %}{{ '<|"|>' ~ value ~ '<|"|>' }}
+{%- elif value is mapping %}{{ '{' }}{{ members(value) }}{{ '}' }}
+{%- elif value is iterable %}{{ '[' }}
+{%- for one in value %}{{ show(one) ~ ('' if loop.last else ',') }}{% endfor %}{{ ']' }}
+{%- else %}{{ value | tojson }}{% endif %}{% endmacro %}
+{%- macro members(values) %}
+{%- for key, value in values | items %}{{ key ~ ':' ~ show(value) ~ ('' if loop.last else ',') }}{% endfor %}
+{%- endmacro %}"""
+GEMMA = _VALUE + _family(
+    "the functions above",
+    "{{- '<|tool_call>call:' ~ call.function.name ~ '{' ~ members(call.function.arguments) ~ '}<tool_call|>' }}",
+).replace("<think>", r"<|channel>thought\n").replace("</think>", r"\n<channel|>")
 FAMILIES = {
     "harmony": HARMONY,
+    "gemma4": GEMMA,
     "seed_oss": _family(
         r"<seed:tool_call>\n<function=NAME>\n<parameter=KEY>VALUE</parameter>\n</function>\n</seed:tool_call>",
         r"{{- '<seed:tool_call>\n<function=' ~ call.function.name ~ '>\n' }}"

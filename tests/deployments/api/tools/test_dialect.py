@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.api.output.dialect import dialect_of
-from deployments.api.output.reasoning import THINK
+from deployments.api.output.reasoning import THINK, Thoughts
 from deployments.api.tools.formats import FORMATS
 from deployments.config.settings import ChatSettings
 from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
@@ -61,7 +61,8 @@ def test_the_format_of_calls(template: str | None, tools: str | None, has_place:
     assert dialect_of(Tokenizer(template), ChatSettings(tools="none")).tools is None
 
 
-SEED, MISTRAL = ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")
+SEED, MISTRAL = Thoughts("<seed:think>", "</seed:think>"), Thoughts("[THINK]", "[/THINK]")
+GEMMA = Thoughts("<|channel>", "<channel|>", "thought\n")
 
 
 @pytest.mark.parametrize(
@@ -72,14 +73,16 @@ SEED, MISTRAL = ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")
         (PLAIN, ("<think>", "</think>"), THINK),
         (PLAIN, ("<think>",), None),
         (None, ("<think>", "</think>"), THINK),
-        (PLAIN, MISTRAL, MISTRAL),
-        (f"{PLAIN} {''.join(MISTRAL)}", (), MISTRAL),
-        (f"{PLAIN} {''.join(SEED)}", (), SEED),
-        (None, SEED, SEED),
+        (PLAIN, MISTRAL.marks, MISTRAL),
+        (f"{PLAIN} {''.join(MISTRAL.marks)}", (), MISTRAL),
+        (f"{PLAIN} {''.join(SEED.marks)}", (), SEED),
+        (None, SEED.marks, SEED),
+        (PLAIN, GEMMA.marks, GEMMA),
+        ("{{ '<|channel>thought\\n<channel|>' }}", (), GEMMA),
     ],
 )
 def test_whether_it_thinks_and_between_which_marks(
-    template: str | None, words: tuple[str, ...], thoughts: tuple[str, str] | None
+    template: str | None, words: tuple[str, ...], thoughts: Thoughts | None
 ) -> None:
     tokenizer = Tokenizer(template, *words)
     assert dialect_of(tokenizer, ChatSettings()).thoughts == thoughts

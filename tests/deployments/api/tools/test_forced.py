@@ -27,6 +27,7 @@ from tests.deployments.api.tools.conftest import ASK, TOOLS, WEATHER, Talk, tool
 from tests.deployments.support.api_over_engines import api_over, events
 from tests.deployments.support.chat_templates import (
     CODER,
+    GEMMA,
     HERMES,
     LLAMA3,
     MISTRAL,
@@ -44,6 +45,7 @@ OF_FORMATS = [
     (MISTRAL, "mistral"),
     (MISTRAL_LIST, "mistral_list"),
     (PYTHONIC, "pythonic"),
+    (GEMMA, "gemma4"),
 ]
 NOTHING = {"type": "function", "function": {"name": "nothing"}}
 TREE = tool("tree", root={"$ref": "#/$defs/node"})
