@@ -92,7 +92,7 @@ def _members(at: Scanner, schema: dict[str, Any]) -> Parser[None]:
 
 
 def _key(at: Scanner) -> Parser[str]:
-    """Take a key, and the colon after it."""
+    """Take a key, and the colon after it. Raises `Malformed` for anything else."""
     char = yield from at.look()
     if char == '"':
         key = yield from at.string()
@@ -100,7 +100,10 @@ def _key(at: Scanner) -> Parser[str]:
         yield from expect(at, (QUOTE,))
         key = yield from _text(at, shown=False)
     else:
-        return (yield from up_to(at, ":")).strip()
+        key = (yield from up_to(at, ":")).strip()
+        if not key:
+            raise Malformed
+        return key
     yield from expect(at, (":",))
     return key
 
