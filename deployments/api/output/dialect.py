@@ -31,16 +31,17 @@ class Dialect:
 def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     """Return the dialect that the settings state, detecting what they leave to "auto".
 
-    Tools use the first format that the template shows, or Hermes' in the messages' text if the template does not
-    mention tools. Channels are those that a template shows. Reasoning is assumed if the template, or the
-    vocabulary, contains its marks. Later system messages are tried with the template.
+    Tools use the first format that the template shows, be it only in messages with calls as DeepSeek's do, or
+    Hermes' if it shows none and does not mention tools. Channels are those that a template shows. Reasoning is
+    assumed if the template, or the vocabulary, contains its marks. Later system messages are tried with the
+    template.
     """
     template = template_text(tokenizer)
     has_place = re.search(r"\btools\b", template) is not None
     tools = FORMATS.get(settings.tools)
     if settings.tools == "auto" and template:
         taught = (known for known in FORMATS.values() if known.is_taught(template))
-        tools = next(taught, None) if has_place else FORMATS["hermes"]
+        tools = next(taught, None if has_place else FORMATS["hermes"])
     thoughts: Thoughts | None = None
     if all(mark in template for mark in (harmony.CHANNEL, harmony.MESSAGE)):
         thoughts = HARMONY  # Without it, even an answer's text would have the marks of its channel.

@@ -186,6 +186,18 @@ FORMATS: Mapping[str, ToolFormat] = {
         marks=(llama3.PYTHON_TAG,),
         key="parameters",
     ),
+    "olmo3": ToolFormat(
+        pythonic.parse_marked_pythonic,
+        _has(pythonic.OPEN),
+        opens=pythonic.OPEN,
+        closes=pythonic.CLOSE,
+        head="NAME(",
+        tail=")",
+        marks=(pythonic.OPEN, pythonic.CLOSE),
+        begins=pythonic.OPEN,
+        rules=pythonic.argument_rules,
+        write=pythonic.written,
+    ),
     "pythonic": ToolFormat(
         pythonic.parse_pythonic,
         _teaches_pythonic,

@@ -143,7 +143,10 @@ def _call(at: Scanner, marks: KeyedMarks, functions: Functions) -> Parser[bool]:
             raise Malformed
     at.drop()
     yield Segment("call", name)
-    return (yield from _arguments(at, marks, functions[name] or {}, found))
+    may_close = yield from _arguments(at, marks, functions[name] or {}, found)
+    if not (yield from at.look()):  # what is held is part of a mark or a key that the end cut off
+        at.drop()
+    return may_close
 
 
 def _arguments(at: Scanner, marks: KeyedMarks, schema: dict[str, Any], found: str) -> Parser[bool]:

@@ -200,6 +200,15 @@ FAMILIES = {
         "{{- ']' }}",
     ),
     "qwen3_coder": CODER,
+    "olmo3": _family(
+        "calls stand within <function_calls></function_calls>",
+        "{{- call.function.name ~ '(' }}"
+        "{%- for key, value in call.function.arguments | items %}"
+        "{{- key ~ '=' ~ value | tojson ~ ('' if loop.last else ', ') }}{%- endfor %}"
+        r"{{- ')' ~ ('' if loop.last else '\n') }}",
+        "{{- '<function_calls>' }}",
+        "{{- '</function_calls>' }}",
+    ),
     "mistral": MISTRAL,
     "mistral_list": MISTRAL_LIST,
     "pythonic": PYTHONIC,

@@ -35,6 +35,8 @@ IN_JINJA = (
 XML = r"{% if tools %}{{ '<tool_call>\n<function=NAME>\n<parameter=' ~ '\"arguments\"' }}{% endif %}"
 KEYS = r"{% if tools %}<tool_call>NAME\n<arg_key>KEY</arg_key>{{ call['arguments'] }}{% endif %}"
 LLAMA4 = r"""{% if tools %}<|header_start|>{{ '{"name": function name, "parameters": dictionary}' }}{% endif %}"""
+DEEPSEEK = "{% for tool in message['tool_calls'] %}{{ '<\uff5ctool\u2581call\u2581begin\uff5c>' + tool.name }}"
+OLMO = "{% if tools %}Output any function calls within <function_calls></function_calls> XML tags.{% endif %}"
 OTHER = r"""{% if tools %}<|start_header_id|>{{ '<TOOLCALL>[{"name": N, "arguments": {"parameters": 1}}]' }}"""
 
 
@@ -50,6 +52,8 @@ OTHER = r"""{% if tools %}<|start_header_id|>{{ '<TOOLCALL>[{"name": N, "argumen
         (KEYS, "glm", True),
         (OTHER, None, True),
         (LLAMA4, "llama3", True),
+        (DEEPSEEK, "deepseek_v31", False),
+        (OLMO, "olmo3", True),
     ],
 )
 def test_the_format_of_calls(template: str | None, tools: str | None, has_place: bool) -> None:

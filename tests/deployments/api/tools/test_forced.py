@@ -27,6 +27,7 @@ from tests.deployments.api.tools.conftest import ASK, TOOLS, WEATHER, Talk, tool
 from tests.deployments.support.api_over_engines import api_over, events
 from tests.deployments.support.chat_templates import (
     CODER,
+    FAMILIES,
     GEMMA,
     HERMES,
     LLAMA3,
@@ -46,6 +47,7 @@ OF_FORMATS = [
     (MISTRAL_LIST, "mistral_list"),
     (PYTHONIC, "pythonic"),
     (GEMMA, "gemma4"),
+    (FAMILIES["olmo3"], "olmo3"),
 ]
 NOTHING = {"type": "function", "function": {"name": "nothing"}}
 TREE = tool("tree", root={"$ref": "#/$defs/node"})
