@@ -22,6 +22,8 @@ class Dialect:
     """How the model writes calls; None if it makes none."""
     has_place_for_tools: bool = False
     """Whether the template renders tools, calls and results; otherwise they become text in messages."""
+    has_place_for_calls: bool = False
+    """Whether a template with a place for tools renders calls; otherwise they become text of their messages."""
     thoughts: Thoughts | None = None
     """The marks of reasoning, with which the model's answers may begin; None if it does not think."""
     merges_systems: bool = False
@@ -53,7 +55,7 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     merges = settings.late_system == "merge" or (
         settings.late_system == "auto" and not _shows_late_system(tokenizer)
     )
-    return Dialect(tools, has_place, thoughts, merges)
+    return Dialect(tools, has_place, "tool_calls" in template, thoughts, merges)
 
 
 def _shows_late_system(tokenizer: Any) -> bool:
