@@ -160,8 +160,9 @@ class ChatSettings(Settings):
     """What a model's answers contain besides text; see `deployments/api/output/dialect.py`."""
 
     tools: Literal[
-        "auto", "hermes", "harmony", "seed_oss", "qwen3_coder", "minimax", "glm47", "glm", "kimi", "deepseek_v3",
-        "deepseek_v31", "granite", "phi4", "mistral_list", "mistral", "llama3", "pythonic", "none",
+        "auto", "hermes", "harmony", "gemma4", "seed_oss", "qwen3_coder", "minimax", "glm47", "glm", "kimi",
+        "deepseek_v3", "deepseek_v31", "granite", "phi4", "mistral_list", "mistral", "llama3", "olmo3",
+        "pythonic", "none",
     ] = "auto"  # fmt: skip
     """Format of the model's tool calls; "auto" reads it off the chat template, "none" refuses tools."""
     reasoning: Literal["auto", "think", "none"] = "auto"

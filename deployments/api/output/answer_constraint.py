@@ -56,7 +56,8 @@ def _parse_spec(codec: TextCodec, tools: RequestedTools | None, prompt_ids: list
     """Return what to parse an answer for. Some templates begin the reasoning in the prompt."""
     thoughts, is_thinking = codec.dialect.thoughts, False
     if thoughts is not None:
-        is_thinking = codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip().endswith(thoughts.opens)
+        begun = codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip()
+        is_thinking = begun.removesuffix(thoughts.label.rstrip()).endswith(thoughts.opens)
     if tools is None:
         return OutputParseSpec(thoughts, is_thinking)
     return OutputParseSpec(thoughts, is_thinking, tools.format, tools.schemas, tools.is_single)

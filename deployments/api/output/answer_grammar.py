@@ -9,9 +9,6 @@ Special tokens are referred to by their ids, because no text matches them.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
 from typing import Any
 
 from deployments.api.output.channels import channel_rules
@@ -23,11 +20,9 @@ from deployments.api.tools.protocol import Function
 from deployments.api.tools.requested import RequestedTools
 from deployments.api.tools.tool_format import NUMBER
 from engine.grammar.compiler import schema_in_lark
+from engine.grammar.lark import ANYTHING, SpecialId, literal, up_to_mark
 from engine.grammar.spec import Grammar
 
-SpecialId = Callable[[str], int | None]
-"""Tells the id of the special token with a text; None if there is none."""
-_ANYTHING = "/(?s:.*)/"
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -67,7 +62,7 @@ def _in_channels(
         calls,
         None if answer is None else "answer",
         is_forced=tools is not None and tools.is_forced,
-        literal=lambda text: _literal(text, thoughts.marks, special),
+        literal=lambda text: literal(text, thoughts.marks, special),
         has_specials=special(thoughts.closes) is not None,
         budget=budget,
     )
@@ -89,12 +84,9 @@ def _start(body: str, spec: OutputParseSpec, special: SpecialId, budget: Thinkin
     if budget is not None:
         begin = budget.thoughts if spec.is_thinking else f"({budget.opened} {budget.thoughts} GAP)?"
         return f"start: {begin}{' GAP' if spec.is_thinking else ''} ({body})\n{budget.rules}\nGAP: /\\n{{0,2}}/"
-    opens, closes = spec.thoughts
-    if special(closes) is not None:
-        inside = f"inside: {_ANYTHING} {_reference(closes, special)}"
-    else:
-        inside = f"inside[lazy]: /(?s:.*){re.escape(closes).replace('/', chr(92) + '/')}/"
-    opened = f"({_literal(opens, (opens,), special)} inside GAP)?"
+    opens, closes, label = spec.thoughts
+    inside = up_to_mark("inside", closes, special)
+    opened = f"({literal(opens + label, (opens,), special)} inside GAP)?"
     return f"start: {'inside GAP' if spec.is_thinking else opened} ({body})\n{inside}\nGAP: /\\n{{0,2}}/"
 
 
@@ -109,9 +101,8 @@ def _calls(tools: RequestedTools, answer: str | None, special: SpecialId) -> tup
     if answer is not None:
         return f"{block} | answer", rules
     if is_free:
-        known = _reference(mark, special)
-        free = f"free: {_ANYTHING} {known}" if known else f"free[lazy]: /(?s:.*){re.escape(mark)}/"
-        return f"(free {block if form.opens else 'call'})* text", [*rules, free, f"text: {_ANYTHING}"]
+        free = up_to_mark("free", mark, special)
+        return f"(free {block if form.opens else 'call'})* text", [*rules, free, f"text: {ANYTHING}"]
     return f"{block} | TEXT", [*rules, rf"TEXT: /([^\s\{form.initial}](?s:.*))?/"]
 
 
@@ -125,16 +116,16 @@ def _block(tools: RequestedTools, answer: str | None, special: SpecialId, mark: 
             continue
         before, *after_number = form.heads(function.name)
         heads = [before.removeprefix("" if form.opens else mark), *after_number]
-        head = " NUMBER ".join(_literal(part, form.marks, special) for part in heads)
-        parts = [head, f"args_{index}", _literal(form.tail, form.marks, special)]
+        head = " NUMBER ".join(literal(part, form.marks, special) for part in heads)
+        parts = [head, f"args_{index}", literal(form.tail, form.marks, special)]
         rules.append(f"call_{index}: {' '.join(parts)}")
         schema = arguments_schema(function, tools.closes_objects)
-        made = form.rules(f"args_{index}", schema) if form.rules else [f"args_{index}: {schema_in_lark(schema)}"]
-        rules += made
+        rule = f"args_{index}"
+        rules += form.rules(rule, schema, special) if form.rules else [f"{rule}: {schema_in_lark(schema)}"]
     if NUMBER in form.head:
         rules.append("NUMBER: /[0-9]{1,4}/")
-    several = "call" if tools.is_single else f"call ({_literal(form.separator, form.marks, special)} call)*"
-    opens, closes = (_literal(part, form.marks, special) for part in (form.opens.removeprefix(mark), form.closes))
+    several = "call" if tools.is_single else f"call ({literal(form.separator, form.marks, special)} call)*"
+    opens, closes = (literal(part, form.marks, special) for part in (form.opens.removeprefix(mark), form.closes))
     return f"{opens} {several} {closes}".strip(), rules
 
 
@@ -145,19 +136,3 @@ def _call_schema(function: Function, key: str, closes_objects: bool) -> dict[str
     properties = {"name": {"const": function.name}, key: schema}
     closed = {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
     return {**definitions, **closed}
-
-
-def _literal(text: str, marks: tuple[str, ...], special: SpecialId) -> str:
-    """Return `text` in Lark's syntax, referring to those of `marks` that are special tokens; "" if it is empty."""
-    for mark in marks:
-        if mark in text and (reference := _reference(mark, special)):
-            before, _, after = text.partition(mark)
-            parts = (_literal(before, marks, special), reference, _literal(after, marks, special))
-            return " ".join(part for part in parts if part)
-    return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def _reference(mark: str, special: SpecialId) -> str | None:
-    """Return how a grammar refers to a special token, by its id; None if it is text."""
-    known = special(mark)
-    return None if known is None else f"<[{known}]>"

@@ -22,6 +22,8 @@ class Dialect:
     """How the model writes calls; None if it makes none."""
     has_place_for_tools: bool = False
     """Whether the template renders tools, calls and results; otherwise they become text in messages."""
+    has_place_for_calls: bool = False
+    """Whether a template with a place for tools renders calls; otherwise they become text of their messages."""
     thoughts: Thoughts | None = None
     """The marks of reasoning, with which the model's answers may begin; None if it does not think."""
     merges_systems: bool = False
@@ -31,28 +33,29 @@ class Dialect:
 def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     """Return the dialect that the settings state, detecting what they leave to "auto".
 
-    Tools use the first format that the template shows, or Hermes' in the messages' text if the template does not
-    mention tools. Channels are those that a template shows. Reasoning is assumed if the template, or the
-    vocabulary, contains its marks. Later system messages are tried with the template.
+    Tools use the first format that the template shows, be it only in messages with calls as DeepSeek's do, or
+    Hermes' if it shows none and does not mention tools. Channels are those that a template shows. Reasoning is
+    assumed if the template, or the vocabulary, contains its marks. Later system messages are tried with the
+    template.
     """
     template = template_text(tokenizer)
     has_place = re.search(r"\btools\b", template) is not None
     tools = FORMATS.get(settings.tools)
     if settings.tools == "auto" and template:
         taught = (known for known in FORMATS.values() if known.is_taught(template))
-        tools = next(taught, None) if has_place else FORMATS["hermes"]
+        tools = next(taught, None if has_place else FORMATS["hermes"])
     thoughts: Thoughts | None = None
     if all(mark in template for mark in (harmony.CHANNEL, harmony.MESSAGE)):
         thoughts = HARMONY  # Without it, even an answer's text would have the marks of its channel.
     elif settings.reasoning != "none":
         words = _vocabulary(tokenizer).keys()
         shown = [marks for marks in KNOWN if marks.closes in template]
-        shown += [marks for marks in KNOWN if set(marks) <= words]
+        shown += [marks for marks in KNOWN if set(marks.marks) <= words]
         thoughts = next(iter(shown), THINK if settings.reasoning == "think" else None)
     merges = settings.late_system == "merge" or (
         settings.late_system == "auto" and not _shows_late_system(tokenizer)
     )
-    return Dialect(tools, has_place, thoughts, merges)
+    return Dialect(tools, has_place, "tool_calls" in template, thoughts, merges)
 
 
 def _shows_late_system(tokenizer: Any) -> bool:

@@ -14,6 +14,8 @@ class Thoughts(NamedTuple):
 
     opens: str
     closes: str
+    label: str = ""
+    """What a model writes after the mark that opens reasoning, and which is no part of it."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -33,8 +35,13 @@ class Channels(Thoughts):
 HARMONY = Channels(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", harmony.END)
 """gpt-oss'."""
 THINK = Thoughts("<think>", "</think>")
-KNOWN = (THINK, Thoughts("<seed:think>", "</seed:think>"), Thoughts("[THINK]", "[/THINK]"))
-"""Those of most families, of Seed-OSS, and of Magistral and Ministral 3."""
+KNOWN = (
+    THINK,
+    Thoughts("<seed:think>", "</seed:think>"),
+    Thoughts("[THINK]", "[/THINK]"),
+    Thoughts("<|channel>", "<channel|>", label="thought\n"),
+)
+"""Those of most families, of Seed-OSS, of Magistral and Ministral 3, and of Gemma 4."""
 
 
 def parse_reasoning(thoughts: Thoughts = THINK, *, is_open: bool) -> Parser[None]:
@@ -44,7 +51,7 @@ def parse_reasoning(thoughts: Thoughts = THINK, *, is_open: bool) -> Parser[None
     """
     if isinstance(thoughts, Channels):
         return (yield from harmony.parse_channels())
-    at, (opens, closes) = Scanner(), thoughts
+    at, (opens, closes, label) = Scanner(), thoughts
     yield from at.spaces()
     found = yield from at.mark(opens, closes)
     if found != opens and not is_open:
@@ -54,6 +61,8 @@ def parse_reasoning(thoughts: Thoughts = THINK, *, is_open: bool) -> Parser[None
     yield Segment("reasoning")
     if found == opens:
         at.drop()
+        if (yield from at.mark(label)):
+            at.drop()
         yield from at.spaces()
     if not at.held.strip():
         at.drop()

@@ -7,6 +7,7 @@ The grammar counts tokens, so it needs a mark that is one token: special or not,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -42,8 +43,9 @@ class ThinkingBudget:
 
     @property
     def opened(self) -> str:
-        """The mark that begins reasoning."""
-        return f'"{self.marks.opens}"' if self.open_id is None else f"<[{self.open_id}]>"
+        """The mark that begins reasoning, and what is written after it."""
+        label = f" {json.dumps(self.marks.label)}" if self.marks.label else ""
+        return (f'"{self.marks.opens}"' if self.open_id is None else f"<[{self.open_id}]>") + label
 
     @property
     def anything(self) -> str:

@@ -141,6 +141,7 @@ def _rendered(
         messages,
         limits.max_json_depth,
         short_ids=dialect.tools is not None and dialect.tools.has_short_ids,
+        spells=None if dialect.has_place_for_calls else dialect.tools,
     )
     if form is None:
         plain, tools = show(), plain_tools(functions)

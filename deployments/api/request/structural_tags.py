@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -20,10 +20,9 @@ from deployments.api.request.closed_objects import closed
 from deployments.api.request.strict_model import StrictModel
 from deployments.config.limits import Limits
 from engine.grammar.compiler import schema_in_lark
+from engine.grammar.lark import SpecialId, reference
 from engine.grammar.spec import Grammar
 
-SpecialId = Callable[[str], int | None]
-"""Tells the id of the special token with a text; None if there is none."""
 _MAY_BE_SPECIAL = re.compile(r"(<[^<>\s]+>|\[[A-Z_/]+\])")
 
 
@@ -129,7 +128,7 @@ def tags_grammar(
         rules.append(f"content_{number}: {schema_in_lark(_checked(limits, schema, where))}")
     used = [at for at, found in enumerate(options) if found]
     for at in used:
-        known = _reference(triggers[at], special)
+        known = reference(triggers[at], special)
         text = json.dumps(triggers[at], ensure_ascii=False)
         rules.append(f"trigger_{at}: TEXT {known}" if known else f"trigger_{at}[lazy]: TEXT {text}")
         rules.append(f"after_{at}: {' | '.join(options[at])}")
@@ -159,9 +158,4 @@ def _checked(limits: Limits, schema: dict[str, Any] | bool, where: str) -> dict[
 def _in_lark(text: str, special: SpecialId) -> str:
     """Write a text in Lark's syntax, with references to the special tokens in it; "" if it is empty."""
     parts = (part for part in _MAY_BE_SPECIAL.split(text) if part)
-    return " ".join(_reference(part, special) or json.dumps(part, ensure_ascii=False) for part in parts)
-
-
-def _reference(text: str, special: SpecialId) -> str | None:
-    known = special(text)
-    return None if known is None else f"<[{known}]>"
+    return " ".join(reference(part, special) or json.dumps(part, ensure_ascii=False) for part in parts)

@@ -16,10 +16,11 @@ from deployments.api.off_loop import near_or_far
 from deployments.api.request.answer_forms import ResponseFormat, StructuredOutputs
 from deployments.api.request.closed_objects import closed
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
-from deployments.api.request.structural_tags import SpecialId, StructuralTag, tags_grammar
+from deployments.api.request.structural_tags import StructuralTag, tags_grammar
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar
+from engine.grammar.lark import SpecialId
 from engine.grammar.spec import Grammar, GrammarKind
 from engine.grammar.trial import TooComplex
 

@@ -7,7 +7,18 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from deployments.api.tools import harmony, headed, hermes, keyed, listed, llama3, mistral, pythonic
+from deployments.api.tools import (
+    gemma,
+    gemma_grammar,
+    harmony,
+    headed,
+    hermes,
+    keyed,
+    listed,
+    llama3,
+    mistral,
+    pythonic,
+)
 from deployments.api.tools.headed import HeadedMarks
 from deployments.api.tools.keyed import KeyedMarks
 from deployments.api.tools.tool_format import ToolFormat
@@ -123,6 +134,17 @@ FORMATS: Mapping[str, ToolFormat] = {
         marks=harmony.MARKS,
         begins=harmony.OPEN,
     ),
+    "gemma4": ToolFormat(
+        gemma.parse_gemma,
+        _has(f"{gemma.OPEN}{gemma.CALL}", gemma.QUOTE),
+        head=f"{gemma.OPEN}{gemma.CALL}NAME{{",
+        tail=f"}}{gemma.CLOSE}",
+        separator="",
+        marks=gemma.MARKS,
+        begins=gemma.OPEN,
+        rules=gemma_grammar.argument_rules,
+        write=gemma.written,
+    ),
     "seed_oss": _keyed(keyed.SEED, _has(keyed.SEED.opens)),
     "qwen3_coder": _keyed(keyed.QWEN3_CODER, _has("<function=", "<parameter=")),
     "minimax": _keyed(keyed.MINIMAX, _has(keyed.MINIMAX.opens)),
@@ -163,6 +185,18 @@ FORMATS: Mapping[str, ToolFormat] = {
         separator="; ",
         marks=(llama3.PYTHON_TAG,),
         key="parameters",
+    ),
+    "olmo3": ToolFormat(
+        pythonic.parse_marked_pythonic,
+        _has(pythonic.OPEN),
+        opens=pythonic.OPEN,
+        closes=pythonic.CLOSE,
+        head="NAME(",
+        tail=")",
+        marks=(pythonic.OPEN, pythonic.CLOSE),
+        begins=pythonic.OPEN,
+        rules=pythonic.argument_rules,
+        write=pythonic.written,
     ),
     "pythonic": ToolFormat(
         pythonic.parse_pythonic,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import string
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,16 +24,24 @@ from typing import Any
 import msgspec
 
 from deployments.api.tools.marked import expect, parse_marked, up_to
-from deployments.api.tools.named import Functions, arguments_of, kind_of, kinds, object_of, properties
+from deployments.api.tools.named import (
+    TEXT_OR_NULL,
+    Functions,
+    arguments_of,
+    as_json,
+    kinds,
+    object_of,
+    properties,
+)
 from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment
 from engine.errors import InvalidGrammar
 from engine.grammar.compiler import schema_in_lark
+from engine.grammar.lark import SpecialId, literal, up_to_mark
 
 _IN_NAMES = string.ascii_letters + string.digits + "_-"
 _NOT_IN_KEYS = frozenset('<>"\n')
-_PYTHONS = {"True": "true", "False": "false", "None": "null"}
-_JUST_TEXT, _TEXT_OR_NULL = frozenset({"string"}), frozenset({"string", "null"})
+_JUST_TEXT = frozenset({"string"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +143,10 @@ def _call(at: Scanner, marks: KeyedMarks, functions: Functions) -> Parser[bool]:
             raise Malformed
     at.drop()
     yield Segment("call", name)
-    return (yield from _arguments(at, marks, functions[name] or {}, found))
+    may_close = yield from _arguments(at, marks, functions[name] or {}, found)
+    if not (yield from at.look()):  # what is held is part of a mark or a key that the end cut off
+        at.drop()
+    return may_close
 
 
 def _arguments(at: Scanner, marks: KeyedMarks, schema: dict[str, Any], found: str) -> Parser[bool]:
@@ -173,7 +183,7 @@ def _value(at: Scanner, marks: KeyedMarks, allowed: frozenset[str]) -> Parser[bo
     is_text = allowed == _JUST_TEXT
     if is_text:
         yield Segment("arguments", '"')
-    elif not allowed <= _TEXT_OR_NULL and (yield from at.look()) in ("{", "["):  # the mark may be part of a text
+    elif not allowed <= TEXT_OR_NULL and (yield from at.look()) in ("{", "["):  # the mark may be part of a text
         with contextlib.suppress(Malformed):
             yield from at.value(shown=False)
         parts.append(at.held)
@@ -189,19 +199,8 @@ def _value(at: Scanner, marks: KeyedMarks, allowed: frozenset[str]) -> Parser[bo
         parts.append(at.held)
         at.drop()
     at.drop()
-    yield Segment("arguments", '"' if is_text else _as_json("".join(parts), allowed))
+    yield Segment("arguments", '"' if is_text else as_json("".join(parts), allowed))
     return True
-
-
-def _as_json(text: str, allowed: frozenset[str]) -> str:
-    """Return a value as JSON: as it is written if that is JSON of an allowed type, or a text."""
-    written = _PYTHONS.get(text.strip(), text.strip())
-    try:
-        value = msgspec.json.decode(written)
-    except (msgspec.DecodeError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    is_meant = kind_of(value) in allowed and (kind_of(value) != "string" or allowed != _TEXT_OR_NULL)
-    return written if is_meant or "string" not in allowed else json.dumps(text, ensure_ascii=False)
 
 
 def written(marks: KeyedMarks, arguments: str) -> str:
@@ -223,15 +222,15 @@ def _before_value(marks: KeyedMarks, key: str) -> str:
     return f"{marks.key}{key}{marks.layout.join(marks.after_key)}{marks.around_value}"
 
 
-def argument_rules(marks: KeyedMarks, name: str, schema: dict[str, Any]) -> list[str]:
+def argument_rules(marks: KeyedMarks, name: str, schema: dict[str, Any], special: SpecialId) -> list[str]:
     """Return rules of a grammar for arguments; the first is called `name`. Raises InvalidGrammar."""
+    write = _Writer(marks, special)
     arguments = arguments_of(schema)
     if arguments is None:
         begin, _, end = _before_value(marks, "\0").partition("\0")
         return [
-            f'{name}: ({_literal(begin)} /[^<>"\\n]+/ {_literal(end)} {name}_any)*',
-            f"{name}_any: {name}_text {_literal(marks.layout)}",
-            f"{name}_text[lazy]: /(?s:.*){_end_in_regex(marks)}/",
+            f'{name}: ({write.mark(begin)} /[^<>"\\n]+/ {write.mark(end)} {name}_any)*',
+            *write.text(f"{name}_any"),
         ]
     parts, rules = [], []
     for number, argument in enumerate(arguments):
@@ -241,36 +240,40 @@ def argument_rules(marks: KeyedMarks, name: str, schema: dict[str, Any]) -> list
             )
         rule = f"{name}_{number}"
         parts.append(rule if argument.is_required else f"{rule}?")
-        head = _literal(_before_value(marks, argument.name))
-        rules += [f"{rule}: {head} {rule}_value", *_value_rules(marks, f"{rule}_value", argument.schema)]
+        head = write.mark(_before_value(marks, argument.name))
+        rules += [f"{rule}: {head} {rule}_value", *write.value(f"{rule}_value", argument.schema)]
     return [f"{name}: {' '.join(parts) or chr(34) * 2}", *rules]
 
 
-def _value_rules(marks: KeyedMarks, rule: str, schema: dict[str, Any]) -> list[str]:
-    """Return rules for a value and the mark that ends it."""
-    allowed, end = kinds(schema, schema), _literal(f"{marks.around_value}{marks.ends_value}{marks.layout}")
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if not allowed <= _TEXT_OR_NULL:
-        return [f"{rule}: {rule}_json {end}", f"{rule}_json: {schema_in_lark(schema)}"]
-    if isinstance(choices, list):
-        texts = ("null" if choice is None else str(choice) for choice in choices)
-        return [f"{rule}: ({' | '.join(map(_literal, texts))}) {end}"]
-    if allowed == {"null"}:
-        return [f'{rule}: "null" {end}']
-    if "pattern" in schema:
-        raise InvalidGrammar("pattern is not supported, because this model writes texts without quotes")
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    count = "*" if not least and most == "" else f"{{{least},{most}}}"
-    return [
-        f"{rule}: {rule}_text {_literal(marks.layout)}",
-        f"{rule}_text[lazy]: /(?s:.{count}){_end_in_regex(marks)}/",
-    ]
+class _Writer:
+    """Writes rules for values and the marks around them."""
 
+    def __init__(self, marks: KeyedMarks, special: SpecialId) -> None:
+        self._marks, self._special = marks, special
 
-def _end_in_regex(marks: KeyedMarks) -> str:
-    around = f"{json.dumps(marks.around_value)[1:-1]}?" if marks.around_value else ""
-    return around + re.escape(marks.ends_value).replace("/", r"\/")
+    def mark(self, text: str) -> str:
+        """Write a text with marks."""
+        return literal(text, self._marks.all, self._special)
 
+    def text(self, rule: str, count: str = "*") -> list[str]:
+        """Return rules for a text, and the mark that ends it."""
+        marks = self._marks
+        text = up_to_mark(f"{rule}_text", marks.ends_value, self._special, count=count, before=marks.around_value)
+        return [f"{rule}: {rule}_text {self.mark(marks.layout)}", text]
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    def value(self, rule: str, schema: dict[str, Any]) -> list[str]:
+        """Return rules for a value, and the mark that ends it."""
+        allowed = kinds(schema, schema)
+        end = self.mark(f"{self._marks.around_value}{self._marks.ends_value}{self._marks.layout}")
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if not allowed <= TEXT_OR_NULL:
+            return [f"{rule}: {rule}_json {end}", f"{rule}_json: {schema_in_lark(schema)}"]
+        if isinstance(choices, list):
+            texts = ("null" if choice is None else str(choice) for choice in choices)
+            return [f"{rule}: ({' | '.join(self.mark(text) or chr(34) * 2 for text in texts)}) {end}"]
+        if allowed == {"null"}:
+            return [f'{rule}: "null" {end}']
+        if "pattern" in schema:
+            raise InvalidGrammar("pattern is not supported, because this model writes texts without quotes")
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return self.text(rule, "*" if not least and most == "" else f"{{{least},{most}}}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ Functions = Mapping[str, "dict[str, Any] | None"]
 """The schemas of the functions' arguments, by the functions' names; None where there are no arguments."""
 ANYTHING = frozenset({"string", "number", "boolean", "null", "array", "object"})
 """The types of JSON, where an integer is a number."""
+TEXT_OR_NULL = frozenset({"string", "null"})
+_PYTHONS = {"True": "true", "False": "false", "None": "null"}
 _MAX_STEPS = 64
 """References and alternatives that are followed before a schema counts as one of anything."""
 _OF_ALL = (
@@ -77,7 +80,7 @@ def kinds(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
             return frozenset("number" if kind == "integer" else kind for kind in found)
         one = left.pop()
         if isinstance(one, dict) and isinstance(reference := one.get("$ref"), str):
-            one = _referred(reference, root)
+            one = referred(reference, root)
         if not isinstance(one, dict):
             return ANYTHING
         kind, alternatives = one.get("type"), one.get("anyOf") or one.get("oneOf")
@@ -98,7 +101,19 @@ def kind_of(value: object) -> str:
     return next((name for kind, name in names if isinstance(value, kind)), "null")
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> object:
+def as_json(text: str, allowed: frozenset[str]) -> str:
+    """Return a value as JSON: as it is written if that is JSON of an allowed type, or a text."""
+    written = _PYTHONS.get(text.strip(), text.strip())
+    try:
+        value = msgspec.json.decode(written)
+    except (msgspec.DecodeError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    is_meant = kind_of(value) in allowed and (kind_of(value) != "string" or allowed != TEXT_OR_NULL)
+    return written if is_meant or "string" not in allowed else json.dumps(text, ensure_ascii=False)
+
+
+def referred(reference: str, root: Mapping[str, Any]) -> object:
+    """Return what a schema's reference within `root` means; None if nothing is there."""
     found: object = root
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None

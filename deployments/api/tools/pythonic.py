@@ -1,8 +1,10 @@
-"""Calls as some Llama models write them, as a list of Python's calls: parsed, written, and as rules of a grammar.
+"""Calls in Python's syntax: parsed, written, and as rules of a grammar. JSON's true, false and null are taken too.
 
-[NAME(key="a text", other=[1, True, None]), ...]
+Llama 3.2 and 4   [NAME(key="a text", other=[1, True, None]), ...]
+OLMo 3            <function_calls>NAME(key="a text")
+                  NAME(other=1)</function_calls>
 
-The list stands at the beginning of an answer; anything else is text. JSON's true, false and null are taken too.
+Llama's list stands at the beginning of an answer, OLMo's marks anywhere; anything else is text.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from typing import Any
 import msgspec
 
 from deployments.api.tools.llama3 import PYTHON_TAG
+from deployments.api.tools.marked import parse_marked
 from deployments.api.tools.named import Functions, arguments_of, object_of
 from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment
 from engine.errors import InvalidGrammar
 from engine.grammar.compiler import schema_in_lark
+from engine.grammar.lark import SpecialId, separated
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 MARKS = (PYTHON_TAG, _START, _END)
+OPEN, CLOSE = "<function_calls>", "</function_calls>"
 _TOKEN = re.compile(
     r"""\s+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?(?:\d[\w.]*(?:(?<=[eE])[-+]\d+)?|\.\d\w*)|\w+|[\[\](){},:]""",
     re.DOTALL,
@@ -50,6 +55,27 @@ def parse_pythonic(functions: Functions) -> Parser[None]:
             yield from at.text()
     if not has_called or at.held.strip():
         yield from at.release()
+
+
+def parse_marked_pythonic(functions: Functions) -> Parser[None]:
+    """Parse text, and calls of `functions` between marks, each on a line."""
+
+    def calls(at: Scanner, opening: str) -> Parser[bool]:
+        is_complete = True
+        has_called = False
+        while is_complete:
+            if (yield from at.spaces()) in ("<", "") and has_called:
+                return True
+            try:
+                is_complete = yield from _call(at, functions)
+            except Malformed:
+                if not has_called:
+                    raise
+                return False
+            has_called = True
+        return False
+
+    return parse_marked((OPEN,), (CLOSE,), calls)
 
 
 def _calls(at: Scanner, functions: Functions) -> Parser[bool]:
@@ -207,23 +233,15 @@ def _python(value: Any) -> str:
     return repr(value)
 
 
-def argument_rules(name: str, schema: dict[str, Any]) -> list[str]:
-    """Return rules of a grammar for arguments of a schema, the first of them called `name`. Raises InvalidGrammar.
-
-    Rule NAME_first_I has the arguments from I on where none is written yet, and NAME_more_I where one is.
-    """
+def argument_rules(name: str, schema: dict[str, Any], special: SpecialId) -> list[str]:
+    """Return rules of a grammar for arguments; the first is called `name`. Raises InvalidGrammar."""
     arguments = arguments_of(schema) or []
-    rules = [f"{name}: {name}_first_0", f'{name}_first_{len(arguments)}: ""', f'{name}_more_{len(arguments)}: ""']
+    parts, values = [], []
     for number, argument in enumerate(arguments):
         if not argument.name.isidentifier():
             raise InvalidGrammar(
                 f"the argument {argument.name!r} cannot be written in this model's format of calls"
             )
-        one, after = f"{name}_{number}", number + 1
-        rules.append(f'{one}: "{argument.name}=" {one}_value')
-        rules.append(f"{one}_value: {schema_in_lark(argument.schema)}")
-        skipped = "" if argument.is_required else f" | {name}_first_{after}"
-        rules.append(f"{name}_first_{number}: {one} {name}_more_{after}{skipped}")
-        more = f'", " {one}'
-        rules.append(f"{name}_more_{number}: {more if argument.is_required else f'({more})?'} {name}_more_{after}")
-    return rules
+        parts.append((f'"{argument.name}=" {name}_value_{number}', argument.is_required))
+        values.append(f"{name}_value_{number}: {schema_in_lark(argument.schema)}")
+    return [*separated(name, parts, ", "), *values]

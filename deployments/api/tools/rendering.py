@@ -27,26 +27,32 @@ def plain_tools(functions: Sequence[Function]) -> list[Plain]:
 
 
 def plain_messages(
-    messages: Sequence[Message], max_depth: int, *, wraps_text: bool = False, short_ids: bool = False
+    messages: Sequence[Message],
+    max_depth: int,
+    *,
+    wraps_text: bool = False,
+    short_ids: bool = False,
+    spells: ToolFormat | None = None,
 ) -> list[Plain]:
     """Return messages as Hugging Face's templates expect them: objects as arguments, function names in results.
 
     Arguments that are no object, or nest more than `max_depth` levels, are given as the text that they are. With
     `wraps_text` they are the only field of an object, for templates that take nothing else. With `short_ids`, ids
-    have nine letters and digits.
+    have nine letters and digits. With `spells`, calls are part of the content in that format.
     """
     id_of = _short_id if short_ids else str
     names: dict[str | None, str] = {}
     rendered = []
     for message in messages:
-        plain: Plain = {"role": message.role, "content": message.content}
+        plain: Plain = {"role": message.role, "content": _said(message, spells) if spells else message.content}
         if message.reasoning:
             plain["reasoning_content"] = message.reasoning
         if message.tool_calls:
             names |= {call.id: call.function.name for call in message.tool_calls}
-            plain["tool_calls"] = [
-                _plain_call(call, max_depth, wraps_text, id_of(call.id or "")) for call in message.tool_calls
-            ]
+            if spells is None:
+                plain["tool_calls"] = [
+                    _plain_call(call, max_depth, wraps_text, id_of(call.id or "")) for call in message.tool_calls
+                ]
         name = names.get(message.tool_call_id, message.name) if message.role == "tool" else message.name
         if name is not None:
             plain["name"] = name
@@ -68,10 +74,7 @@ def messages_as_text(messages: Sequence[Message], functions: Sequence[Function],
     rendered: list[Plain] = []
     for message in messages:
         if message.role != "tool":
-            called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
-            said = [form.spell_all(called)] if called else []
-            content = form.separator.join([message.content, *said] if message.content else said)
-            rendered.append({"role": message.role, "content": content if called else message.content})
+            rendered.append({"role": message.role, "content": _said(message, form)})
             continue
         result = f"<tool_response>\n{message.content}\n</tool_response>"
         if rendered and rendered[-1].get("is_result"):
@@ -84,6 +87,15 @@ def messages_as_text(messages: Sequence[Message], functions: Sequence[Function],
             told = f"{rendered.pop(0)['content']}\n\n{told}"
         rendered.insert(0, {"role": "system", "content": told})
     return [{"role": plain["role"], "content": plain["content"]} for plain in rendered]
+
+
+def _said(message: Message, form: ToolFormat) -> str:
+    """Return what a message says, with its calls."""
+    called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
+    if not called:
+        return message.content
+    between = "\n" if form.separator.strip() else form.separator  # a comma stands between calls alone
+    return between.join(filter(None, (message.content, form.spell_all(called))))
 
 
 def _instructions(functions: Sequence[Function], form: ToolFormat) -> str:

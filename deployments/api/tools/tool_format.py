@@ -8,9 +8,10 @@ from typing import Any
 
 from deployments.api.tools.named import Functions
 from deployments.api.tools.segments import Parser
+from engine.grammar.lark import SpecialId
 
 NAME, NUMBER = "NAME", "NUMBER"
-ArgumentRules = Callable[[str, dict[str, Any]], list[str]]
+ArgumentRules = Callable[[str, dict[str, Any], SpecialId], list[str]]
 
 
 def _plain(arguments: str) -> str:
@@ -42,7 +43,8 @@ class ToolFormat:
     has_short_ids: bool = False
     """Whether the templates take only ids of calls that have nine letters and digits."""
     rules: ArgumentRules | None = None
-    """Makes the grammar's rules for arguments, given the first rule's name and the schema. None: they are JSON."""
+    """Makes the grammar's rules for arguments, given the first rule's name, the schema and the ids of special
+    tokens. None: they are JSON."""
     write: Callable[[str], str] = _plain
     """Writes arguments, given as JSON."""
 

@@ -122,8 +122,23 @@ HARMONY = (
     .replace("<think>", "<|channel|>analysis<|message|>")
     .replace("</think>", "<|end|><|start|>assistant")
 )
+_VALUE = r"""
+{%- macro show(value) %}
+{%- if value is string %}{{ '<|"|>' ~ value ~ '<|"|>' }}
+{%- elif value is mapping %}{{ '{' }}{{ members(value) }}{{ '}' }}
+{%- elif value is iterable %}{{ '[' }}
+{%- for one in value %}{{ show(one) ~ ('' if loop.last else ',') }}{% endfor %}{{ ']' }}
+{%- else %}{{ value | tojson }}{% endif %}{% endmacro %}
+{%- macro members(values) %}
+{%- for key, value in values | items %}{{ key ~ ':' ~ show(value) ~ ('' if loop.last else ',') }}{% endfor %}
+{%- endmacro %}"""
+GEMMA = _VALUE + _family(
+    "the functions above",
+    "{{- '<|tool_call>call:' ~ call.function.name ~ '{' ~ members(call.function.arguments) ~ '}<tool_call|>' }}",
+).replace("<think>", r"<|channel>thought\n").replace("</think>", r"\n<channel|>")
 FAMILIES = {
     "harmony": HARMONY,
+    "gemma4": GEMMA,
     "seed_oss": _family(
         r"<seed:tool_call>\n<function=NAME>\n<parameter=KEY>VALUE</parameter>\n</function>\n</seed:tool_call>",
         r"{{- '<seed:tool_call>\n<function=' ~ call.function.name ~ '>\n' }}"
@@ -185,6 +200,15 @@ FAMILIES = {
         "{{- ']' }}",
     ),
     "qwen3_coder": CODER,
+    "olmo3": _family(
+        "calls stand within <function_calls></function_calls>",
+        "{{- call.function.name ~ '(' }}"
+        "{%- for key, value in call.function.arguments | items %}"
+        "{{- key ~ '=' ~ value | tojson ~ ('' if loop.last else ', ') }}{%- endfor %}"
+        r"{{- ')' ~ ('' if loop.last else '\n') }}",
+        "{{- '<function_calls>' }}",
+        "{{- '</function_calls>' }}",
+    ),
     "mistral": MISTRAL,
     "mistral_list": MISTRAL_LIST,
     "pythonic": PYTHONIC,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.api.output.dialect import dialect_of
-from deployments.api.output.reasoning import THINK
+from deployments.api.output.reasoning import THINK, Thoughts
 from deployments.api.tools.formats import FORMATS
 from deployments.config.settings import ChatSettings
 from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
@@ -35,6 +35,8 @@ IN_JINJA = (
 XML = r"{% if tools %}{{ '<tool_call>\n<function=NAME>\n<parameter=' ~ '\"arguments\"' }}{% endif %}"
 KEYS = r"{% if tools %}<tool_call>NAME\n<arg_key>KEY</arg_key>{{ call['arguments'] }}{% endif %}"
 LLAMA4 = r"""{% if tools %}<|header_start|>{{ '{"name": function name, "parameters": dictionary}' }}{% endif %}"""
+DEEPSEEK = "{% for tool in message['tool_calls'] %}{{ '<\uff5ctool\u2581call\u2581begin\uff5c>' + tool.name }}"
+OLMO = "{% if tools %}Output any function calls within <function_calls></function_calls> XML tags.{% endif %}"
 OTHER = r"""{% if tools %}<|start_header_id|>{{ '<TOOLCALL>[{"name": N, "arguments": {"parameters": 1}}]' }}"""
 
 
@@ -50,6 +52,8 @@ OTHER = r"""{% if tools %}<|start_header_id|>{{ '<TOOLCALL>[{"name": N, "argumen
         (KEYS, "glm", True),
         (OTHER, None, True),
         (LLAMA4, "llama3", True),
+        (DEEPSEEK, "deepseek_v31", False),
+        (OLMO, "olmo3", True),
     ],
 )
 def test_the_format_of_calls(template: str | None, tools: str | None, has_place: bool) -> None:
@@ -61,7 +65,8 @@ def test_the_format_of_calls(template: str | None, tools: str | None, has_place:
     assert dialect_of(Tokenizer(template), ChatSettings(tools="none")).tools is None
 
 
-SEED, MISTRAL = ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")
+SEED, MISTRAL = Thoughts("<seed:think>", "</seed:think>"), Thoughts("[THINK]", "[/THINK]")
+GEMMA = Thoughts("<|channel>", "<channel|>", "thought\n")
 
 
 @pytest.mark.parametrize(
@@ -72,14 +77,16 @@ SEED, MISTRAL = ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")
         (PLAIN, ("<think>", "</think>"), THINK),
         (PLAIN, ("<think>",), None),
         (None, ("<think>", "</think>"), THINK),
-        (PLAIN, MISTRAL, MISTRAL),
-        (f"{PLAIN} {''.join(MISTRAL)}", (), MISTRAL),
-        (f"{PLAIN} {''.join(SEED)}", (), SEED),
-        (None, SEED, SEED),
+        (PLAIN, MISTRAL.marks, MISTRAL),
+        (f"{PLAIN} {''.join(MISTRAL.marks)}", (), MISTRAL),
+        (f"{PLAIN} {''.join(SEED.marks)}", (), SEED),
+        (None, SEED.marks, SEED),
+        (PLAIN, GEMMA.marks, GEMMA),
+        ("{{ '<|channel>thought\\n<channel|>' }}", (), GEMMA),
     ],
 )
 def test_whether_it_thinks_and_between_which_marks(
-    template: str | None, words: tuple[str, ...], thoughts: tuple[str, str] | None
+    template: str | None, words: tuple[str, ...], thoughts: Thoughts | None
 ) -> None:
     tokenizer = Tokenizer(template, *words)
     assert dialect_of(tokenizer, ChatSettings()).thoughts == thoughts

@@ -27,6 +27,8 @@ from tests.deployments.api.tools.conftest import ASK, TOOLS, WEATHER, Talk, tool
 from tests.deployments.support.api_over_engines import api_over, events
 from tests.deployments.support.chat_templates import (
     CODER,
+    FAMILIES,
+    GEMMA,
     HERMES,
     LLAMA3,
     MISTRAL,
@@ -44,6 +46,8 @@ OF_FORMATS = [
     (MISTRAL, "mistral"),
     (MISTRAL_LIST, "mistral_list"),
     (PYTHONIC, "pythonic"),
+    (GEMMA, "gemma4"),
+    (FAMILIES["olmo3"], "olmo3"),
 ]
 NOTHING = {"type": "function", "function": {"name": "nothing"}}
 TREE = tool("tree", root={"$ref": "#/$defs/node"})
@@ -221,6 +225,30 @@ def test_marks_that_are_special_tokens(talk: Make) -> None:
     free = grammar_of(it, tools=strict)
     assert takes(free, f"<think>Hm.</think>Well: {call}\n", codec, vocabulary)
     assert not takes(free, f"Well: {spelled('hermes', WRONG)}", codec, vocabulary)
+
+
+def test_marks_of_texts_that_are_special_tokens(talk: Make) -> None:
+    """Gemma 4's arguments have special tokens in them, and a label follows the one that begins a thought."""
+    form, marks = FORMATS["gemma4"], ("<|channel>", "<channel|>")
+    it, codec, vocabulary = with_specials(talk, GEMMA, *form.marks, *marks)
+    call, wrong = spelled("gemma4", OSLO), spelled("gemma4", WRONG)
+    thought = "<|channel>thought\nHm.\n<channel|>"
+    it.engine.says = f"{thought}Let me see.{call}{spelled('gemma4', UTC)}"
+    for answer in (it.whole(tools=TOOLS), it.streamed(tools=TOOLS)):
+        message = answer.choices[0].message
+        assert (message.reasoning, message.content) == ("Hm.", "Let me see.")
+        made = [json.loads(one.function.arguments) for one in message.tool_calls]
+        assert made == [json.loads(OSLO[1]), json.loads(UTC[1])]
+    forced = grammar_of(it, tools=TOOLS, tool_choice="required")
+    for text, is_right in ((call, True), (thought + call, True), (wrong, False), (f"{thought}No.", False)):
+        assert takes(forced, text, codec, vocabulary) == is_right
+    free = grammar_of(it, tools=[{**WEATHER, "function": {**WEATHER["function"], "strict": True}}])
+    assert takes(free, f"{thought}Well: {call}", codec, vocabulary)
+    assert not takes(free, f"{thought}Well: {wrong}", codec, vocabulary)
+    bounded = grammar_of(it, tools=TOOLS, tool_choice="required", extra_body={"thinking_token_budget": 3})
+    assert takes(bounded, call, codec, vocabulary)
+    assert takes(bounded, f"<|channel>thought\n<channel|>{call}", codec, vocabulary)
+    assert not takes(bounded, f"<|channel>thought\n{'a long way ' * 9}<channel|>{call}", codec, vocabulary)
 
 
 @pytest.fixture(scope="module")

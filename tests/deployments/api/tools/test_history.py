@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk
-from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
+from tests.deployments.support.chat_templates import FAMILIES, HERMES, LLAMA3, THINKING
 
 Make = Callable[..., Talk]
 
@@ -199,3 +199,23 @@ def test_what_this_server_answers_is_taken_back(talk: Make, template: str | None
             it.whole(messages=[USER, message, *results, USER], tools=TOOLS)
 
     is_taken_back()
+
+
+@pytest.mark.parametrize(
+    ("template", "call"),
+    [
+        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'),
+        (FAMILIES["granite"], '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]'),
+    ],
+)
+def test_calls_are_shown_by_templates_that_show_only_what_a_message_says(
+    talk: Make, template: str, call: str
+) -> None:
+    """As those of Granite 3 and SmolLM3, which have a place for tools, and for results."""
+    before, _, rest = template.partition("{{- message.content }}")
+    it = talk(before + "{{- message.content }}" + rest[rest.index("{{ '<|im_end|>") :])
+    result = {"role": "tool", "tool_call_id": "c", "content": "7 degrees"}
+    it.whole(tools=TOOLS, messages=[USER, called(), result])
+    assert f"<|im_start|>assistant\n{call}<|im_end|>" in it.prompt() and "7 degrees" in it.prompt()
+    it.whole(tools=TOOLS, messages=[USER, {**called(), "content": "Let me see."}, result])
+    assert f"<|im_start|>assistant\nLet me see.\n{call}<|im_end|>" in it.prompt()

@@ -191,6 +191,7 @@ THOUGHTS = [
     (False, "<think>a < b </thi", "a < b </thi", ""),
     (False, "<think>Hm.</think>So <think>", "Hm.", "So <think>"),
     (False, " <thi", "", " <thi"),
+    (False, "<think></think>Yes.", "", "Yes."),
 ]
 
 
@@ -200,10 +201,10 @@ def test_what_is_thought_and_what_is_said(
     marks: Thoughts, is_open: bool, whole: str, thought: str, content: str
 ) -> None:
     """Between each family's marks, character by character."""
-    opens, closes = marks
+    opens, closes, label = marks
 
     def spelled(part: str) -> str:
-        known = part.replace("<think>", opens).replace("</think>", closes)
+        known = part.replace("<think>", opens + label).replace("</think>", closes)
         return known.replace("</thi", closes[:-3]).replace("<thi", opens[:-3])
 
     segments = found(parse_reasoning(marks, is_open=is_open), spelled(whole))

@@ -43,11 +43,12 @@ def test_reasoning_is_no_content(talk: Make, template: str, says: str, chunk: in
 def test_the_marks_are_those_of_the_template(talk: Make, marks: Thoughts) -> None:
     """Character by character, also where the answer has to be JSON."""
     it = talk(f"{LLAMA3}{{# {marks.opens} {marks.closes} #}}")
-    it.engine.says, it.engine.chunk = f"{marks.opens}Rain?{marks.closes}It is.", 1
+    opens = marks.opens + marks.label
+    it.engine.says, it.engine.chunk = f"{opens}Rain?{marks.closes}It is.", 1
     message = it.whole().choices[0].message
     assert (message.reasoning, message.content) == ("Rain?", "It is.") == streamed(it)
     grammar = answer_grammar({"type": "object"}, None, OutputParseSpec(marks), lambda text: None)
-    for said, is_allowed in ((f'{marks.opens}[a] / b{marks.closes}{{"a": 1}}', True), (f"{marks.opens}a", False)):
+    for said, is_allowed in ((f'{opens}[a] / b{marks.closes}{{"a": 1}}', True), (f"{opens}a", False)):
         matcher = compiler().compile(grammar).matcher.deep_copy()
         assert matcher.consume_tokens(ids(said))
         assert matcher.is_accepting() is is_allowed

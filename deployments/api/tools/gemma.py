@@ -1,0 +1,177 @@
+"""Parses and writes Gemma 4's calls, whose arguments have a syntax of their own.
+
+    <|tool_call>call:NAME{city:<|"|>Oslo<|"|>,days:[1,2],by:{hour:true,unit:null}}<tool_call|>
+
+Keys have no quotes, and texts stand between marks as they are, with nothing escaped; the rest is as in JSON. Keys
+and texts in JSON's quotes are taken too, and Python's names for true, false and null. Other words are texts.
+Format: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from deployments.api.tools.marked import expect, parse_marked, up_to
+from deployments.api.tools.named import ANYTHING, Functions, as_json, kinds, object_of, properties
+from deployments.api.tools.scanner import Malformed, Scanner
+from deployments.api.tools.segments import Parser, Segment
+
+OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+CALL = "call:"
+MARKS = (OPEN, CLOSE, QUOTE)
+PLAIN_KEY = re.compile(r"[^\s<>{}\[\],:\"](?:[^<>{}\[\],:\"\n]*[^\s<>{}\[\],:\"])?")
+"""A key that needs no quotes."""
+_CLOSING = {"{": "}", "[": "]"}
+_ENDS_WORD = ",}]<"
+
+
+def parse_gemma(functions: Functions) -> Parser[None]:
+    """Parse text, and calls of `functions`."""
+
+    def call(at: Scanner, opening: str) -> Parser[bool]:
+        yield from expect(at, (CALL,))
+        name = (yield from up_to(at, "{")).strip()
+        if name not in functions:
+            raise Malformed
+        at.drop()
+        yield Segment("call", name)
+        try:
+            yield from _members(at, functions[name] or {})
+        except Malformed:
+            if not (yield from at.look()):
+                at.drop()
+            return False
+        yield Segment("end")
+        return True
+
+    return parse_marked((OPEN,), (CLOSE,), call)
+
+
+def _members(at: Scanner, schema: dict[str, Any]) -> Parser[None]:
+    """Release arguments as JSON as they come, after the brace that opens them up to the one that closes them.
+
+    Raises `Malformed` at the end of the text, and where no key or no value is.
+    """
+    opened, separator = ["{"], ""
+    yield Segment("arguments", "{")
+    while opened:
+        char = yield from at.spaces()
+        if separator and char == ",":
+            at.take()
+            char = yield from at.spaces()
+        elif separator and char != _CLOSING[opened[-1]]:
+            raise Malformed
+        if char == _CLOSING[opened[-1]]:
+            at.take()
+            at.drop()
+            yield Segment("arguments", _CLOSING[opened.pop()])
+            separator = ", "
+            continue
+        allowed = ANYTHING
+        if opened[-1] == "{":
+            key = yield from _key(at)
+            separator += f"{json.dumps(key, ensure_ascii=False)}: "
+            if len(opened) == 1:
+                allowed = kinds(properties(schema).get(key, {}), schema)
+        char = yield from at.spaces()
+        if not char:
+            raise Malformed
+        at.drop()
+        yield Segment("arguments", separator)
+        if char in _CLOSING:
+            at.take()
+            at.drop()
+            yield Segment("arguments", char)
+            opened.append(char)
+            separator = ""
+        else:
+            yield from _scalar(at, allowed)
+            separator = ", "
+
+
+def _key(at: Scanner) -> Parser[str]:
+    """Take a key, and the colon after it. Raises `Malformed` for anything else."""
+    char = yield from at.look()
+    if char == '"':
+        key = yield from at.string()
+    elif char == "<":
+        yield from expect(at, (QUOTE,))
+        key = yield from _text(at, shown=False)
+    else:
+        key = (yield from up_to(at, ":")).strip()
+        if not key:
+            raise Malformed
+        return key
+    yield from expect(at, (":",))
+    return key
+
+
+def _scalar(at: Scanner, allowed: frozenset[str]) -> Parser[None]:
+    """Release a value that is no list and no object; a text between marks as it arrives."""
+    char = yield from at.look()
+    if char == "<":
+        yield from expect(at, (QUOTE,))
+        yield from _text(at, shown=True)
+    elif char == '"':
+        text = yield from at.string()
+        at.drop()
+        yield Segment("arguments", json.dumps(text, ensure_ascii=False))
+    else:
+        word = ""
+        while char not in _ENDS_WORD:
+            at.take()
+            word += char
+            char = yield from at.look()
+        if not char or not word:
+            raise Malformed
+        at.drop()
+        yield Segment("arguments", as_json(word.strip(), allowed))
+
+
+def _text(at: Scanner, *, shown: bool) -> Parser[str]:
+    """Take a text and the mark that ends it. With `shown`, release it as it arrives."""
+    parts: list[str] = []
+    at.drop()
+    if shown:
+        yield Segment("arguments", '"')
+    while not (yield from at.mark(QUOTE)):
+        if not at.held:
+            if not (yield from at.look()):
+                raise Malformed
+            at.take()
+        parts.append(at.held)
+        at.drop()
+        if shown:
+            yield Segment("arguments", json.dumps(parts[-1], ensure_ascii=False)[1:-1])
+    at.drop()
+    if shown:
+        yield Segment("arguments", '"')
+    return "".join(parts)
+
+
+def written(arguments: str) -> str:
+    """Write arguments, given as JSON, as what stands between braces; those that are no object stay as they are."""
+    values = object_of(arguments)
+    return arguments if values is None else _members_written(values)
+
+
+def _members_written(values: dict[str, Any]) -> str:
+    return ",".join(f"{key_written(key)}:{value_written(value)}" for key, value in values.items())
+
+
+def key_written(key: str) -> str:
+    """Write a key, between marks if it needs them."""
+    return key if PLAIN_KEY.fullmatch(key) else f"{QUOTE}{key}{QUOTE}"
+
+
+def value_written(value: Any) -> str:
+    """Write a value of JSON. A text that has the mark of texts itself cannot be told from two."""
+    if isinstance(value, str):
+        return f"{QUOTE}{value}{QUOTE}"
+    if isinstance(value, dict):
+        return f"{{{_members_written(value)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(value_written, value))}]"
+    return json.dumps(value)

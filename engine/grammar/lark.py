@@ -1,0 +1,54 @@
+"""Texts and marks in the Lark syntax of grammars. A special token is referred to by its id: no text matches it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+SpecialId = Callable[[str], int | None]
+"""Tells the id of the special token with a text; None if there is none."""
+ANYTHING = "/(?s:.*)/"
+
+
+def reference(mark: str, special: SpecialId) -> str | None:
+    """Return how a grammar refers to a special token, by its id; None if it is text."""
+    known = special(mark)
+    return None if known is None else f"<[{known}]>"
+
+
+def literal(text: str, marks: Iterable[str], special: SpecialId) -> str:
+    """Return `text`, with references to those of `marks` that are special tokens; "" if it is empty."""
+    for mark in marks:
+        if mark in text and (known := reference(mark, special)):
+            before, _, after = text.partition(mark)
+            parts = (literal(before, marks, special), known, literal(after, marks, special))
+            return " ".join(part for part in parts if part)
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def up_to_mark(rule: str, mark: str, special: SpecialId, *, count: str = "*", before: str = "") -> str:
+    """Return a rule for the shortest text that ends with `mark`, and that: as many characters as the quantifier
+    `count` says, and perhaps `before`.
+    """
+    perhaps = f"{json.dumps(before)[1:-1]}?" if before else ""
+    text = f"(?s:.{count}){perhaps}"
+    if known := reference(mark, special):
+        return f"{rule}: /{text}/ {known}"
+    return f"{rule}[lazy]: /{text}{re.escape(mark).replace('/', chr(92) + '/')}/"
+
+
+def separated(name: str, parts: Sequence[tuple[str, bool]], separator: str) -> list[str]:
+    """Return rules for `parts` in their order, with a separator between two; the first is called `name`.
+
+    Each part is an expression, and whether it is required. Rule NAME_first_I has the parts from I on where none is
+    written yet, and NAME_more_I where one is.
+    """
+    rules = [f"{name}: {name}_first_0", f'{name}_first_{len(parts)}: ""', f'{name}_more_{len(parts)}: ""']
+    for number, (part, is_required) in enumerate(parts):
+        one, after, more = f"{name}_part_{number}", number + 1, f"{json.dumps(separator)} {name}_part_{number}"
+        rules.append(f"{one}: {part}")
+        skipped = "" if is_required else f" | {name}_first_{after}"
+        rules.append(f"{name}_first_{number}: {one} {name}_more_{after}{skipped}")
+        rules.append(f"{name}_more_{number}: {more if is_required else f'({more})?'} {name}_more_{after}")
+    return rules
