@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.models.experts_config import Clamp, ExpertsConfig
+from engine.models.matrix_stack import MatrixStack
 from engine.models.mlp import MLP
-from engine.models.operations import Operations
+from engine.models.operations import Matrices, Operations
 from engine.models.parts import MLPConfig
 
 
@@ -25,7 +26,7 @@ class Experts(nn.Module):
 
     gate_up_proj: nn.Parameter
     down_proj: nn.Parameter
-    """The experts' stacked weights; absent where they are apart."""
+    """The experts' weights, one after the other; absent where they are quantized."""
 
     def __init__(self, config: ExpertsConfig, hidden_size: int) -> None:
         super().__init__()
@@ -37,7 +38,9 @@ class Experts(nn.Module):
         self.router_bias = nn.Parameter(torch.empty(config.num_experts)) if config.router_bias else None
         self.correction = nn.Parameter(torch.empty(config.num_experts)) if config.has_correction else None
         self.apart: nn.ModuleList | None = None
-        if config.are_apart:
+        """Each quantized expert by itself, as it is loaded."""
+        self._stacks: tuple[MatrixStack, MatrixStack] | None = None
+        if config.are_quantized:
             self.apart = nn.ModuleList(MLP(MLPConfig(inner), hidden_size) for _ in config.held)
         else:
             self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, hidden_size))
@@ -52,6 +55,12 @@ class Experts(nn.Module):
     def rounds(self) -> int:
         """Its input may not be rounded: the router reads it too."""
         return 0
+
+    def allocate(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate the quantized experts' weights, uninitialized. `dtype`: that of those left plain."""
+        assert self.apart is not None
+        gate_up, down = zip(*((expert.gate_up_proj, expert.down_proj) for expert in self.apart), strict=True)
+        self._stacks = MatrixStack(gate_up, dtype, device), MatrixStack(down, dtype, device)
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
@@ -79,11 +88,8 @@ class Experts(nn.Module):
         self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, operations: Operations
     ) -> torch.Tensor:
         """Return each token's weighted sum of its experts' outputs."""
-        if self.apart is not None:
-            apart = list(self.apart)
-            return each_expert(
-                x, chosen, weights, self._first, len(apart), lambda expert, rows: apart[expert](rows, operations)
-            )
+        if self._stacks is not None:
+            return operations.experts(x, chosen, weights, *self._stacks, self._first)
         matrices = self.gate_up_proj, self.down_proj
         if self._config.clamp is None:
             return operations.experts(x, chosen, weights, *matrices, self._first)
@@ -127,8 +133,8 @@ def experts_mlp(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Matrices,
+    down: Matrices,
     first_expert: int,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     clamp: Clamp | None = None,
@@ -143,17 +149,24 @@ def experts_mlp(
 
     def compute(expert: int, rows: torch.Tensor) -> torch.Tensor:
         first, second = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
-        gate, up = F.linear(rows, gate_up[expert], first).chunk(2, -1)
+        gate, up = _multiplied(rows, gate_up, expert, first).chunk(2, -1)
         if clamp is not None:
             inner = _clamped(gate, up, clamp)
         else:
             inner = (F.gelu(gate, approximate="tanh") if is_gelu else F.silu(gate)) * up
-        return F.linear(inner, down[expert], second)
+        return _multiplied(inner, down, expert, second)
 
-    return each_expert(x, chosen, weights, first_expert, len(down), compute)
+    return _each_expert(x, chosen, weights, first_expert, len(down), compute)
 
 
-def each_expert(
+def _multiplied(rows: torch.Tensor, matrices: Matrices, expert: int, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(matrices, torch.Tensor):
+        return F.linear(rows, matrices[expert], bias)
+    product: torch.Tensor = matrices.layers[expert](rows)
+    return product if bias is None else product + bias
+
+
+def _each_expert(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,

@@ -13,7 +13,11 @@ import torch
 
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.models.linear import Rounded
+from engine.models.matrix_stack import MatrixStack
 from engine.models.rope import RopeConfig
+
+Matrices = torch.Tensor | MatrixStack
+"""The matrices of a layer's experts: plain numbers [E, outputs, inputs], or of some kind of linear layer."""
 
 
 class Operations(Protocol):
@@ -84,15 +88,15 @@ class ExpertsMLP(Protocol):
         x: torch.Tensor,
         chosen: torch.Tensor,
         weights: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         first_expert: int,
         /,
     ) -> torch.Tensor:
         """Map `x` [N, hidden_size] to each token's weighted sum of its experts' outputs, of the same shape.
 
         chosen: int64 [N, k], each token's experts; weights: float32 [N, k], their shares
-        gate_up: [E, 2 * inner, hidden_size], gate rows first; down: [E, hidden_size, inner]: the weights of the
+        gate_up: of [2 * inner, hidden_size], gate rows first; down: of [hidden_size, inner]: the weights of the
             experts from `first_expert` on; experts that are not among them contribute zero
         """
 

@@ -44,7 +44,7 @@ def test_experts_that_are_computed_one_after_another_are_not_recorded(tmp_path: 
     assert facts.experts is not None
     given = EngineConfig(), backend(is_capturable=True), GPU
     assert why_not(*given, facts) is None
-    apart = replace(facts, experts=replace(facts.experts, are_apart=True))
+    apart = replace(facts, experts=replace(facts.experts, are_quantized=True))
     assert "one after another" in (why_not(*given, apart) or "")
 
 

@@ -9,10 +9,12 @@ import json
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pkgutil import iter_modules
 from typing import Any
 
 import torch
+from torch import nn
 from triton.runtime.jit import JITFunction
 
 from engine.attention.triton import TritonAttention
@@ -30,6 +32,8 @@ from engine.kernels.triton.rows import RowInputs, RowWords, enter, leave
 from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
 from engine.kernels.triton.silu import gated_fp8, silu_mul
 from engine.kernels.triton.sum_ranks import sum_add_norm
+from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
+from engine.models.matrix_stack import MatrixStack
 from tests.engine.support.compiled_kernels import compiled, name_of
 from tests.engine.support.paged_kv import Heads, Paged
 
@@ -68,6 +72,22 @@ def experts(num_tokens: int) -> None:
     gate_up, down = torch.zeros(num_experts, 2 * inner, hidden), torch.zeros(num_experts, hidden, inner)
     chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden)
     experts_mlp(x.to(BRAIN), chosen, torch.zeros(num_tokens, per_token), gate_up.to(BRAIN), down.to(BRAIN), 0)
+
+
+def quantized_experts(kind: Callable[[nn.Linear], QuantizedLinear], num_tokens: int, dtype: torch.dtype) -> None:
+    """Launch the expert kernels as for Qwen3-30B-A3B's experts, but with fewer of them."""
+    hidden, inner, num_experts, per_token = 2048, 768, 8, 2
+    stacks = []
+    for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
+        with torch.device("meta"):
+            layers = [kind(nn.Linear(inputs, outputs, bias=False)) for _ in range(num_experts)]
+        stacks.append(MatrixStack(layers, dtype, torch.device("cpu")))
+    chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden, dtype=dtype)
+    experts_mlp(x, chosen, torch.zeros(num_tokens, per_token), *stacks, 0)
+
+
+INT4 = partial(Int4Linear, group_size=128)
+KINDS = Fp8BlockLinear, Fp8Linear, INT4
 
 
 def int4(num_rows: int, dtype: torch.dtype) -> None:
@@ -143,9 +163,16 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(int4, 64, HALF),
         partial(few_rows, BRAIN, 4096, 14_336),
         partial(sum_of_ranks, 2, 4096),
+        partial(experts, 16),
+        *(partial(quantized_experts, INT4, num_tokens, HALF) for num_tokens in (16, 1024)),
+        *(partial(quantized_experts, Fp8BlockLinear, num_tokens, BRAIN) for num_tokens in (16, 128, 1024)),
+        partial(quantized_experts, Fp8Linear, 1024, BRAIN),
     ),
     86: (partial(experts, 16), partial(experts, 2048)),
-    89: (partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),),
+    89: (
+        partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),
+        partial(quantized_experts, Fp8BlockLinear, 16, BRAIN),
+    ),
     90: (
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
         partial(attention, BRAIN, FP8, Heads(4, 2, 128), 16),
@@ -154,6 +181,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(prompts_by_tma, FP8, Heads(4, 2, 128), (64, 3), 100),
         partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True),
         *(partial(experts, num_tokens) for num_tokens in (16, 512, 2048)),
+        *(partial(quantized_experts, *case, BRAIN) for case in product(KINDS, (16, 128, 1024))),
         partial(int4, 16, BRAIN),
         partial(int4, 64, BRAIN),
         partial(operations, BRAIN, BRAIN, 4096, Heads(4, 8, 128)),
@@ -177,6 +205,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(few_rows_fp8, 4096, 4096),
         *(partial(blocks, num_rows, 4096, 4096) for num_rows in (8, 64, 128)),
         partial(int4, 8, BRAIN),
+        partial(experts, 2048),
+        *(partial(quantized_experts, *case, BRAIN) for case in product(KINDS, (16, 1024))),
     ),
 }
 """By compute capability. With these numbers of tokens experts take tiles of each shape."""
