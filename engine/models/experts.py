@@ -9,6 +9,7 @@ A token's pairs are summed in the order its router gave them, so what else is in
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,10 +57,16 @@ class Experts(nn.Module):
         """Its input may not be rounded: the router reads it too."""
         return 0
 
+    @property
+    def matrices_apart(self) -> tuple[list[Any], ...]:
+        """The first and the second matrices of quantized experts, as layers; nothing if experts are plain."""
+        if self.apart is None:
+            return ()
+        return [each.gate_up_proj for each in self.apart], [each.down_proj for each in self.apart]
+
     def allocate(self, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate the quantized experts' weights, uninitialized. `dtype`: that of those left plain."""
-        assert self.apart is not None
-        gate_up, down = zip(*((expert.gate_up_proj, expert.down_proj) for expert in self.apart), strict=True)
+        gate_up, down = self.matrices_apart
         self._stacks = MatrixStack(gate_up, dtype, device), MatrixStack(down, dtype, device)
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:

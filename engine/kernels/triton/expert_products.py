@@ -24,6 +24,7 @@ from engine.models.linear import BLOCK_INPUTS, BLOCK_OUTPUTS, Fp8BlockLinear, In
 from engine.models.operations import Matrices
 
 _PLAIN, _FP8, _BLOCKS, _INT4 = (tl.constexpr(kind) for kind in range(4))
+_MOST_OUTPUTS_INT4 = 64
 _BLOCK_OUTPUTS = tl.constexpr(BLOCK_OUTPUTS)
 _WIDENING = tl.constexpr(2.0**120)
 """What float8_e4m3fn's bits have to be multiplied by where float32 has such bits: 2^(127 - 7), for the biases."""
@@ -71,6 +72,10 @@ class ExpertMatrices(NamedTuple):
             return x, None
         return round_rows(x.contiguous(), None if self.kind == _FP8.value else self.group)
 
+    def outputs_each(self, outputs: int) -> int:
+        """Return how many outputs a program has that otherwise has so many: widening takes registers too."""
+        return min(outputs, _MOST_OUTPUTS_INT4) if self.kind == _INT4.value else outputs
+
     def step(self, bytes_of_inputs: int, element_size: int) -> int:
         """Return how many inputs, or bytes of four bits, are multiplied at once if there may be so many bytes."""
         if self.kind == _INT4.value:
@@ -108,55 +113,82 @@ def multiplied(
     STEP: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Return float32 [R, C]: these rows times these outputs of an expert's matrix."""
+    """Return float32 [R, C]: these rows times these outputs of an expert's matrix.
+
+    Of less than 64 rows the product is turned: weights then fill the tensor cores' 64 rows, as in `few_rows`.
+    """
     # Triton's interpreter multiplies bfloat16 wrongly, so it computes in float32.
     dot_type: tl.constexpr = tl.float32 if INTERPRETED else x.dtype.element_ty
+    TURNED: tl.constexpr = rows.shape[0] < 64
     step = tl.arange(0, STEP)
     x_at = x + rows[:, None] * x_stride + step[None, :]
-    column = columns.to(tl.int64)
-    total = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+    own_rows = expert * outputs + columns.to(tl.int64)
+    is_weight = is_column[:, None]
+    if TURNED:
+        total = tl.zeros((columns.shape[0], rows.shape[0]), tl.float32)
+    else:
+        total = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
     if KIND == _INT4:
         HALF: tl.constexpr = GROUP // 2
         num_groups = inputs // GROUP
-        packed = weight + (expert * outputs + column)[None, :] * (inputs // 2) + step[:, None]
-        first_scale = expert * num_groups * outputs + column
+        packed = weight + own_rows[:, None] * (inputs // 2) + step[None, :]
+        first_scale = expert * num_groups * outputs + columns
         for group in range(num_groups):
             own = tl.load(scale + first_scale + group * outputs, is_column, 0.0)
-            middle = tl.load(zero + first_scale + group * outputs, is_column, 0).to(tl.int32)
+            middle = tl.load(zero + first_scale + group * outputs, is_column, 0).to(tl.int32)[:, None]
             product = tl.zeros(total.shape, tl.float32)
             for first in tl.static_range(0, HALF, STEP):
-                both = tl.load(packed + (group * HALF + first), is_column[None, :], 0).to(tl.int32)
-                low = tl.load(x_at + (group * GROUP + first), is_row[:, None], 0.0)
-                high = tl.load(x_at + (group * GROUP + HALF + first), is_row[:, None], 0.0)
-                low_weights = ((both & 15) - middle[None, :]).to(dot_type)
-                high_weights = ((both >> 4) - middle[None, :]).to(dot_type)
-                product = tl.dot(low.to(dot_type), low_weights, product, input_precision="ieee")
-                product = tl.dot(high.to(dot_type), high_weights, product, input_precision="ieee")
-            total += product * own[None, :]
+                both = tl.load(packed + (group * HALF + first), is_weight, 0).to(tl.int32)
+                low = tl.load(x_at + (group * GROUP + first), is_row[:, None], 0.0).to(dot_type)
+                high = tl.load(x_at + (group * GROUP + HALF + first), is_row[:, None], 0.0).to(dot_type)
+                product = _added(product, low, ((both & 15) - middle).to(dot_type), TURNED)
+                product = _added(product, high, ((both >> 4) - middle).to(dot_type), TURNED)
+            total += product * _of_columns(own, TURNED)
     elif KIND == _BLOCKS:
         num_blocks = inputs // STEP
-        w_at = weight + (expert * outputs + column)[None, :] * inputs + step[:, None]
-        scales = scale + (expert * outputs + column) // _BLOCK_OUTPUTS * num_blocks
+        w_at = weight + own_rows[:, None] * inputs + step[None, :]
+        scales = scale + own_rows // _BLOCK_OUTPUTS * num_blocks
         for block in range(num_blocks):
             part = tl.load(x_at + block * STEP, is_row[:, None], 0.0).to(dot_type)
-            numbers = _widened(tl.load(w_at + block * STEP, is_column[None, :], 0.0), dot_type)
+            numbers = _widened(tl.load(w_at + block * STEP, is_weight, 0.0), dot_type)
             own = tl.load(scales + block, is_column, 0.0)
-            product = tl.dot(part, numbers, input_precision="ieee")
+            product = _added(tl.zeros(total.shape, tl.float32), part, numbers, TURNED)
             if x_scale is not None:
-                product *= tl.load(x_scale + rows * num_blocks + block, is_row, 0.0)[:, None]
-            total += product * own[None, :]
+                theirs = tl.load(x_scale + rows * num_blocks + block, is_row, 0.0)
+                product *= _of_columns(theirs, not TURNED)
+            total += product * _of_columns(own, TURNED)
     else:
-        w_at = weight + (expert * outputs + column)[None, :] * inputs + step[:, None]
+        w_at = weight + own_rows[:, None] * inputs + step[None, :]
         for first in range(0, inputs, STEP):
-            is_input = first + step < inputs
-            part = tl.load(x_at + first, is_row[:, None] & is_input[None, :], 0.0).to(dot_type)
-            numbers = tl.load(w_at + first, is_input[:, None] & is_column[None, :], 0.0)
-            total = tl.dot(part, _widened(numbers, dot_type), total, input_precision="ieee")
+            is_input = (first + step < inputs)[None, :]
+            part = tl.load(x_at + first, is_row[:, None] & is_input, 0.0).to(dot_type)
+            numbers = tl.load(w_at + first, is_weight & is_input, 0.0)
+            total = _added(total, part, _widened(numbers, dot_type), TURNED)
         if KIND == _FP8:
-            total *= tl.load(scale + expert * outputs + column, is_column, 0.0)[None, :]
+            total *= _of_columns(tl.load(scale + own_rows, is_column, 0.0), TURNED)
             if x_scale is not None:
-                total *= tl.load(x_scale + rows, is_row, 0.0)[:, None]
+                total *= _of_columns(tl.load(x_scale + rows, is_row, 0.0), not TURNED)
+    if TURNED:
+        total = tl.trans(total)
     return total
+
+
+@triton.jit
+def _added(total, part, weights, TURNED: tl.constexpr):
+    """Return `total` and the product of rows [R, K] and weights [C, K]: [C, R] if it is turned, else [R, C]."""
+    if TURNED:
+        return tl.dot(weights, tl.trans(part), total, input_precision="ieee")
+    else:
+        return tl.dot(part, tl.trans(weights), total, input_precision="ieee")
+
+
+@triton.jit
+def _of_columns(scales, TURNED: tl.constexpr):
+    """Return scales of a product's columns, or if `TURNED` of its rows, so that they multiply it."""
+    if TURNED:
+        return scales[:, None]
+    else:
+        return scales[None, :]
 
 
 @triton.jit

@@ -3,9 +3,9 @@
     tiles ─▶ _gate_up: SiLU(x @ gate) * (x @ up), rows sorted by expert ─▶ _down: @ down * share, back in the
     order of pairs (token, choice) ─▶ _combine: each token's pairs summed, in float32 and always in one order
 
-A tile is a few rows of one expert (`expert_tiles`); matrices are plain or quantized (`expert_products`). What float8
-matrices multiply is rounded before, in a launch of its own. There are no atomic additions, so results do not depend
-on the order of programs.
+A tile is a few rows of one expert (`expert_tiles`); matrices are plain or quantized (`expert_products`). What
+float8 matrices multiply is rounded before, in a launch of its own. There are no atomic additions, so results do
+not depend on the order of programs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class _Shape(NamedTuple):
 
     def options(self, x: torch.Tensor, matrices: ExpertMatrices) -> dict[str, Any]:
         """Return how a program multiplies rows like `x`; prefetched is what a GPU's shared memory holds."""
-        step = matrices.step(self.input_bytes, x.element_size())
-        bytes_each = matrices.step_bytes(self.rows, 2 * self.outputs, step, x.element_size())
+        step, outputs = matrices.step(self.input_bytes, x.element_size()), matrices.outputs_each(self.outputs)
+        bytes_each = matrices.step_bytes(self.rows, 2 * outputs, step, x.element_size())
         held = (shared_memory(x.device) - _BESIDE) // bytes_each
         return {
             "KIND": matrices.kind,
             "GROUP": matrices.group,
             "ROWS": self.rows,
-            "OUTPUTS": self.outputs,
+            "OUTPUTS": outputs,
             "STEP": step,
             "INTERPRETED": is_interpreted(_down),
             "num_warps": self.num_warps,
@@ -83,7 +83,7 @@ def experts_mlp(
     read, read_scale = first.rounded(x if x.stride(1) == 1 else x.contiguous())
     launch(
         _gate_up,
-        (len(tiles), triton.cdiv(inner, shape.outputs)),
+        (len(tiles), triton.cdiv(inner, first.outputs_each(shape.outputs))),
         read,
         read_scale,
         first.weight,
@@ -101,7 +101,7 @@ def experts_mlp(
     read, read_scale = second.rounded(between)
     launch(
         _down,
-        (len(tiles), triton.cdiv(hidden, shape.outputs)),
+        (len(tiles), triton.cdiv(hidden, second.outputs_each(shape.outputs))),
         read,
         read_scale,
         second.weight,

@@ -17,6 +17,7 @@ from engine.graphs import setup
 from engine.graphs.setup import capture_all, draft_widths, graph_bytes, why_no_pieces, why_not
 from engine.graphs.step_graphs import StepGraphs
 from engine.models.config import ModelConfig
+from engine.models.experts_config import Clamp
 from tests.engine.support.oracle import save_tiny
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -39,13 +40,15 @@ def test_why_not_says_the_reason() -> None:
         assert reason in (why_not(*given) or "")
 
 
-def test_experts_that_are_computed_one_after_another_are_not_recorded(tmp_path: Path) -> None:
+def test_experts_are_recorded_quantized_ones_too_but_for_those_that_torch_computes(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(save_tiny("mixtral", tmp_path))
     assert facts.experts is not None
     given = EngineConfig(), backend(is_capturable=True), GPU
     assert why_not(*given, facts) is None
-    apart = replace(facts, experts=replace(facts.experts, are_quantized=True))
-    assert "one after another" in (why_not(*given, apart) or "")
+    quantized = replace(facts, experts=replace(facts.experts, are_quantized=True))
+    assert why_not(*given, quantized) is None
+    clamped = replace(facts, experts=replace(facts.experts, clamp=Clamp(1.702, 7.0)))
+    assert "one after another" in (why_not(*given, clamped) or "")
 
 
 def test_an_unknown_mode_is_refused() -> None:
