@@ -96,8 +96,8 @@ def _check_alike(name: str, experts: Experts) -> None:
     for matrices in experts.matrices_apart:
         if len({type(matrix) for matrix in matrices}) > 1:
             raise ModelLoadError(
-                f"config.json lists some experts of {name} as not quantized, but not all of them: all experts of a "
-                "layer are multiplied at once, so each projection is quantized in all of them or in none"
+                f"config.json lists some experts of {name} as not quantized, but not all: a layer's experts are "
+                "multiplied at once, so each of their projections is quantized in all of them or in none"
             )
 
 

@@ -350,7 +350,7 @@ def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
 def _stored_experts(
     experts: ExpertsConfig | None, stored: WeightFormat | None, names: WeightNames
 ) -> ExpertsConfig | None:
-    """Return the experts, apart from each other if memory holds them as their files do: quantized."""
+    """Return the experts; `are_quantized` if memory holds them as their files do."""
     if experts is None or stored is None or not stored.is_kept:
         return experts
     if names.experts.are_stacked:

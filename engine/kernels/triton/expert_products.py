@@ -24,7 +24,7 @@ from engine.models.linear import BLOCK_INPUTS, BLOCK_OUTPUTS, Fp8BlockLinear, In
 from engine.models.operations import Matrices
 
 _PLAIN, _FP8, _BLOCKS, _INT4 = (tl.constexpr(kind) for kind in range(4))
-_MOST_OUTPUTS_INT4 = 64
+_MOST_COLUMNS_INT4 = 128
 _BLOCK_OUTPUTS = tl.constexpr(BLOCK_OUTPUTS)
 _WIDENING = tl.constexpr(2.0**120)
 """What float8_e4m3fn's bits have to be multiplied by where float32 has such bits: 2^(127 - 7), for the biases."""
@@ -72,9 +72,9 @@ class ExpertMatrices(NamedTuple):
             return x, None
         return round_rows(x.contiguous(), None if self.kind == _FP8.value else self.group)
 
-    def outputs_each(self, outputs: int) -> int:
+    def columns_each(self, columns: int) -> int:
         """Return how many outputs a program has that otherwise has so many: widening takes registers too."""
-        return min(outputs, _MOST_OUTPUTS_INT4) if self.kind == _INT4.value else outputs
+        return min(columns, _MOST_COLUMNS_INT4) if self.kind == _INT4.value else columns
 
     def step(self, bytes_of_inputs: int, element_size: int) -> int:
         """Return how many inputs, or bytes of four bits, are multiplied at once if there may be so many bytes."""

@@ -25,24 +25,28 @@ from engine.models.operations import Matrices
 
 
 class _Shape(NamedTuple):
-    """A tile's rows, a program's outputs, the inputs per step (in bytes), and the program's warps and stages."""
+    """A tile's rows, a program's columns of the first matrix, twice those of the second, the inputs per step (in
+    bytes), and the program's warps and stages.
+    """
 
     rows: int
-    outputs: int
+    columns: int
     input_bytes: int
     num_warps: int
     num_stages: int
 
-    def options(self, x: torch.Tensor, matrices: ExpertMatrices) -> dict[str, Any]:
-        """Return how a program multiplies rows like `x`; prefetched is what a GPU's shared memory holds."""
-        step, outputs = matrices.step(self.input_bytes, x.element_size()), matrices.outputs_each(self.outputs)
-        bytes_each = matrices.step_bytes(self.rows, 2 * outputs, step, x.element_size())
+    def options(self, x: torch.Tensor, matrices: ExpertMatrices, columns: int) -> dict[str, Any]:
+        """Return how a program multiplies rows like `x` with so many columns. What a GPU's shared memory holds is
+        prefetched.
+        """
+        step = matrices.step(self.input_bytes, x.element_size())
+        bytes_each = matrices.step_bytes(self.rows, columns, step, x.element_size())
         held = (shared_memory(x.device) - _BESIDE) // bytes_each
         return {
             "KIND": matrices.kind,
             "GROUP": matrices.group,
             "ROWS": self.rows,
-            "OUTPUTS": outputs,
+            "COLUMNS": columns,
             "STEP": step,
             "INTERPRETED": is_interpreted(_down),
             "num_warps": self.num_warps,
@@ -51,9 +55,9 @@ class _Shape(NamedTuple):
 
 
 _SHAPES: tuple[tuple[float, _Shape], ...] = (
-    (16, _Shape(16, 64, 256, 4, 4)),
-    (64, _Shape(32, 64, 256, 4, 4)),
-    (float("inf"), _Shape(64, 128, 128, 8, 3)),
+    (16, _Shape(16, 128, 256, 4, 3)),
+    (64, _Shape(32, 128, 256, 4, 3)),
+    (float("inf"), _Shape(64, 256, 128, 8, 3)),
 )
 """Tile shapes up to so many pairs per expert: decode is bound by reading weights, prefill by products."""
 _BESIDE = 4096
@@ -80,10 +84,11 @@ def experts_mlp(
     order, tiles = expert_tiles(chosen, num_experts, first_expert, shape.rows)
     weights = weights.contiguous()
     between, pairs = x.new_empty(num_pairs, inner), x.new_empty(num_pairs, hidden)
+    columns = first.columns_each(shape.columns)
     read, read_scale = first.rounded(x if x.stride(1) == 1 else x.contiguous())
     launch(
         _gate_up,
-        (len(tiles), triton.cdiv(inner, first.outputs_each(shape.outputs))),
+        (len(tiles), triton.cdiv(2 * inner, columns)),
         read,
         read_scale,
         first.weight,
@@ -96,12 +101,13 @@ def experts_mlp(
         inner,
         read.stride(0),
         per_token,
-        **shape.options(read, first),
+        **shape.options(read, first, columns),
     )
+    columns = second.columns_each(shape.columns // 2)
     read, read_scale = second.rounded(between)
     launch(
         _down,
-        (len(tiles), triton.cdiv(hidden, second.outputs_each(shape.outputs))),
+        (len(tiles), triton.cdiv(hidden, columns)),
         read,
         read_scale,
         second.weight,
@@ -113,7 +119,7 @@ def experts_mlp(
         tiles,
         inner,
         hidden,
-        **shape.options(read, second),
+        **shape.options(read, second, columns),
     )
     out = x.new_empty(num_tokens, hidden)
     columns = min(_COLUMNS, triton.next_power_of_2(hidden))
@@ -147,7 +153,7 @@ def _gate_up(
     x_stride,
     PER_TOKEN: tl.constexpr,
     ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     STEP: tl.constexpr,
@@ -166,8 +172,9 @@ def _gate_up(
     row = tl.load(tile + 1) + tl.arange(0, ROWS)
     is_row = row < tl.load(tile + 2)
     token = tl.load(order + row, is_row, 0).to(tl.int64) // PER_TOKEN
+    OUTPUTS: tl.constexpr = COLUMNS // 2
     first = tl.program_id(1) * OUTPUTS
-    both = tl.arange(0, 2 * OUTPUTS)
+    both = tl.arange(0, COLUMNS)
     output = first + both // 2
     product = multiplied(
         x,
@@ -209,7 +216,7 @@ def _down(
     inner,
     hidden,
     ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     STEP: tl.constexpr,
@@ -224,7 +231,7 @@ def _down(
         return
     row = tl.load(tile + 1) + tl.arange(0, ROWS)
     is_row = row < tl.load(tile + 2)
-    column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < hidden
     result = multiplied(
         between,
@@ -261,8 +268,10 @@ def _combine(
     num_experts,
     PER_TOKEN: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Sum a token's pairs whose experts are here; those of other experts were never written."""
+    start(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)

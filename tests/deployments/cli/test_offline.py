@@ -76,7 +76,7 @@ def test_info_distinguishes_all_weights_from_those_a_token_uses() -> None:
 @pytest.mark.parametrize(
     ("stored", "kind"),
     [
-        (Int4Format("awq", 128), "int4 and bfloat16; experts are computed one after another"),
+        (Int4Format("awq", 128), "int4 and bfloat16; CPUs compute experts one after another"),
         (Int8Format(), "bfloat16, widened from int8"),
         (None, "bfloat16; experts are widened from MXFP4"),
     ],

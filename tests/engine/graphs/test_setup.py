@@ -79,6 +79,15 @@ def test_graphs_of_drafts_and_of_pieces_are_counted(model: Any) -> None:
     assert draft_widths(many, is_draft_model=True) == (1, 2, 5)
 
 
+def test_kernels_of_experts_and_what_they_write_are_counted(tmp_path: Path) -> None:
+    facts, config = ModelConfig.from_directory(save_tiny("mixtral", tmp_path)), EngineConfig(max_running=8)
+    assert facts.experts is not None
+    few = replace(facts, experts=replace(facts.experts, per_token=1))
+    wider = graph_bytes(config, facts, 2, 512) - graph_bytes(config, few, 2, 512)
+    assert wider == config.graph_tokens * (facts.experts.intermediate_size + facts.hidden_size) * 2
+    assert graph_bytes(config, facts, 2, 512) - wider > graph_bytes(config, replace(facts, experts=None), 2, 512)
+
+
 def test_attention_that_needs_the_host_is_left_out_of_graphs_in_pieces() -> None:
     assert why_not(EngineConfig(), backend(is_capturable=False), GPU) is not None
     assert why_no_pieces(EngineConfig(), GPU) is None

@@ -37,9 +37,14 @@ _EIGHT_BITS = {
 _EARLY = {
     "cascade._attend_shared",
     "decode._attend",
+    "expert_tiles._count",
+    "expert_tiles._place",
     "few_rows._few_rows",
     "fp8._round_rows",
     "fp8_gemm._block_gemm",
+    "grouped_gemm._combine",
+    "grouped_gemm._down",
+    "grouped_gemm._gate_up",
     "int4_gemm._int4_gemm",
     "norm._add_norm",
     "rope._rotate_into",
@@ -57,6 +62,17 @@ _EARLY = {
 """Kernels that are launched before the kernel before them has ended, from compute capability 9.0 on."""
 _TENSOR_CORES = 80
 """Compute capability from which Triton uses tensor cores; on earlier GPUs it multiplies number by number."""
+
+
+def _check_product(launch: dict[str, Any]) -> None:
+    """Experts in float8 are multiplied as such where GPUs can, all others as 16 bits; large GPUs do it by groups of
+    warps.
+    """
+    by = _BY_CAPABILITY[launch["capability"]]
+    is_fp8 = launch["with"]["KIND"] in (1, 2) and launch["capability"] >= 89
+    [found] = launch["products"]
+    assert found.startswith(by.instruction), launch
+    assert (by.eight_bits if is_fp8 else by.sixteen_bits) in found, launch
 
 
 def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
@@ -83,6 +99,9 @@ def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
         if launch["kernel"] == "fp8_gemm._block_gemm":
             expected_product = _EIGHT_BITS[launch["capability"]].format(launch["with"]["BLOCK_N"])
             assert launch["products"] == [expected_product], launch
+        if launch["kernel"] in EXPERTS:
+            assert not launch["stack"], launch
+            _check_product(launch)
         attends = launch["kernel"] in ("decode._attend", "cascade._attend_shared")
         if attends and launch["capability"] in _SHARED_OF_SM_KIB:
             shared = _SHARED_OF_SM_KIB[launch["capability"]] * 1024
