@@ -11,6 +11,8 @@ the library's products are, and m that are launched while it runs (programmatic 
 capability 9.0 on). Three numbers are assumed, not measured: s, the share of the maker's rates that a kernel
 reaches, and g and h, what each costs beside its bytes. Nothing of this has run on a GPU.
 
+Behind the steps come the aims of the script for GPUs (`benchmarks/gpu_sections/aims.py`), of plain weights.
+
 With `--shared`, rows begin with so many positions that are the same. Their KV is read once for each 64 queries of
 a KV head (cascade attention), and for each row in the column "alone".
 """
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+from benchmarks.gpu_sections.aims import ATTENTION_SHARE, Aim, StepModel, aims_of
 from benchmarks.gpu_sections.launches import count_launches
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.shapes import MIXTURES, MODELS, Size
@@ -41,12 +44,6 @@ _TOGETHER = 64
 BATCHES = (1, 32, 128)
 _BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 """How a checkpoint in fp8 stores matrices; in memory, 32 outputs and 128 inputs share four bytes of scale."""
-
-
-def modelled(limits: Limits, rows: int, kv_tokens: int, gaps: float) -> tuple[float, float]:
-    """Return the seconds of a decode step that reads the KV of so many tokens, modelled and at least."""
-    least = limits.decode(rows, kv_tokens)
-    return least / SHARE + gaps, least
 
 
 def tokens_read(rows: int, context: int, shared: int, group: int) -> int:
@@ -79,7 +76,7 @@ def cases() -> Iterator[Case]:
 
 
 def main() -> None:
-    """Print a line for each model, kind of weights and number of rows."""
+    """Print a line for each model, kind of weights and number of rows, and one for each aim."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="h200", choices=list(gpus()))
     parser.add_argument("--context", type=int, default=1024, help="positions that each row attends to")
@@ -94,18 +91,25 @@ def main() -> None:
     print(f"{gpu.title}, modelled, with {SHARE:.0%} of its rates and {gaps}")
     title = f"{'model':14}{'weights':>9}{'rows':>6}{'kernels':>9}{'early':>7}"
     print(title + f"{'ms':>8}{'least ms':>10}{'share':>7}{'alone':>8}")
+    aims: list[tuple[str, Aim]] = []
     for name, weights, raw, quantization, size in cases():
         group = raw["num_attention_heads"] // raw["num_key_value_heads"]
         limits = Limits(Size.of(raw), rates, Bytes(matrices=size))
-        counted = {count: count_launches(raw, quantization, count) for count in (1, 2)}
+        counted = count_launches(raw, quantization, 1), count_launches(raw, quantization, 2)
+        steps = StepModel(limits, raw["num_hidden_layers"], SHARE, (GAP_SECONDS, early_gap), counted)
+        if weights == "bfloat16":
+            aims += [(name, aim) for aim in aims_of(name, steps, raw["vocab_size"], given.context)]
         for rows in BATCHES:
-            late, early = (kind.of(raw["num_hidden_layers"]) for kind in counted[min(rows, 2)])
-            beside = late * GAP_SECONDS + early * early_gap
+            late, early = (kind.of(steps.num_layers) for kind in counted[rows > 1])
             read = tokens_read(rows, given.context, given.shared, group)
-            seconds, least = modelled(limits, rows, read, beside)
-            alone, _ = modelled(limits, rows, rows * given.context, beside)
+            seconds, alone = steps.decode(rows, read), steps.decode(rows, rows * given.context)
+            least = limits.decode(rows, read)
             figures = f"{1e3 * seconds:>8.2f}{1e3 * least:>10.2f}{least / seconds:>7.0%}{1e3 * alone:>8.2f}"
             print(f"{name:14}{weights:>9}{rows:>6}{late + early:>9}{early:>7}{figures}")
+    print(f"\naims, with {ATTENTION_SHARE:.0%} of the rate in attention to prompts, and the host never waited for")
+    for name, aim in aims:
+        bound = f"at {'most' if aim.is_cost else 'least'} {aim.wanted:.0%}"
+        print(f"{name:14}{aim.what:>24}{aim.modelled:>8.1%}  {bound}{'' if aim.is_met else ', NOT REACHED'}")
 
 
 if __name__ == "__main__":

@@ -165,8 +165,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(sum_of_ranks, 2, 4096),
         partial(experts, 16),
         *(partial(quantized_experts, INT4, num_tokens, HALF) for num_tokens in (16, 1024)),
-        *(partial(quantized_experts, Fp8BlockLinear, num_tokens, BRAIN) for num_tokens in (16, 128, 1024)),
-        partial(quantized_experts, Fp8Linear, 1024, BRAIN),
+        *(partial(quantized_experts, Fp8BlockLinear, num_tokens, BRAIN) for num_tokens in (16, 1024)),
+        partial(quantized_experts, Fp8Linear, 16, BRAIN),
     ),
     86: (partial(experts, 16), partial(experts, 2048)),
     89: (
@@ -181,7 +181,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(prompts_by_tma, FP8, Heads(4, 2, 128), (64, 3), 100),
         partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True),
         *(partial(experts, num_tokens) for num_tokens in (16, 512, 2048)),
-        *(partial(quantized_experts, *case, BRAIN) for case in product(KINDS, (16, 128, 1024))),
+        *(partial(quantized_experts, *case, BRAIN) for case in product(KINDS, (16, 1024))),
+        partial(quantized_experts, Fp8BlockLinear, 128, BRAIN),
         partial(int4, 16, BRAIN),
         partial(int4, 64, BRAIN),
         partial(operations, BRAIN, BRAIN, 4096, Heads(4, 8, 128)),
@@ -206,7 +207,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         *(partial(blocks, num_rows, 4096, 4096) for num_rows in (8, 64, 128)),
         partial(int4, 8, BRAIN),
         partial(experts, 2048),
-        *(partial(quantized_experts, *case, BRAIN) for case in product(KINDS, (16, 1024))),
+        *(partial(quantized_experts, Fp8BlockLinear, num_tokens, BRAIN) for num_tokens in (16, 1024)),
+        partial(quantized_experts, INT4, 16, BRAIN),
     ),
 }
 """By compute capability. With these numbers of tokens experts take tiles of each shape."""
