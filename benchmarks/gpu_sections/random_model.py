@@ -52,7 +52,7 @@ def random_decoder(
             else:
                 parameter.fill_(0.0 if name == "bias" else 1.0)
         if isinstance(module, QuantizedLinear):
-            _draw(module, generator)
+            draw(module, generator)
     if fp8:
         for module in [*decoder.layers.modules()]:
             for name, child in module.named_children():
@@ -61,8 +61,8 @@ def random_decoder(
     return decoder.eval()
 
 
-def _draw(layer: QuantizedLinear, generator: torch.Generator) -> None:
-    """Draw a matrix of the same deviation. Codes of four bits are -8 to 7, of a deviation of 4.6."""
+def draw(layer: QuantizedLinear, generator: torch.Generator) -> None:
+    """Draw a matrix of a deviation of inputs ** -0.5. Codes of four bits are -8 to 7, of a deviation of 4.6."""
     deviation = layer.in_features**-0.5
     if isinstance(layer, Int4Linear):
         layer.packed.random_(generator=generator)

@@ -151,5 +151,5 @@ class Size:
 
     def read(self, tokens: float) -> float:
         """Number of the layers' weights that a step of so many tokens reads, if they choose experts at random."""
-        unread: float = (1 - self.used) ** tokens
+        unread: float = (1.0 - self.used) ** tokens
         return self.matrices + self.experts * (1 - unread)
