@@ -77,7 +77,7 @@ class Experts(nn.Module):
             chosen, weights = route_by_sigmoid(logits, config, self.correction)
         else:
             logits = F.linear(x, self.router, self.router_bias)
-            chosen, weights = route(logits, config.per_token, config.renormalizes)
+            chosen, weights = operations.route(logits, config.per_token, config.renormalizes)
         if config.scales_inputs:
             inputs = (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1)
             pairs = self._routed(inputs, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1), operations)
@@ -106,7 +106,7 @@ class Experts(nn.Module):
 
 
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Map [N, num_experts] to each token's experts, int64 [N, per_token], and their shares, float32 of that shape.
+    """Implement `engine.models.operations.Route` in torch.
 
     Ties between experts are broken as `torch.topk` breaks them. Shares stay float32 where transformers
     rounds Qwen3's to the model's type.

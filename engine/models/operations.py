@@ -75,9 +75,25 @@ class Operations(Protocol):
         ...
 
     @property
+    def route(self) -> Route:
+        """The function that chooses each token's experts."""
+        ...
+
+    @property
     def experts(self) -> ExpertsMLP:
         """The function that computes a mixture of experts."""
         ...
+
+
+class Route(Protocol):
+    """Chooses experts by a softmax: in torch in `experts.py`, in Triton in `kernels/triton/route.py`."""
+
+    def __call__(
+        self, logits: torch.Tensor, per_token: int, renormalizes: bool, /
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map [N, num_experts] to each token's experts, int64 [N, per_token], the most likely first, and their
+        shares, float32 of that shape, which sum up to one if it `renormalizes`.
+        """
 
 
 class ExpertsMLP(Protocol):

@@ -9,6 +9,7 @@ from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
+from engine.kernels.triton.route import route
 from engine.kernels.triton.silu import gated_fp8, gelu_mul, silu_mul
 from engine.models.linear import Rounded, multiplies_fp8
 from engine.models.operations import Rotary
@@ -17,6 +18,7 @@ from engine.models.operations import Rotary
 class TritonOperations:
     """Implements `Operations`; computes in float32 between reading and writing."""
 
+    route = staticmethod(route)
     experts = staticmethod(experts_mlp)
 
     def __init__(self, rotary: Rotary, batch: AttentionBatch) -> None:

@@ -28,6 +28,7 @@ from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
+from engine.kernels.triton.route import route
 from engine.kernels.triton.rows import RowInputs, RowWords, enter, leave
 from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
 from engine.kernels.triton.silu import gated_fp8, silu_mul
@@ -196,6 +197,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(sampling, 151_936),
         partial(sampling, 1),
         rows,
+        partial(route, torch.zeros(3, 128, dtype=BRAIN), 8, True),
     ),
     100: (
         partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),

@@ -60,6 +60,7 @@ _EARLY = {
     "norm._add_norm",
     "rope._rotate_into",
     "rope._rotations",
+    "route._route",
     "rows._enter",
     "rows._leave",
     "sample._best",
