@@ -101,7 +101,8 @@ def _drawn(kind: _Kind, count: int, outputs: int, inputs: int, generator: torch.
     device = generator.device
     if kind.layer is None:
         values = torch.randn(count, outputs, inputs, generator=generator, device=device)
-        return (values / inputs**0.5).to(torch.bfloat16)
+        values /= inputs**0.5
+        return values.to(torch.bfloat16)
     with torch.device("meta"):
         layers = [kind.layer(nn.Linear(inputs, outputs, bias=False)) for _ in range(count)]
     stack = MatrixStack(layers, torch.bfloat16, device)

@@ -38,9 +38,9 @@ def test_steps_are_modelled_by_the_kernels_that_the_engine_launches() -> None:
         assert float(share.rstrip("%")) == pytest.approx(100 * float(least) / float(ms), abs=3)
     assert kernels["qwen3-30b-a3b", "blocks", "1"] - kernels["qwen3-30b-a3b", "bfloat16", "1"] == 48 * 3
     experts, rest = 3 * 48 * 128 * 2048 * 768, 48 * 2048 * (2 * 4096 + 2 * 512)
-    for at, share in (("1", 8 / 128), ("128", 1 - (120 / 128) ** 128)):
+    for at, used in (("1", 8 / 128), ("128", 1 - (120 / 128) ** 128)):
         [mixture] = [row for row in rows if row[:3] == ["qwen3-30b-a3b", "blocks", at]]
-        weight_bytes = (experts * share + rest) * (1 + 1 / 1024) + 2 * 151_936 * 2048
+        weight_bytes = (experts * used + rest) * (1 + 1 / 1024) + 2 * 151_936 * 2048
         kv_bytes = int(at) * 1000 * 48 * 2 * 4 * 128 * 2
         assert float(mixture[6]) == pytest.approx((weight_bytes + kv_bytes) / 4.8e9, rel=0.01)
     modelled = {tuple(line.split("%")[0].split(maxsplit=1)) for line in aims.splitlines()[1:]}

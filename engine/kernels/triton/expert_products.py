@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.fp8 import round_rows
+from engine.kernels.triton.fp8 import makes_fp8, round_rows
 from engine.kernels.triton.int4_gemm import MAX_BLOCK_J
-from engine.models.linear import BLOCK_INPUTS, BLOCK_OUTPUTS, Fp8BlockLinear, Int4Linear, multiplies_fp8
+from engine.models.linear import BLOCK_INPUTS, BLOCK_OUTPUTS, Fp8BlockLinear, Int4Linear
 from engine.models.operations import Matrices
 
 _PLAIN, _FP8, _BLOCKS, _INT4 = (tl.constexpr(kind) for kind in range(4))
@@ -64,7 +64,8 @@ class ExpertMatrices(NamedTuple):
 
     @classmethod
     def _plain(cls, weight: torch.Tensor) -> ExpertMatrices:
-        return cls(_PLAIN.value, weight, None, None, *weight.shape[1:], weight.shape[2])
+        _, outputs, inputs = weight.shape
+        return cls(_PLAIN.value, weight, None, None, outputs, inputs, inputs)
 
     def rounded(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return rows [N, inputs] as these matrices multiply them: with scales, if they are rounded."""
@@ -86,11 +87,6 @@ class ExpertMatrices(NamedTuple):
         """Return the bytes of rows and weights that are multiplied at once."""
         halves = 2 if self.kind == _INT4.value else 1
         return (rows * halves * element_size + columns * self.weight.element_size()) * step
-
-
-def makes_fp8(device: torch.device) -> bool:
-    """Whether kernels can round to float8 and multiply such numbers: Triton's interpreter can."""
-    return device.type != "cuda" or multiplies_fp8(device)
 
 
 @triton.jit
@@ -137,7 +133,7 @@ def multiplied(
             own = tl.load(scale + first_scale + group * outputs, is_column, 0.0)
             middle = tl.load(zero + first_scale + group * outputs, is_column, 0).to(tl.int32)[:, None]
             product = tl.zeros(total.shape, tl.float32)
-            for first in tl.static_range(0, HALF, STEP):
+            for first in range(0, HALF, STEP):
                 both = tl.load(packed + (group * HALF + first), is_weight, 0).to(tl.int32)
                 low = tl.load(x_at + (group * GROUP + first), is_row[:, None], 0.0).to(dot_type)
                 high = tl.load(x_at + (group * GROUP + HALF + first), is_row[:, None], 0.0).to(dot_type)

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from itertools import product
 from pkgutil import iter_modules
 from typing import Any
 
@@ -84,11 +83,11 @@ def quantized_experts(kind: Callable[[nn.Linear], QuantizedLinear], num_tokens: 
             layers = [kind(nn.Linear(inputs, outputs, bias=False)) for _ in range(num_experts)]
         stacks.append(MatrixStack(layers, dtype, torch.device("cpu")))
     chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden, dtype=dtype)
-    experts_mlp(x, chosen, torch.zeros(num_tokens, per_token), *stacks, 0)
+    experts_mlp(x, chosen, torch.zeros(num_tokens, per_token), stacks[0], stacks[1], 0)
 
 
 INT4 = partial(Int4Linear, group_size=128)
-KINDS = Fp8BlockLinear, Fp8Linear, INT4
+KINDS: tuple[Callable[[nn.Linear], QuantizedLinear], ...] = (Fp8BlockLinear, Fp8Linear, INT4)
 
 
 def int4(num_rows: int, dtype: torch.dtype) -> None:
@@ -156,6 +155,10 @@ def rows() -> None:
     leave(words, long, long, 3)
 
 
+def routing() -> None:
+    route(torch.zeros(3, 128, dtype=BRAIN), 8, True)
+
+
 CASES: dict[int, tuple[Callable[[], None], ...]] = {
     75: (partial(attention, HALF, HALF, Heads(4, 2, 64), 16),),
     80: (
@@ -182,7 +185,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(prompts_by_tma, FP8, Heads(4, 2, 128), (64, 3), 100),
         partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True),
         *(partial(experts, num_tokens) for num_tokens in (16, 512, 2048)),
-        *(partial(quantized_experts, *case, BRAIN) for case in product(KINDS, (16, 1024))),
+        *(partial(quantized_experts, kind, num_tokens, BRAIN) for kind in KINDS for num_tokens in (16, 1024)),
         partial(quantized_experts, Fp8BlockLinear, 128, BRAIN),
         partial(int4, 16, BRAIN),
         partial(int4, 64, BRAIN),
@@ -197,7 +200,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(sampling, 151_936),
         partial(sampling, 1),
         rows,
-        partial(route, torch.zeros(3, 128, dtype=BRAIN), 8, True),
+        routing,
     ),
     100: (
         partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),
