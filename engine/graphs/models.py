@@ -11,6 +11,4 @@ def why_not_model(model: ModelConfig) -> str | None:
         return "its layers differ in their heads, and torch computes what they have beside them"
     if model.delta_net is not None:
         return "its gated delta nets are computed in torch, by rows of different kinds"
-    if model.experts is not None and model.experts.clamp is not None:
-        return "its experts are computed one after another, for which the host has to know the tokens of each"
     return None

@@ -97,12 +97,11 @@ class Experts(nn.Module):
         """Return each token's weighted sum of its experts' outputs."""
         if self._stacks is not None:
             return operations.experts(x, chosen, weights, *self._stacks, self._first)
+        biases = None
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            biases = self.gate_up_bias, self.down_bias
         matrices = self.gate_up_proj, self.down_proj
-        if self._config.clamp is None:
-            return operations.experts(x, chosen, weights, *matrices, self._first)
-        assert self.gate_up_bias is not None and self.down_bias is not None
-        biases = self.gate_up_bias, self.down_bias
-        return experts_mlp(x, chosen, weights, *matrices, self._first, biases, self._config.clamp)
+        return operations.experts(x, chosen, weights, *matrices, self._first, biases, self._config.clamp)
 
 
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,7 +149,6 @@ def experts_mlp(
 ) -> torch.Tensor:
     """Implement `ExpertsMLP` in torch, expert by expert. Reads the tokens per expert back from the device.
 
-    biases: of `gate_up`, [E, 2 * inner], and of `down`, [E, hidden_size]
     is_gelu: whether gates go through GELU's tanh approximation in place of SiLU
     """
 

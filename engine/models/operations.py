@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.models.experts_config import Clamp
 from engine.models.linear import Rounded
 from engine.models.matrix_stack import MatrixStack
 from engine.models.rope import RopeConfig
@@ -107,6 +108,8 @@ class ExpertsMLP(Protocol):
         gate_up: Matrices,
         down: Matrices,
         first_expert: int,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        clamp: Clamp | None = None,
         /,
     ) -> torch.Tensor:
         """Map `x` [N, hidden_size] to each token's weighted sum of its experts' outputs, of the same shape.
@@ -114,6 +117,8 @@ class ExpertsMLP(Protocol):
         chosen: int64 [N, k], each token's experts; weights: float32 [N, k], their shares
         gate_up: of [2 * inner, hidden_size], gate rows first; down: of [hidden_size, inner]: the weights of the
             experts from `first_expert` on; experts that are not among them contribute zero
+        biases: of `gate_up`, [E, 2 * inner], and of `down`, [E, hidden_size]
+        clamp: the activation in place of SiLU
         """
 
 

@@ -5,7 +5,7 @@
 
 A tile is a few rows of one expert (`expert_tiles`); matrices are plain or quantized (`expert_products`). What
 float8 matrices multiply is rounded before, in a launch of its own. There are no atomic additions, so results do
-not depend on the order of programs.
+not depend on the order of programs. gpt-oss' experts have biases, and a clamped form of that activation.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import shared_memory
 from engine.kernels.triton.tile import is_interpreted, start
+from engine.models.experts_config import Clamp
 from engine.models.operations import Matrices
 
 
@@ -72,6 +73,8 @@ def experts_mlp(
     gate_up: Matrices,
     down: Matrices,
     first_expert: int,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    clamp: Clamp | None = None,
 ) -> torch.Tensor:
     """Implement `engine.models.operations.ExpertsMLP` without waiting for the device."""
     (num_tokens, hidden), per_token, num_experts = x.shape, chosen.shape[1], len(down)
@@ -80,6 +83,7 @@ def experts_mlp(
     num_pairs = num_tokens * per_token
     first, second = (ExpertMatrices.of(matrices, x.device) for matrices in (gate_up, down))
     inner = second.inputs
+    bias, bias_down = (None, None) if biases is None else biases
     shape = next(shape for most, shape in _SHAPES if num_pairs <= most * num_experts)
     order, tiles = expert_tiles(chosen, num_experts, first_expert, shape.rows)
     weights = weights.contiguous()
@@ -94,6 +98,7 @@ def experts_mlp(
         first.weight,
         first.scale,
         first.zero,
+        bias,
         between,
         order,
         tiles,
@@ -101,6 +106,8 @@ def experts_mlp(
         inner,
         read.stride(0),
         per_token,
+        ALPHA=0.0 if clamp is None else clamp.alpha,
+        LIMIT=0.0 if clamp is None else clamp.limit,
         **shape.options(read, first, columns),
     )
     columns = second.columns_each(shape.columns // 2)
@@ -113,6 +120,7 @@ def experts_mlp(
         second.weight,
         second.scale,
         second.zero,
+        bias_down,
         weights,
         pairs,
         order,
@@ -145,6 +153,7 @@ def _gate_up(
     weight,
     scale,
     zero,
+    bias,
     out,
     order,
     tiles,
@@ -152,6 +161,8 @@ def _gate_up(
     inner,
     x_stride,
     PER_TOKEN: tl.constexpr,
+    ALPHA: tl.constexpr,  # 0: SiLU
+    LIMIT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
@@ -176,6 +187,8 @@ def _gate_up(
     first = tl.program_id(1) * OUTPUTS
     both = tl.arange(0, COLUMNS)
     output = first + both // 2
+    is_output = output < inner
+    own = output + both % 2 * inner
     product = multiplied(
         x,
         x_scale,
@@ -186,8 +199,8 @@ def _gate_up(
         scale,
         zero,
         expert,
-        output + both % 2 * inner,
-        output < inner,
+        own,
+        is_output,
         2 * inner,
         hidden,
         KIND,
@@ -195,8 +208,15 @@ def _gate_up(
         STEP,
         INTERPRETED,
     )
+    if bias is not None:
+        product += tl.load(bias + expert * (2 * inner) + own, is_output, 0.0).to(tl.float32)[None, :]
     gate, up = tl.split(tl.reshape(product, (ROWS, OUTPUTS, 2)))
-    result = gate / (1 + tl.exp(-gate)) * up
+    if ALPHA > 0:  # by `where`, as a minimum of NaN would be a number
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        result = (up + 1) * gate / (1 + tl.exp(-gate * ALPHA))
+    else:
+        result = gate / (1 + tl.exp(-gate)) * up
     column = first + tl.arange(0, OUTPUTS)
     out_at = out + row.to(tl.int64)[:, None] * inner + column[None, :]
     tl.store(out_at, result.to(out.dtype.element_ty), is_row[:, None] & (column < inner)[None, :])
@@ -209,6 +229,7 @@ def _down(
     weight,
     scale,
     zero,
+    bias,
     shares,
     out,
     order,
@@ -252,6 +273,8 @@ def _down(
         STEP,
         INTERPRETED,
     )
+    if bias is not None:
+        result += tl.load(bias + expert * hidden + column, is_column, 0.0).to(tl.float32)[None, :]
     pair = tl.load(order + row, is_row, 0).to(tl.int64)
     result *= tl.load(shares + pair, is_row, 0.0)[:, None]
     out_at = out + pair[:, None] * hidden + column[None, :]

@@ -32,6 +32,7 @@ from engine.kernels.triton.rows import RowInputs, RowWords, enter, leave
 from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
 from engine.kernels.triton.silu import gated_fp8, silu_mul
 from engine.kernels.triton.sum_ranks import sum_add_norm
+from engine.models.experts_config import Clamp
 from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
 from engine.models.matrix_stack import MatrixStack
 from tests.engine.support.compiled_kernels import compiled, name_of
@@ -66,12 +67,14 @@ def prompts_by_tma(kv_dtype: torch.dtype, heads: Heads, tile: tuple[int, int], w
     extend_tma(query, pages, *rows, tile=tile, scale=1.0, window=window, kv_scales=(1.0, 1.0))
 
 
-def experts(num_tokens: int) -> None:
-    """Launch the expert kernels with as many experts as Qwen3-30B-A3B has, but small ones."""
+def experts(num_tokens: int, clamp: Clamp | None = None) -> None:
+    """Launch the expert kernels with as many experts as Qwen3-30B-A3B has, but small ones: with biases if clamped."""
     hidden, inner, num_experts, per_token = 256, 128, 128, 8
     gate_up, down = torch.zeros(num_experts, 2 * inner, hidden), torch.zeros(num_experts, hidden, inner)
     chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden)
-    experts_mlp(x.to(BRAIN), chosen, torch.zeros(num_tokens, per_token), gate_up.to(BRAIN), down.to(BRAIN), 0)
+    given = x.to(BRAIN), chosen, torch.zeros(num_tokens, per_token), gate_up.to(BRAIN), down.to(BRAIN), 0
+    biases = None if clamp is None else (gate_up[..., 0].to(BRAIN), down[..., 0].to(BRAIN))
+    experts_mlp(*given, biases, clamp)
 
 
 def quantized_experts(kind: Callable[[nn.Linear], QuantizedLinear], num_tokens: int, dtype: torch.dtype) -> None:
@@ -185,6 +188,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(prompts_by_tma, FP8, Heads(4, 2, 128), (64, 3), 100),
         partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True),
         *(partial(experts, num_tokens) for num_tokens in (16, 512, 2048)),
+        partial(experts, 16, Clamp(1.702, 7.0)),
         *(partial(quantized_experts, kind, num_tokens, BRAIN) for kind in KINDS for num_tokens in (16, 1024)),
         partial(quantized_experts, Fp8BlockLinear, 128, BRAIN),
         partial(int4, 16, BRAIN),

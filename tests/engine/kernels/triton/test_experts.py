@@ -12,6 +12,7 @@ from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.grouped_gemm import experts_mlp as triton_mlp
 from engine.kernels.triton.route import route as triton_route
 from engine.models.experts import experts_mlp, route
+from engine.models.experts_config import Clamp
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXPERTS, HIDDEN, INNER = 5, 40, 24
@@ -68,6 +69,22 @@ def test_experts_of_half_the_width(dtype: torch.dtype) -> None:
     result = triton_mlp(x, chosen, weights, gate_up, down, 0)
     assert result.dtype == dtype
     torch.testing.assert_close(result.float(), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_clamped_experts_with_biases(first: int) -> None:
+    """As gpt-oss has them: the limit cuts some gates and ups, and NaN stays NaN."""
+    x, weights, gate_up, down = inputs(9, 2)
+    biases = torch.randn(EXPERTS, 2 * INNER), torch.randn(EXPERTS, HIDDEN)
+    x[3] = torch.nan
+    held = slice(first, EXPERTS)
+    given = gate_up[held], down[held], first, (biases[0][held].contiguous(), biases[1][held].contiguous())
+    chosen, clamp = everywhere(9, 2), Clamp(1.7, 0.8)
+    chosen[3] = torch.tensor([3, 4])
+    expected = experts_mlp(x, chosen, weights, *given, clamp)
+    found = triton_mlp(x, chosen, weights, *given, clamp)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert found[3].isnan().all()
 
 
 def test_many_tokens_in_large_tiles() -> None:
