@@ -68,7 +68,7 @@ def prompts_by_tma(kv_dtype: torch.dtype, heads: Heads, tile: tuple[int, int], w
 
 
 def experts(num_tokens: int, clamp: Clamp | None = None) -> None:
-    """Launch the expert kernels with as many experts as Qwen3-30B-A3B has, but small ones: with biases if clamped."""
+    """Launch the expert kernels with as many experts as Qwen3-30B-A3B has, but small; with biases if clamped."""
     hidden, inner, num_experts, per_token = 256, 128, 128, 8
     gate_up, down = torch.zeros(num_experts, 2 * inner, hidden), torch.zeros(num_experts, hidden, inner)
     chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden)
