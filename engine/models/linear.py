@@ -268,3 +268,8 @@ class Int4Linear(QuantizedLinear):
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether a GPU has products of float8, and so makes such numbers too."""
     return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def makes_fp8(device: torch.device) -> bool:
+    """Whether kernels can round to float8 and multiply such numbers: Triton's interpreter can."""
+    return device.type != "cuda" or multiplies_fp8(device)

@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.fp8 import makes_fp8, round_rows
+from engine.kernels.triton.fp8 import round_rows
 from engine.kernels.triton.int4_gemm import MAX_BLOCK_J
-from engine.models.linear import BLOCK_INPUTS, BLOCK_OUTPUTS, Fp8BlockLinear, Int4Linear
+from engine.models.linear import BLOCK_INPUTS, BLOCK_OUTPUTS, Fp8BlockLinear, Int4Linear, makes_fp8
 from engine.models.operations import Matrices
 
 _PLAIN, _FP8, _BLOCKS, _INT4 = (tl.constexpr(kind) for kind in range(4))

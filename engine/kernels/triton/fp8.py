@@ -8,14 +8,8 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.tile import start
-from engine.models.linear import multiplies_fp8
 
 _MAX_WARPS = 32
-
-
-def makes_fp8(device: torch.device) -> bool:
-    """Whether kernels can round to float8 and multiply such numbers: Triton's interpreter can."""
-    return device.type != "cuda" or multiplies_fp8(device)
 
 
 @triton.jit
