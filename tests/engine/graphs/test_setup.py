@@ -40,7 +40,7 @@ def test_why_not_says_the_reason() -> None:
         assert reason in (why_not(*given) or "")
 
 
-def test_experts_are_recorded_quantized_and_clamped_ones_too(tmp_path: Path) -> None:
+def test_experts_are_recorded_quantized_ones_too_but_gpt_oss_keeps_its_windows(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(save_tiny("mixtral", tmp_path))
     assert facts.experts is not None
     given = EngineConfig(), backend(is_capturable=True), GPU
@@ -48,7 +48,7 @@ def test_experts_are_recorded_quantized_and_clamped_ones_too(tmp_path: Path) -> 
     quantized = replace(facts, experts=replace(facts.experts, are_quantized=True))
     assert why_not(*given, quantized) is None
     clamped = replace(facts, experts=replace(facts.experts, clamp=Clamp(1.702, 7.0)))
-    assert why_not(*given, clamped) is None
+    assert "room for more requests" in (why_not(*given, clamped) or "")
 
 
 def test_an_unknown_mode_is_refused() -> None:
