@@ -4,12 +4,14 @@
 
     t = max(W / (s bandwidth), 2 P B / (s rate)) + KV / (s bandwidth) + n g + m h
 
-W, P, B and KV are those of `benchmarks/gpu_sections/limits.py`, bandwidth and rate the maker's
-(`deployments/cli/planning/gpus.yaml`). The kernels of a step are counted on the engine's own code: n that are
-launched when the kernel before has ended, as the library's products are, and m that are launched while it runs
-(programmatic dependent launch, from compute capability 9.0 on). Three numbers are assumed, not measured: s, the
-share of the maker's rates that a kernel reaches, and g and h, what each costs beside its bytes. Nothing of this
-has run on a GPU.
+Of a mixture of experts, those are read that rows choose if all choices are as likely. W, P, B and KV are those of
+`benchmarks/gpu_sections/limits.py`, bandwidth and rate the maker's (`deployments/cli/planning/gpus.yaml`). The
+kernels of a step are counted on the engine's own code: n that are launched when the kernel before has ended, as
+the library's products are, and m that are launched while it runs (programmatic dependent launch, from compute
+capability 9.0 on). Three numbers are assumed, not measured: s, the share of the maker's rates that a kernel
+reaches, and g and h, what each costs beside its bytes. Nothing of this has run on a GPU.
+
+Behind the steps come the aims of the script for GPUs (`benchmarks/gpu_sections/aims.py`), of plain weights.
 
 With `--shared`, rows begin with so many positions that are the same. Their KV is read once for each 64 queries of
 a KV head (cascade attention), and for each row in the column "alone".
@@ -19,12 +21,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+from benchmarks.gpu_sections.aims import ATTENTION_SHARE, Aim, StepModel, aims_of
 from benchmarks.gpu_sections.launches import count_launches
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
-from benchmarks.gpu_sections.shapes import MODELS, Size
+from benchmarks.gpu_sections.shapes import MIXTURES, MODELS, Size
 from deployments.cli.planning.known import gpu_named, gpus
 from engine.kernels.triton.shared_prefixes import LEAST_SHARED
 
@@ -37,12 +42,8 @@ _EARLY_GPUS = ("h100", "h200")
 _TOGETHER = 64
 """Queries of a KV head for which what rows share is read once."""
 BATCHES = (1, 32, 128)
-
-
-def modelled(limits: Limits, rows: int, kv_tokens: int, gaps: float) -> tuple[float, float]:
-    """Return the seconds of a decode step that reads the KV of so many tokens, modelled and at least."""
-    least = limits.decode(rows, kv_tokens)
-    return least / SHARE + gaps, least
+_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+"""How a checkpoint in fp8 stores matrices; in memory, 32 outputs and 128 inputs share four bytes of scale."""
 
 
 def tokens_read(rows: int, context: int, shared: int, group: int) -> int:
@@ -53,8 +54,29 @@ def tokens_read(rows: int, context: int, shared: int, group: int) -> int:
     return rows * (context - shared) + -(-rows // most) * shared
 
 
+class Case(NamedTuple):
+    """A model and what its matrices are."""
+
+    model: str
+    weights: str
+    raw: dict[str, Any]
+    quantization: str | None
+    """How plain weights are rounded when they are loaded."""
+    weight_bytes: float
+
+
+def cases() -> Iterator[Case]:
+    """Yield dense models, plain and rounded, and mixtures of experts, plain and in fp8 blocks."""
+    for name, raw in MODELS.items():
+        yield Case(name, "bfloat16", raw, None, 2)
+        yield Case(name, "fp8", raw, "fp8", 1)
+    for name, raw in MIXTURES.items():
+        yield Case(name, "bfloat16", raw, None, 2)
+        yield Case(name, "blocks", raw | {"quantization_config": _BLOCKS}, None, 1 + 4 / (32 * 128))
+
+
 def main() -> None:
-    """Print a line for each model, kind of weights and number of rows."""
+    """Print a line for each model, kind of weights and number of rows, and one for each aim."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="h200", choices=list(gpus()))
     parser.add_argument("--context", type=int, default=1024, help="positions that each row attends to")
@@ -69,19 +91,25 @@ def main() -> None:
     print(f"{gpu.title}, modelled, with {SHARE:.0%} of its rates and {gaps}")
     title = f"{'model':14}{'weights':>9}{'rows':>6}{'kernels':>9}{'early':>7}"
     print(title + f"{'ms':>8}{'least ms':>10}{'share':>7}{'alone':>8}")
-    for name, raw in MODELS.items():
+    aims: list[tuple[str, Aim]] = []
+    for name, weights, raw, quantization, size in cases():
         group = raw["num_attention_heads"] // raw["num_key_value_heads"]
-        for weights, quantization in (("bfloat16", None), ("fp8", "fp8")):
-            limits = Limits(Size.of(raw), rates, Bytes(matrices=1 if quantization else 2))
-            counted = {count: count_launches(raw, quantization, count) for count in (1, 2)}
-            for rows in BATCHES:
-                late, early = (kind.of(raw["num_hidden_layers"]) for kind in counted[min(rows, 2)])
-                beside = late * GAP_SECONDS + early * early_gap
-                read = tokens_read(rows, given.context, given.shared, group)
-                seconds, least = modelled(limits, rows, read, beside)
-                alone, _ = modelled(limits, rows, rows * given.context, beside)
-                figures = f"{1e3 * seconds:>8.2f}{1e3 * least:>10.2f}{least / seconds:>7.0%}{1e3 * alone:>8.2f}"
-                print(f"{name:14}{weights:>9}{rows:>6}{late + early:>9}{early:>7}{figures}")
+        limits = Limits(Size.of(raw), rates, Bytes(matrices=size))
+        counted = count_launches(raw, quantization, 1), count_launches(raw, quantization, 2)
+        steps = StepModel(limits, raw["num_hidden_layers"], SHARE, (GAP_SECONDS, early_gap), counted)
+        if weights == "bfloat16":
+            aims += [(name, aim) for aim in aims_of(name, steps, raw["vocab_size"], given.context)]
+        for rows in BATCHES:
+            late, early = (kind.of(steps.num_layers) for kind in counted[rows > 1])
+            read = tokens_read(rows, given.context, given.shared, group)
+            seconds, alone = steps.decode(rows, read), steps.decode(rows, rows * given.context)
+            least = limits.decode(rows, read)
+            figures = f"{1e3 * seconds:>8.2f}{1e3 * least:>10.2f}{least / seconds:>7.0%}{1e3 * alone:>8.2f}"
+            print(f"{name:14}{weights:>9}{rows:>6}{late + early:>9}{early:>7}{figures}")
+    print(f"\naims, with {ATTENTION_SHARE:.0%} of the rate in attention to prompts, and the host never waited for")
+    for name, aim in aims:
+        bound = f"at {'most' if aim.is_cost else 'least'} {aim.wanted:.0%}"
+        print(f"{name:14}{aim.what:>24}{aim.modelled:>8.1%}  {bound}{'' if aim.is_met else ', NOT REACHED'}")
 
 
 if __name__ == "__main__":

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from benchmarks.gpu_sections.limits import Rates
 from benchmarks.gpu_sections.messages import Measurement
+from benchmarks.gpu_sections.random_model import draw
 from benchmarks.gpu_sections.timing import recorded_seconds_of
 from engine.models.experts import experts_mlp
-
-_MOST = 0.04
-"""Largest error beside a size of 1: sums are float32, and operands, what is between and results bfloat16."""
+from engine.models.linear import Fp8BlockLinear, Int4Linear, QuantizedLinear
+from engine.models.matrix_stack import MatrixStack
+from engine.models.operations import Matrices
 
 
 class _Mixture(NamedTuple):
@@ -28,43 +30,82 @@ class _Mixture(NamedTuple):
 
 _QWEN3_30B = _Mixture(128, 8, 2048, 768, (1, 8, 64, 700, 4096))
 _TINY = _Mixture(6, 2, 48, 40, (1, 9))
+_TINY_QUANTIZED = _Mixture(4, 2, 128, 128, (3,))
+
+
+class _Kind(NamedTuple):
+    """How matrices are stored."""
+
+    name: str
+    layer: Callable[[nn.Linear], QuantizedLinear] | None
+    """None: plain bfloat16."""
+    weight_bytes: float
+    """Bytes of a weight, with its part of scales and zero points."""
+    speed: int
+    """Products in the time of one of bfloat16."""
+    most: float
+    """Largest error beside a size of 1: sums are float32, and operands, what is between and results bfloat16. What
+    is between may be rounded to a neighbouring number of eight bits, too.
+    """
+
+
+_KINDS = (
+    _Kind("", None, 2, 1, 0.04),
+    _Kind(" in fp8 blocks", Fp8BlockLinear, 1 + 4 / (32 * 128), 2, 0.12),
+    _Kind(" in int4", partial(Int4Linear, group_size=128), 0.5 + 5 / 128, 1, 0.04),
+)
 
 
 def experts(device: torch.device, rates: Rates, is_tiny: bool) -> Iterator[Measurement]:
-    """A line for each batch, of a layer of Qwen3-30B-A3B. Each token goes to experts drawn at random."""
+    """A line for each batch, of a layer of Qwen3-30B-A3B, plain and quantized. Each token goes to experts drawn at
+    random.
+    """
+    for kind in _KINDS:
+        tiny = _TINY if kind.layer is None else _TINY_QUANTIZED
+        yield from _of_kind(kind, tiny if is_tiny else _QWEN3_30B, device, rates)
+
+
+def _of_kind(kind: _Kind, mixture: _Mixture, device: torch.device, rates: Rates) -> Iterator[Measurement]:
     from engine.kernels.triton import grouped_gemm
 
-    mixture = _TINY if is_tiny else _QWEN3_30B
     generator = torch.Generator(device).manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        """Products with rows of these are around 1."""
-        values = torch.randn(shape, generator=generator, device=device)
-        values /= shape[-1] ** 0.5
-        return values.to(torch.bfloat16)
-
-    gate_up = random(mixture.num_experts, 2 * mixture.inner, mixture.hidden)
-    down = random(mixture.num_experts, mixture.hidden, mixture.inner)
+    gate_up = _drawn(kind, mixture.num_experts, 2 * mixture.inner, mixture.hidden, generator)
+    down = _drawn(kind, mixture.num_experts, mixture.hidden, mixture.inner, generator)
+    right = [matrices.float() if isinstance(matrices, torch.Tensor) else matrices for matrices in (gate_up, down)]
     for tokens in mixture.tokens:
-        x = random(tokens, mixture.hidden) * mixture.hidden**0.5
+        x = torch.randn(tokens, mixture.hidden, generator=generator, device=device).to(torch.bfloat16)
         logits = torch.randn(tokens, mixture.num_experts, generator=generator, device=device)
         shares, chosen = logits.softmax(-1).topk(mixture.per_token)
         shares /= shares.sum(-1, keepdim=True)
-        expected = experts_mlp(x.float(), chosen, shares, gate_up.float(), down.float(), 0)
-        found = grouped_gemm.experts_mlp(x, chosen, shares, gate_up, down, 0)
-        off = (found.float() - expected).abs() / expected.abs().clamp(min=1)
-        error = float(off.nan_to_num(nan=torch.inf).max())
+        expected = experts_mlp(x.float(), chosen, shares, right[0], right[1], 0)
         call = partial(grouped_gemm.experts_mlp, x, chosen, shares, gate_up, down, 0)
+        off = (call().float() - expected).abs() / expected.abs().clamp(min=1)
+        error = float(off.nan_to_num(nan=torch.inf).max())
         seconds = recorded_seconds_of([call], device)  # Its weights are more than any cache holds.
         weights = 3 * mixture.hidden * mixture.inner
-        reading = len(chosen.unique()) * weights * x.element_size() / rates.bandwidth
-        limit = max(reading, 2 * chosen.numel() * weights / rates.matmul)
+        reading = len(chosen.unique()) * weights * kind.weight_bytes / rates.bandwidth
+        limit = max(reading, 2 * chosen.numel() * weights / (kind.speed * rates.matmul))
         yield Measurement(
-            f"experts, {tokens} token{'s' * (tokens > 1)}",
+            f"experts{kind.name}, {tokens} token{'s' * (tokens > 1)}",
             by="triton",
             ms=1000 * seconds,
             limit_share=limit / seconds,
-            passed=error <= _MOST,
+            passed=error <= kind.most,
             error=error,
-            note=f"{mixture.per_token} of {mixture.num_experts}; error {error:.4f}, at most {_MOST}",
+            note=f"{mixture.per_token} of {mixture.num_experts}; error {error:.4f}, at most {kind.most}",
         )
+
+
+def _drawn(kind: _Kind, count: int, outputs: int, inputs: int, generator: torch.Generator) -> Matrices:
+    """Return the matrices of all experts. Products with rows of deviation 1 have that deviation."""
+    device = generator.device
+    if kind.layer is None:
+        values = torch.randn(count, outputs, inputs, generator=generator, device=device)
+        values /= inputs**0.5
+        return values.to(torch.bfloat16)
+    with torch.device("meta"):
+        layers = [kind.layer(nn.Linear(inputs, outputs, bias=False)) for _ in range(count)]
+    stack = MatrixStack(layers, torch.bfloat16, device)
+    for layer in layers:
+        draw(layer, generator)
+    return stack

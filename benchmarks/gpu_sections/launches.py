@@ -21,11 +21,14 @@ from benchmarks.gpu_sections.random_model import load_engine
 from engine.graphs.step_graphs import DecodeSize
 
 _TOY: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 128,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 32,
     "vocab_size": 64,
     "max_position_embeddings": 64,
 }
@@ -79,7 +82,7 @@ def _names(raw: Mapping[str, Any], quantization: str | None, rows: int) -> tuple
     from engine.kernels.triton import rows as row_kernels
     from engine.kernels.triton.fp8 import round_rows
     from engine.models.decoder import Decoder
-    from engine.models.linear import Fp8Linear, Rounded
+    from engine.models.linear import BLOCK_INPUTS, Fp8BlockLinear, Fp8Linear, Rounded
     from engine.models.operations import Rotary
     from engine.models.triton_operations import TritonOperations
     from engine.sampling.graph_chooser import triton_graph_chooser
@@ -92,6 +95,13 @@ def _names(raw: Mapping[str, Any], quantization: str | None, rows: int) -> tuple
         if not isinstance(x, Rounded):
             x = Rounded(*round_rows(x), x.dtype)
         names["_scaled_mm"] += 1
+        return torch.empty(len(x.numbers), layer.out_features, dtype=x.dtype)
+
+    def multiply_blocks(layer: Fp8BlockLinear, x: torch.Tensor | Rounded) -> torch.Tensor:
+        """The same by a kernel of our own, for few rows or for many."""
+        if not isinstance(x, Rounded):
+            x = Rounded(*round_rows(x, BLOCK_INPUTS), x.dtype)
+        early["_block_gemm"] += 1
         return torch.empty(len(x.numbers), layer.out_features, dtype=x.dtype)
 
     def note(kernel: Any, *args: Any, **options: Any) -> None:
@@ -110,7 +120,11 @@ def _names(raw: Mapping[str, Any], quantization: str | None, rows: int) -> tuple
     graphs = runner.add_graphs(rows, lambda work: work)
     graphs._choose, graphs._rows.kernels = triton_graph_chooser(runner.device), row_kernels
     graphs._choose_all(rows)  # What it keeps between steps is made now.
-    with patch.object(InterpretedFunction, "run", note), patch.object(Fp8Linear, "forward", multiply):
+    with (
+        patch.object(InterpretedFunction, "run", note),
+        patch.object(Fp8Linear, "forward", multiply),
+        patch.object(Fp8BlockLinear, "forward", multiply_blocks),
+    ):
         names.clear()
         early.clear()
         with _Counting(names):

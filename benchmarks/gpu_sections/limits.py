@@ -3,8 +3,9 @@
     decode    t = max(W / bandwidth, 2 P B / rate) + KV / bandwidth
     prefill   t = (2 P n + 4 A (1 + 2 + ... + n)) / rate, at least W / bandwidth
 
-W bytes of weights that are read, P their number, B rows, KV bytes of keys and values that are read, n tokens, A
-query heads times their size over all layers. Both rates are measured in the same run: a share is of this machine.
+W bytes of weights that are read, P those that a token is multiplied with, B rows, KV bytes of keys and values that
+are read, n tokens, A query heads times their size over all layers. Both rates are measured in the same run: a
+share is of this machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Rates:
 class Bytes(NamedTuple):
     """Bytes of one number."""
 
-    matrices: int = 2
+    matrices: float = 2
     """In the layers' matrices."""
     head: int = 2
     """In the output projection."""
@@ -46,8 +47,8 @@ class Limits:
 
     def decode(self, rows: int, kv_tokens: float) -> float:
         """A step that decodes `rows` tokens, which attend to `kv_tokens` positions in all."""
-        weights = self.size.matrices + self.size.head
-        weight_bytes = self.size.matrices * self.bytes.matrices + self.size.head * self.bytes.head
+        weights = self.size.multiplied + self.size.head
+        weight_bytes = self.size.read(rows) * self.bytes.matrices + self.size.head * self.bytes.head
         reading = weight_bytes / self.rates.bandwidth
         kv = kv_tokens * self.size.kv_per_token * self.bytes.kv / self.rates.bandwidth
         return max(reading, 2 * weights * rows / self.rates.matmul) + kv
@@ -55,9 +56,9 @@ class Limits:
     def prefill(self, start: int, end: int) -> float:
         """A prompt's positions `start` .. `end`, those before it being cached."""
         pairs = (end * (end + 1) - start * (start + 1)) / 2
-        operations = 2 * self.size.matrices * (end - start) + 4 * self.size.attention_width * pairs
+        operations = 2 * self.size.multiplied * (end - start) + 4 * self.size.attention_width * pairs
         kv = start * self.size.kv_per_token * self.bytes.kv / self.rates.bandwidth
-        reading = self.size.matrices * self.bytes.matrices / self.rates.bandwidth
+        reading = self.size.read(end - start) * self.bytes.matrices / self.rates.bandwidth
         return max(operations / self.rates.matmul, reading) + kv
 
     def offline(self, prompts: Sequence[int], outputs: Sequence[int]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +13,11 @@ import torch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.loading.load_model import load_model
+from engine.loading.weights import allocate, plan_loading
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.linear import Fp8Linear
+from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
+from engine.parallel.collective import ALONE
 from engine.runner.model_runner import ModelRunner
 
 
@@ -34,28 +37,42 @@ def random_decoder(
     directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, fp8: bool = False, **_: Any
 ) -> Decoder:
     """A decoder whose activations stay about 1 in size, whatever its shape; the same one in every run. With `fp8`
-    the layers' matrices are rounded to eight bits.
+    the layers' matrices are rounded to eight bits; those that `config` says are quantized are drawn so.
 
     Matrices are drawn with a deviation of inputs ** -0.5, so that each keeps the size of what it gets, which a
     norm has brought to 1; what layers add to the stream grows with the root of their number.
     """
-    with torch.device("meta"):
-        decoder = Decoder(config)
+    decoder, _targets, _groups = plan_loading(config, ALONE, (), config.weight_format)
+    allocate(decoder, partial(torch.empty, device=device), dtype)
     generator = torch.Generator(device).manual_seed(0)
     for module in decoder.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            weight = torch.empty(parameter.shape, dtype=dtype, device=device)
             if parameter.ndim > 1 and "norm" not in name:
-                weight.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
             else:
-                weight.fill_(0.0 if name == "bias" else 1.0)
-            setattr(module, name, torch.nn.Parameter(weight, requires_grad=False))
+                parameter.fill_(0.0 if name == "bias" else 1.0)
+        if isinstance(module, QuantizedLinear):
+            draw(module, generator)
     if fp8:
         for module in [*decoder.layers.modules()]:
             for name, child in module.named_children():
                 if isinstance(child, torch.nn.Linear):
                     setattr(module, name, _rounded(child, device))
     return decoder.eval()
+
+
+def draw(layer: QuantizedLinear, generator: torch.Generator) -> None:
+    """Draw a matrix of a deviation of inputs ** -0.5. Codes of four bits are -8 to 7, of a deviation of 4.6."""
+    deviation = layer.in_features**-0.5
+    if isinstance(layer, Int4Linear):
+        layer.packed.random_(generator=generator)
+        layer.scales.fill_(deviation / 4.6)
+        layer.zeros.fill_(8)
+    else:
+        assert isinstance(layer, Fp8Linear | Fp8BlockLinear)
+        numbers = torch.empty(layer.weight.shape, device=layer.weight.device)
+        layer.weight.copy_(numbers.normal_(generator=generator))
+        layer.scale.fill_(deviation)
 
 
 def _rounded(plain: torch.nn.Linear, device: torch.device) -> Fp8Linear:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -64,6 +64,26 @@ MODELS: Mapping[str, dict[str, Any]] = MappingProxyType(
         },
     }
 )
+MIXTURES: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "qwen3-30b-a3b": _QWEN3
+        | {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": False,
+        }
+    }
+)
+"""Mixtures of experts, which are modelled and not measured."""
 SMALL: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "check": MODELS["qwen3-0.6b"] | {"num_hidden_layers": 4, "vocab_size": 16_384},
@@ -88,7 +108,7 @@ class Size:
     """What a model makes the device read and compute, in numbers (not bytes) and operations."""
 
     matrices: int
-    """Weights of all layers' matrices."""
+    """Weights of all layers' matrices, but for experts."""
     head: int
     """Weights of the output projection, which a prompt needs once and a decode for each token."""
     table: int
@@ -97,19 +117,39 @@ class Size:
     """Query heads times their size, over all layers."""
     kv_per_token: int
     """Keys and values of a token, over all layers."""
+    experts: int = 0
+    """Weights of all experts, over all layers."""
+    used: float = 0.0
+    """The share of them that a token is multiplied with."""
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Size:
         """Compute the size from a config.json."""
         layers, hidden, head_dim = raw["num_hidden_layers"], raw["hidden_size"], raw["head_dim"]
         queries, keys = raw["num_attention_heads"] * head_dim, raw["num_key_value_heads"] * head_dim
-        layer = hidden * (2 * queries + 2 * keys + 3 * raw["intermediate_size"])
+        num_experts = raw.get("num_experts", 0)
+        inner = 0 if num_experts else raw["intermediate_size"]
+        layer = hidden * (2 * queries + 2 * keys + 3 * inner)
         table = raw["vocab_size"] * hidden
-        return cls(
+        size = cls(
             layers * layer, table, 0 if raw["tie_word_embeddings"] else table, layers * queries, 2 * layers * keys
         )
+        if not num_experts:
+            return size
+        experts = 3 * layers * num_experts * hidden * raw["moe_intermediate_size"]
+        return replace(size, experts=experts, used=raw["num_experts_per_tok"] / num_experts)
 
     @property
     def weights(self) -> int:
         """Number of all weights."""
-        return self.matrices + self.head + self.table
+        return self.matrices + self.experts + self.head + self.table
+
+    @property
+    def multiplied(self) -> float:
+        """Number of the layers' weights that a token is multiplied with."""
+        return self.matrices + self.experts * self.used
+
+    def read(self, tokens: float) -> float:
+        """Number of the layers' weights that a step of so many tokens reads, if they choose experts at random."""
+        unread: float = (1.0 - self.used) ** tokens
+        return self.matrices + self.experts * (1 - unread)

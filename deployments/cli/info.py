@@ -117,8 +117,8 @@ def _kind(facts: ModelConfig, dtype: str) -> str:
         return f"{dtype}; experts are widened from MXFP4" if is_widened else dtype
     if not stored.is_kept:
         return f"{dtype}, widened from {stored.name}"
-    apart = "; experts are computed one after another" if experts is not None and experts.are_apart else ""
-    return f"{stored.name} and {dtype}{apart}"
+    is_mixture = experts is not None and experts.are_quantized
+    return f"{stored.name} and {dtype}{'; CPUs compute experts one after another' if is_mixture else ''}"
 
 
 def _states(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str:

@@ -19,6 +19,8 @@ from engine.models.config import ModelConfig
 logger = logging.getLogger(__name__)
 
 _NODES_PER_LAYER = 12
+_NODES_OF_EXPERTS = 12
+"""The router, the choice of experts and the kernels of a mixture, beside the layer's."""
 _NODES_BESIDE = 40
 _NODE_BYTES = 16 * 1024
 """Driver memory per kernel of a graph: a safe estimate, logged beside the actual amount."""
@@ -101,10 +103,13 @@ def graph_bytes(
 
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     layer = 5 * model.hidden_size + 2 * heads + 3 * model.intermediate_size
+    num_nodes = model.num_layers * _NODES_PER_LAYER + _NODES_BESIDE
+    if model.experts is not None:
+        layer += model.experts.per_token * (model.experts.intermediate_size + model.hidden_size)
+        num_nodes += len(model.experts.layers) * _NODES_OF_EXPERTS
     logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
     tables = 4 * (8 + -(-max_model_len // config.page_size))
-    nodes = num_graphs * (model.num_layers * _NODES_PER_LAYER + _NODES_BESIDE)
-    host = nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
+    host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
     num_tables = rows[-1] + max([0, *(size.rows for size in drafts)])
     return num_tokens * layer * element_bytes + rows[-1] * logits + num_tables * tables + host + _BYTES_BESIDE
 

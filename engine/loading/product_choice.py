@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.models.decoder import Decoder
+from engine.models.experts import Experts
 from engine.models.linear import FP8, Fp8Linear, PlainLinear, multiplies_fp8
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,11 @@ def choose(decoder: Decoder, device: torch.device, path: Path, place: str, timer
     Returns a product by our kernel for each shape that has any.
     """
     shapes: dict[Shape, list[nn.Linear | Fp8Linear]] = defaultdict(list)
+    mixtures = [module for module in decoder.modules() if isinstance(module, Experts)]
+    together = {id(layer) for mixture in mixtures for layers in mixture.matrices_apart for layer in layers}
     for module in decoder.modules():
+        if id(module) in together:
+            continue  # one launch multiplies all experts of a layer
         is_fp8 = isinstance(module, Fp8Linear) and device.type == "cuda" and multiplies_fp8(device)
         if is_fp8 or (isinstance(module, nn.Linear) and module is not decoder.lm_head):
             assert isinstance(module, nn.Linear | Fp8Linear)

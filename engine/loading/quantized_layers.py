@@ -27,6 +27,7 @@ from torch import nn
 from engine.loading.target_parts import WeightTarget
 from engine.loading.tensor_groups import FLOATS, Expected, TensorGroup
 from engine.models.errors import ModelLoadError
+from engine.models.experts import Experts
 from engine.models.formats import Fp8Format, Int4Format, Int8Format, KeptFormat, WeightFormat, is_ignored
 from engine.models.linear import (
     BLOCK_INPUTS,
@@ -85,6 +86,19 @@ def quantize_layers(
         model.set_submodule(
             name, Fp8BlockLinear(layer) if has_blocks else _quantized(layer, weights, projections[0])
         )
+    for name, module in model.named_modules():
+        if isinstance(module, Experts):
+            _check_alike(name, module)
+
+
+def _check_alike(name: str, experts: Experts) -> None:
+    """Raise ModelLoadError if only some of a layer's experts are quantized: all of them are multiplied at once."""
+    for matrices in experts.matrices_apart:
+        if len({type(matrix) for matrix in matrices}) > 1:
+            raise ModelLoadError(
+                f"config.json lists some experts of {name} as not quantized, but not all: a layer's experts are "
+                "multiplied at once, so each of their projections is quantized in all of them or in none"
+            )
 
 
 def _keeps_blocks(weights: Fp8Format, target: WeightTarget) -> bool:

@@ -247,7 +247,7 @@ def _expert(
     """Return rows of a matrix of this rank's expert at `place`; no rows if it is another rank's (None)."""
     if place is None:
         place, rows, part = 0, slice(0), (slice(0),)
-    if own.are_apart:
+    if own.are_quantized:
         return WeightTarget(f"{ours}.apart.{place}.{matrix}.weight", rows, shape, part)
     return WeightTarget(f"{ours}.{matrix}", (place, rows), shape, part)
 

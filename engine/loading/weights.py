@@ -28,6 +28,7 @@ from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
+from engine.models.experts import Experts
 from engine.models.formats import Fp8Format, KeptFormat, WeightFormat
 from engine.models.linear import QuantizedLinear
 from engine.parallel.collective import ALONE, Collective
@@ -191,17 +192,22 @@ def allocate(
     input_major: bool = False,
 ) -> None:
     """Give each parameter of a model on the meta device memory of its own, which `new` makes from its shape.
-    Those called in `wide` are float32. Quantized layers allocate theirs.
+    Those called in `wide` are float32. Quantized layers allocate theirs, a layer's experts together.
 
     `Module.to_empty` does nearly that, but imports torch's compiler.
     """
+    for module in model.modules():
+        if isinstance(module, Experts) and module.apart is not None:
+            module.allocate(dtype, new.keywords["device"])
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.is_meta:
+                continue  # an expert's, in memory that all experts share
             is_turned = input_major and isinstance(module, torch.nn.Linear) and parameter.ndim == 2
             shape = parameter.shape[::-1] if is_turned else parameter.shape
             empty = new(shape, dtype=torch.float32 if f"{path}.{name}" in wide else dtype)
             setattr(module, name, torch.nn.Parameter(empty.t() if is_turned else empty, requires_grad=False))
-        if isinstance(module, QuantizedLinear):
+        if isinstance(module, QuantizedLinear) and not list(module.buffers()):
             module.allocate(new.keywords["device"])
 
 

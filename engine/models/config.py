@@ -303,7 +303,7 @@ class ModelConfig:
 
     def _matrices_of_experts(self) -> list[tuple[int, int]]:
         experts, hidden = self.experts, self.hidden_size
-        if experts is None or not experts.are_apart:
+        if experts is None or not experts.are_quantized:
             return []
         inner = experts.intermediate_size
         return [(2 * inner, hidden), (hidden, inner)] * (len(experts.layers) * len(experts.held))
@@ -350,7 +350,7 @@ def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
 def _stored_experts(
     experts: ExpertsConfig | None, stored: WeightFormat | None, names: WeightNames
 ) -> ExpertsConfig | None:
-    """Return the experts, apart from each other if memory holds them as their files do: quantized."""
+    """Return the experts; `are_quantized` if memory holds them as their files do."""
     if experts is None or stored is None or not stored.is_kept:
         return experts
     if names.experts.are_stacked:
@@ -359,7 +359,7 @@ def _stored_experts(
             "model with plain or MXFP4 experts"
         )
     first = f"model.layers.{min(experts.layers)}.{names.experts.block}.experts.0.{names.experts.gate}"
-    return replace(experts, are_apart=not is_ignored(stored, first))
+    return replace(experts, are_quantized=not is_ignored(stored, first))
 
 
 def _eos_token_ids(value: int | list[int] | None) -> frozenset[int]:

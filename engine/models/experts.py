@@ -9,14 +9,16 @@ A token's pairs are summed in the order its router gave them, so what else is in
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from engine.models.experts_config import Clamp, ExpertsConfig
+from engine.models.matrix_stack import MatrixStack
 from engine.models.mlp import MLP
-from engine.models.operations import Operations
+from engine.models.operations import Matrices, Operations
 from engine.models.parts import MLPConfig
 
 
@@ -25,7 +27,7 @@ class Experts(nn.Module):
 
     gate_up_proj: nn.Parameter
     down_proj: nn.Parameter
-    """The experts' stacked weights; absent where they are apart."""
+    """The experts' weights, one after the other; absent where they are quantized."""
 
     def __init__(self, config: ExpertsConfig, hidden_size: int) -> None:
         super().__init__()
@@ -37,7 +39,9 @@ class Experts(nn.Module):
         self.router_bias = nn.Parameter(torch.empty(config.num_experts)) if config.router_bias else None
         self.correction = nn.Parameter(torch.empty(config.num_experts)) if config.has_correction else None
         self.apart: nn.ModuleList | None = None
-        if config.are_apart:
+        """Each quantized expert by itself, as it is loaded."""
+        self._stacks: tuple[MatrixStack, MatrixStack] | None = None
+        if config.are_quantized:
             self.apart = nn.ModuleList(MLP(MLPConfig(inner), hidden_size) for _ in config.held)
         else:
             self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, hidden_size))
@@ -53,6 +57,18 @@ class Experts(nn.Module):
         """Its input may not be rounded: the router reads it too."""
         return 0
 
+    @property
+    def matrices_apart(self) -> tuple[list[Any], ...]:
+        """The first and the second matrices of quantized experts, as layers; nothing if experts are plain."""
+        if self.apart is None:
+            return ()
+        return [each.gate_up_proj for each in self.apart], [each.down_proj for each in self.apart]
+
+    def allocate(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate the quantized experts' weights, uninitialized. `dtype`: that of those left plain."""
+        gate_up, down = self.matrices_apart
+        self._stacks = MatrixStack(gate_up, dtype, device), MatrixStack(down, dtype, device)
+
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
         config = self._config
@@ -61,7 +77,7 @@ class Experts(nn.Module):
             chosen, weights = route_by_sigmoid(logits, config, self.correction)
         else:
             logits = F.linear(x, self.router, self.router_bias)
-            chosen, weights = route(logits, config.per_token, config.renormalizes)
+            chosen, weights = operations.route(logits, config.per_token, config.renormalizes)
         if config.scales_inputs:
             inputs = (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1)
             pairs = self._routed(inputs, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1), operations)
@@ -79,21 +95,17 @@ class Experts(nn.Module):
         self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, operations: Operations
     ) -> torch.Tensor:
         """Return each token's weighted sum of its experts' outputs."""
-        if self.apart is not None:
-            apart = list(self.apart)
-            return each_expert(
-                x, chosen, weights, self._first, len(apart), lambda expert, rows: apart[expert](rows, operations)
-            )
+        if self._stacks is not None:
+            return operations.experts(x, chosen, weights, *self._stacks, self._first)
+        biases = None
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            biases = self.gate_up_bias, self.down_bias
         matrices = self.gate_up_proj, self.down_proj
-        if self._config.clamp is None:
-            return operations.experts(x, chosen, weights, *matrices, self._first)
-        assert self.gate_up_bias is not None and self.down_bias is not None
-        biases = self.gate_up_bias, self.down_bias
-        return experts_mlp(x, chosen, weights, *matrices, self._first, biases, self._config.clamp)
+        return operations.experts(x, chosen, weights, *matrices, self._first, biases, self._config.clamp)
 
 
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Map [N, num_experts] to each token's experts, int64 [N, per_token], and their shares, float32 of that shape.
+    """Implement `engine.models.operations.Route` in torch.
 
     Ties between experts are broken as `torch.topk` breaks them. Shares stay float32 where transformers
     rounds Qwen3's to the model's type.
@@ -127,8 +139,8 @@ def experts_mlp(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Matrices,
+    down: Matrices,
     first_expert: int,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     clamp: Clamp | None = None,
@@ -137,23 +149,29 @@ def experts_mlp(
 ) -> torch.Tensor:
     """Implement `ExpertsMLP` in torch, expert by expert. Reads the tokens per expert back from the device.
 
-    biases: of `gate_up`, [E, 2 * inner], and of `down`, [E, hidden_size]
     is_gelu: whether gates go through GELU's tanh approximation in place of SiLU
     """
 
     def compute(expert: int, rows: torch.Tensor) -> torch.Tensor:
         first, second = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
-        gate, up = F.linear(rows, gate_up[expert], first).chunk(2, -1)
+        gate, up = _multiplied(rows, gate_up, expert, first).chunk(2, -1)
         if clamp is not None:
             inner = _clamped(gate, up, clamp)
         else:
             inner = (F.gelu(gate, approximate="tanh") if is_gelu else F.silu(gate)) * up
-        return F.linear(inner, down[expert], second)
+        return _multiplied(inner, down, expert, second)
 
-    return each_expert(x, chosen, weights, first_expert, len(down), compute)
+    return _each_expert(x, chosen, weights, first_expert, len(down), compute)
 
 
-def each_expert(
+def _multiplied(rows: torch.Tensor, matrices: Matrices, expert: int, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(matrices, torch.Tensor):
+        return F.linear(rows, matrices[expert], bias)
+    product: torch.Tensor = matrices.layers[expert](rows)
+    return product if bias is None else product + bias
+
+
+def _each_expert(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,

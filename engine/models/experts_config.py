@@ -53,8 +53,8 @@ class ExpertsConfig:
     """The clamped activation of experts with biases (gpt-oss); None: SiLU, without biases."""
     are_beside: bool = False
     """Whether they are beside a layer's MLP, with norms of their own and gates by GELU (Gemma 4)."""
-    are_apart: bool = False
-    """Whether each expert is by itself in memory, as its matrices are quantized; else a layer's are stacked."""
+    are_quantized: bool = False
+    """Whether memory holds their matrices quantized, as files do (`engine/models/formats.py`)."""
     is_mxfp4: bool = False
     """Whether files hold experts in four bits (`engine/loading/mxfp4.py`), from which they are widened."""
 

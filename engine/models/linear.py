@@ -101,17 +101,32 @@ class PlainLinear(nn.Module):
         return multiply(x, self.weight, self.bias, self.few_rows)
 
 
+class BufferShape(NamedTuple):
+    """The shape and the type of a buffer."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class QuantizedLinear(nn.Module):
-    """A linear layer with scaled weights. It holds only the bias until `allocate` makes its buffers."""
+    """A linear layer with scaled weights. It holds only the bias until `allocate`, or the stack of matrices that
+    it is one of (`engine.models.matrix_stack`), makes its buffers.
+    """
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.bias = plain.bias
 
+    @property
+    def buffers_needed(self) -> dict[str, BufferShape]:
+        """The buffers by name."""
+        raise NotImplementedError
+
     def allocate(self, device: torch.device) -> None:
         """Allocate the buffers, uninitialized."""
-        raise NotImplementedError
+        for name, (shape, dtype) in self.buffers_needed.items():
+            self.register_buffer(name, torch.empty(shape, dtype=dtype, device=device))
 
 
 class Fp8Linear(QuantizedLinear):
@@ -122,11 +137,13 @@ class Fp8Linear(QuantizedLinear):
     few_rows: frozenset[int] = frozenset()
     """As `PlainLinear.few_rows`."""
 
-    def allocate(self, device: torch.device) -> None:
-        """Allocate the buffers, uninitialized."""
-        weight = torch.empty(self.out_features, self.in_features, dtype=FP8, device=device)
-        self.register_buffer("weight", weight)
-        self.register_buffer("scale", torch.empty(self.out_features, dtype=torch.float32, device=device))
+    @property
+    def buffers_needed(self) -> dict[str, BufferShape]:
+        """The buffers by name."""
+        return {
+            "weight": BufferShape((self.out_features, self.in_features), FP8),
+            "scale": BufferShape((self.out_features,), torch.float32),
+        }
 
     def put(self, rows: slice, values: torch.Tensor) -> None:
         """Round plain numbers [rows, in] and store them in these rows."""
@@ -169,12 +186,14 @@ class Fp8BlockLinear(QuantizedLinear):
     weight: torch.Tensor
     scale: torch.Tensor
 
-    def allocate(self, device: torch.device) -> None:
-        """Allocate the buffers, uninitialized."""
-        weight = torch.empty(self.out_features, self.in_features, dtype=FP8, device=device)
-        self.register_buffer("weight", weight)
-        shape = self.out_features // BLOCK_OUTPUTS, self.in_features // BLOCK_INPUTS
-        self.register_buffer("scale", torch.empty(shape, dtype=torch.float32, device=device))
+    @property
+    def buffers_needed(self) -> dict[str, BufferShape]:
+        """The buffers by name."""
+        blocks = self.out_features // BLOCK_OUTPUTS, self.in_features // BLOCK_INPUTS
+        return {
+            "weight": BufferShape((self.out_features, self.in_features), FP8),
+            "scale": BufferShape(blocks, torch.float32),
+        }
 
     def dequantized(self) -> torch.Tensor:
         """Return the weights as float32 [out, in]."""
@@ -213,13 +232,15 @@ class Int4Linear(QuantizedLinear):
         super().__init__(plain)
         self.group_size = group_size
 
-    def allocate(self, device: torch.device) -> None:
-        """Allocate the buffers, uninitialized."""
+    @property
+    def buffers_needed(self) -> dict[str, BufferShape]:
+        """The buffers by name."""
         groups = self.in_features // self.group_size, self.out_features
-        codes = self.out_features, self.in_features // 2
-        self.register_buffer("packed", torch.empty(codes, dtype=torch.uint8, device=device))
-        self.register_buffer("scales", torch.empty(groups, dtype=torch.float32, device=device))
-        self.register_buffer("zeros", torch.empty(groups, dtype=torch.uint8, device=device))
+        return {
+            "packed": BufferShape((self.out_features, self.in_features // 2), torch.uint8),
+            "scales": BufferShape(groups, torch.float32),
+            "zeros": BufferShape(groups, torch.uint8),
+        }
 
     def put(self, rows: slice, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> None:
         """Pack uint8 codes [rows, in] into these rows; scales and zeros are [in / group, rows]."""
@@ -247,3 +268,8 @@ class Int4Linear(QuantizedLinear):
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether a GPU has products of float8, and so makes such numbers too."""
     return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def makes_fp8(device: torch.device) -> bool:
+    """Whether kernels can round to float8 and multiply such numbers: Triton's interpreter can."""
+    return device.type != "cuda" or multiplies_fp8(device)

@@ -12,8 +12,13 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.models.experts_config import Clamp
 from engine.models.linear import Rounded
+from engine.models.matrix_stack import MatrixStack
 from engine.models.rope import RopeConfig
+
+Matrices = torch.Tensor | MatrixStack
+"""The matrices of a layer's experts: plain numbers [E, outputs, inputs], or of some kind of linear layer."""
 
 
 class Operations(Protocol):
@@ -71,9 +76,25 @@ class Operations(Protocol):
         ...
 
     @property
+    def route(self) -> Route:
+        """The function that chooses each token's experts."""
+        ...
+
+    @property
     def experts(self) -> ExpertsMLP:
         """The function that computes a mixture of experts."""
         ...
+
+
+class Route(Protocol):
+    """Chooses experts by a softmax: in torch in `experts.py`, in Triton in `kernels/triton/route.py`."""
+
+    def __call__(
+        self, logits: torch.Tensor, per_token: int, renormalizes: bool, /
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map [N, num_experts] to each token's experts, int64 [N, per_token], the most likely first, and their
+        shares, float32 of that shape, which sum up to one if it `renormalizes`.
+        """
 
 
 class ExpertsMLP(Protocol):
@@ -84,16 +105,20 @@ class ExpertsMLP(Protocol):
         x: torch.Tensor,
         chosen: torch.Tensor,
         weights: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         first_expert: int,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        clamp: Clamp | None = None,
         /,
     ) -> torch.Tensor:
         """Map `x` [N, hidden_size] to each token's weighted sum of its experts' outputs, of the same shape.
 
         chosen: int64 [N, k], each token's experts; weights: float32 [N, k], their shares
-        gate_up: [E, 2 * inner, hidden_size], gate rows first; down: [E, hidden_size, inner]: the weights of the
+        gate_up: of [2 * inner, hidden_size], gate rows first; down: of [hidden_size, inner]: the weights of the
             experts from `first_expert` on; experts that are not among them contribute zero
+        biases: of `gate_up`, [E, 2 * inner], and of `down`, [E, hidden_size]
+        clamp: the activation in place of SiLU
         """
 
 

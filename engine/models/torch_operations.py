@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales, store_kv
-from engine.models.experts import experts_mlp
+from engine.models.experts import experts_mlp, route
 from engine.models.linear import Rounded
 from engine.models.operations import Rotary
 
@@ -15,6 +15,7 @@ from engine.models.operations import Rotary
 class TorchOperations:
     """Implements `Operations`."""
 
+    route = staticmethod(route)
     experts = staticmethod(experts_mlp)
 
     def __init__(self, rotary: Rotary, batch: AttentionBatch) -> None:

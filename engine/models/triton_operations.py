@@ -9,14 +9,16 @@ from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
+from engine.kernels.triton.route import route
 from engine.kernels.triton.silu import gated_fp8, gelu_mul, silu_mul
-from engine.models.linear import Rounded, multiplies_fp8
+from engine.models.linear import Rounded, makes_fp8
 from engine.models.operations import Rotary
 
 
 class TritonOperations:
     """Implements `Operations`; computes in float32 between reading and writing."""
 
+    route = staticmethod(route)
     experts = staticmethod(experts_mlp)
 
     def __init__(self, rotary: Rotary, batch: AttentionBatch) -> None:
@@ -33,7 +35,7 @@ class TritonOperations:
         self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float, inputs: int
     ) -> tuple[torch.Tensor, Rounded]:
         """Implement `Operations`; `x` is overwritten."""
-        if not _makes_fp8(x.device):
+        if not makes_fp8(x.device):
             return x, Rounded.of(add_norm(x, branch, weight, eps), inputs)
         return x, Rounded(*add_norm_fp8(x, branch, weight, eps, inputs), x.dtype)
 
@@ -66,11 +68,6 @@ class TritonOperations:
 
     def gated_fp8(self, gate_up: torch.Tensor, inputs: int, *, is_gelu: bool) -> Rounded:
         """Implement `Operations`."""
-        if not _makes_fp8(gate_up.device):
+        if not makes_fp8(gate_up.device):
             return Rounded.of(gelu_mul(gate_up) if is_gelu else silu_mul(gate_up), inputs)
         return Rounded(*gated_fp8(gate_up, inputs, is_gelu=is_gelu), gate_up.dtype)
-
-
-def _makes_fp8(device: torch.device) -> bool:
-    """Whether kernels can round to float8: Triton's interpreter can."""
-    return device.type != "cuda" or multiplies_fp8(device)

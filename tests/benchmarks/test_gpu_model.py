@@ -24,7 +24,8 @@ def test_steps_are_modelled_by_the_kernels_that_the_engine_launches() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    steps, _, aims = done.stdout.partition("\naims")
+    rows = [line.split() for line in steps.splitlines()[2:]]
     kernels = {(model, weights, at): int(count) for model, weights, at, count, *_ in rows}
     assert kernels["llama-3.1-8b", "bfloat16", "1"] == 32 * 9 + 12
     assert kernels["llama-3.1-8b", "fp8", "1"] == 32 * 10 + 12
@@ -35,6 +36,21 @@ def test_steps_are_modelled_by_the_kernels_that_the_engine_launches() -> None:
         assert float(ms) == pytest.approx(float(least) / 0.9 + beside, abs=0.01)
         assert alone == ms, "nothing is shared"
         assert float(share.rstrip("%")) == pytest.approx(100 * float(least) / float(ms), abs=3)
+    assert kernels["qwen3-30b-a3b", "blocks", "1"] - kernels["qwen3-30b-a3b", "bfloat16", "1"] == 48 * 3
+    experts, rest = 3 * 48 * 128 * 2048 * 768, 48 * 2048 * (2 * 4096 + 2 * 512)
+    for at, used in (("1", 8 / 128), ("128", 1 - (120 / 128) ** 128)):
+        [mixture] = [row for row in rows if row[:3] == ["qwen3-30b-a3b", "blocks", at]]
+        weight_bytes = (experts * used + rest) * (1 + 1 / 1024) + 2 * 151_936 * 2048
+        kv_bytes = int(at) * 1000 * 48 * 2 * 4 * 128 * 2
+        assert float(mixture[6]) == pytest.approx((weight_bytes + kv_bytes) / 4.8e9, rel=0.01)
+    modelled = {tuple(line.split("%")[0].split(maxsplit=1)) for line in aims.splitlines()[1:]}
+    told = {(model, what.rpartition(" ")[0].strip()): float(what.rpartition(" ")[2]) for model, what in modelled}
+    for at, name in (("1", "1 row"), ("32", "32 rows"), ("128", "128 rows")):
+        [step] = [row for row in rows if row[:3] == ["llama-3.1-8b", "bfloat16", at]]
+        assert told["llama-3.1-8b", f"decode, {name}"] == pytest.approx(float(step[7].rstrip("%")), abs=0.5)
+    assert told["llama-3.1-8b", "prefill, 32768"] < told["llama-3.1-8b", "prefill, 1024"] < 90
+    assert 60 < told["qwen3-0.6b", "offline, 256 requests"] < 90
+    assert 0 < told["llama-3.1-8b", "top-p, 1 rows"] < told["llama-3.1-8b", "top-p, 128 rows"] < 5
     eight_b = [row for row in rows if row[:3] == ["llama-3.1-8b", "bfloat16", "1"]]
     weight_bytes, kv_bytes = 2 * 7.504e9, 1000 * 32 * 2 * 8 * 128 * 2
     assert float(eight_b[0][6]) == pytest.approx((weight_bytes + kv_bytes) / 4.8e9, rel=0.01)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.tile import start
 
 _BLOCK = 1024  # Pairs examined at once.
 
@@ -53,12 +54,13 @@ def expert_tiles(
 
 
 @triton.jit(do_not_specialize=["num_pairs", "first_expert"])
-def _count(chosen, counts, num_pairs, first_expert, BLOCK: tl.constexpr):
+def _count(chosen, counts, num_pairs, first_expert, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Count the pairs of this program's expert."""
+    start(PDL)
     expert = tl.program_id(0)
     total = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, num_pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
+    for begin in range(0, num_pairs, BLOCK):
+        pair = begin + tl.arange(0, BLOCK)
         total += (tl.load(chosen + pair, pair < num_pairs, -1) == first_expert + expert).to(tl.int32)
     tl.store(counts + expert, tl.sum(total))
 
@@ -76,8 +78,10 @@ def _place(
     TILE: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Write the part of `order` and `tiles` of this program's expert, after those of the experts before it."""
+    start(PDL)
     expert = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     count = tl.load(counts + experts, experts < num_experts, 0)
@@ -87,14 +91,14 @@ def _place(
     tile = tl.sum(tl.where(experts < expert, tiles_of, 0))
     last = tile + tl.sum(tl.where(experts == expert, tiles_of, 0))
     stop = tl.where(expert == num_experts - 1, num_tiles, last)  # The last expert marks the unused tiles.
-    for start in range(tile, stop, BLOCK):
-        at = start + tl.arange(0, BLOCK)
+    for begin in range(tile, stop, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
         first = row + (at - tile) * TILE
         tl.store(tiles + at * 3, tl.where(at < last, expert, -1), at < stop)
         tl.store(tiles + at * 3 + 1, first, at < stop)
         tl.store(tiles + at * 3 + 2, tl.minimum(first + TILE, end), at < stop)
-    for start in range(0, num_pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
+    for begin in range(0, num_pairs, BLOCK):
+        pair = begin + tl.arange(0, BLOCK)
         is_mine = (tl.load(chosen + pair, pair < num_pairs, -1) == first_expert + expert).to(tl.int32)
         tl.store(order + row + tl.cumsum(is_mine, 0) - 1, pair, is_mine > 0)
         row += tl.sum(is_mine)

@@ -1,44 +1,64 @@
-"""Computes all tokens' experts in three launches, whatever the load of each expert.
+"""Computes all tokens' experts in a few launches, whatever the load of each expert.
 
     tiles ─▶ _gate_up: SiLU(x @ gate) * (x @ up), rows sorted by expert ─▶ _down: @ down * share, back in the
     order of pairs (token, choice) ─▶ _combine: each token's pairs summed, in float32 and always in one order
 
-A tile is a few rows of one expert (`expert_tiles`). There are no atomic additions, so results do not depend on the
-order of programs; products are summed in float32.
+A tile is a few rows of one expert (`expert_tiles`); matrices are plain or quantized (`expert_products`). What
+float8 matrices multiply is rounded before, in a launch of its own. There are no atomic additions, so results do
+not depend on the order of programs. gpt-oss' experts have biases, and a clamped form of that activation.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.expert_products import ExpertMatrices, multiplied
 from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import shared_memory
-from engine.kernels.triton.tile import is_interpreted
+from engine.kernels.triton.tile import is_interpreted, start
+from engine.models.experts_config import Clamp
+from engine.models.operations import Matrices
 
 
 class _Shape(NamedTuple):
-    """A tile's rows, outputs and inputs per step (in bytes), and a program's warps and stages."""
+    """A tile's rows, a program's columns of the first matrix, twice those of the second, the inputs per step (in
+    bytes), and the program's warps and stages.
+    """
 
     rows: int
-    outputs: int
+    columns: int
     input_bytes: int
     num_warps: int
     num_stages: int
 
-    def stages_in(self, shared_bytes: int) -> int:
-        """Return how many steps, each of inputs and two weights, can be prefetched into a GPU's shared memory."""
-        return max(1, min(self.num_stages, shared_bytes // ((self.rows + 2 * self.outputs) * self.input_bytes)))
+    def options(self, x: torch.Tensor, matrices: ExpertMatrices, columns: int) -> dict[str, Any]:
+        """Return how a program multiplies rows like `x` with so many columns. What a GPU's shared memory holds is
+        prefetched.
+        """
+        step = matrices.step(self.input_bytes, x.element_size())
+        bytes_each = matrices.step_bytes(self.rows, columns, step, x.element_size())
+        held = (shared_memory(x.device) - _BESIDE) // bytes_each
+        return {
+            "KIND": matrices.kind,
+            "GROUP": matrices.group,
+            "ROWS": self.rows,
+            "COLUMNS": columns,
+            "STEP": step,
+            "INTERPRETED": is_interpreted(_down),
+            "num_warps": self.num_warps,
+            "num_stages": max(1, min(self.num_stages, held)),
+        }
 
 
 _SHAPES: tuple[tuple[float, _Shape], ...] = (
-    (16, _Shape(16, 64, 256, 4, 4)),
-    (64, _Shape(32, 64, 256, 4, 4)),
-    (float("inf"), _Shape(64, 128, 128, 8, 3)),
+    (16, _Shape(16, 128, 256, 4, 3)),
+    (64, _Shape(32, 128, 256, 4, 3)),
+    (float("inf"), _Shape(64, 256, 128, 8, 3)),
 )
 """Tile shapes up to so many pairs per expert: decode is bound by reading weights, prefill by products."""
 _BESIDE = 4096
@@ -50,56 +70,64 @@ def experts_mlp(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Matrices,
+    down: Matrices,
     first_expert: int,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    clamp: Clamp | None = None,
 ) -> torch.Tensor:
     """Implement `engine.models.operations.ExpertsMLP` without waiting for the device."""
-    (num_tokens, hidden), per_token = x.shape, chosen.shape[1]
-    num_experts, _, inner = down.shape
+    (num_tokens, hidden), per_token, num_experts = x.shape, chosen.shape[1], len(down)
     if not num_tokens:
         return torch.empty_like(x)
     num_pairs = num_tokens * per_token
+    first, second = (ExpertMatrices.of(matrices, x.device) for matrices in (gate_up, down))
+    inner = second.inputs
+    bias, bias_down = (None, None) if biases is None else biases
     shape = next(shape for most, shape in _SHAPES if num_pairs <= most * num_experts)
     order, tiles = expert_tiles(chosen, num_experts, first_expert, shape.rows)
     weights = weights.contiguous()
     between, pairs = x.new_empty(num_pairs, inner), x.new_empty(num_pairs, hidden)
-    blocks = {
-        "ROWS": shape.rows,
-        "OUTPUTS": shape.outputs,
-        "INPUTS": shape.input_bytes // x.element_size(),
-        "WIDEN": is_interpreted(_gate_up) and x.dtype == torch.bfloat16,
-        "num_warps": shape.num_warps,
-        "num_stages": shape.stages_in(shared_memory(x.device) - _BESIDE),
-    }
+    columns = first.columns_each(shape.columns)
+    read, read_scale = first.rounded(x if x.stride(1) == 1 else x.contiguous())
     launch(
         _gate_up,
-        (len(tiles), triton.cdiv(inner, shape.outputs)),
-        x,
-        gate_up,
+        (len(tiles), triton.cdiv(2 * inner, columns)),
+        read,
+        read_scale,
+        first.weight,
+        first.scale,
+        first.zero,
+        bias,
         between,
         order,
         tiles,
         hidden,
         inner,
-        *x.stride(),
-        *gate_up.stride(),
+        read.stride(0),
         per_token,
-        **blocks,
+        ALPHA=0.0 if clamp is None else clamp.alpha,
+        LIMIT=0.0 if clamp is None else clamp.limit,
+        **shape.options(read, first, columns),
     )
+    columns = second.columns_each(shape.columns // 2)
+    read, read_scale = second.rounded(between)
     launch(
         _down,
-        (len(tiles), triton.cdiv(hidden, shape.outputs)),
-        between,
-        down,
+        (len(tiles), triton.cdiv(hidden, columns)),
+        read,
+        read_scale,
+        second.weight,
+        second.scale,
+        second.zero,
+        bias_down,
         weights,
         pairs,
         order,
         tiles,
         inner,
         hidden,
-        *down.stride(),
-        **blocks,
+        **shape.options(read, second, columns),
     )
     out = x.new_empty(num_tokens, hidden)
     columns = min(_COLUMNS, triton.next_power_of_2(hidden))
@@ -121,24 +149,33 @@ def experts_mlp(
 @triton.jit
 def _gate_up(
     x,
+    x_scale,
     weight,
+    scale,
+    zero,
+    bias,
     out,
     order,
     tiles,
     hidden,
     inner,
-    x_token,
-    x_column,
-    w_expert,
-    w_output,
-    w_input,
+    x_stride,
     PER_TOKEN: tl.constexpr,
+    ALPHA: tl.constexpr,  # 0: SiLU
+    LIMIT: tl.constexpr,
     ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    WIDEN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    STEP: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Compute some gate outputs and the same up outputs of one tile's rows: [pairs, inner] sorted by expert."""
+    """Compute some gate outputs and the same up outputs of one tile's rows: [pairs, inner] sorted by expert.
+
+    One product has both, a gate beside its up, so that a thread gets both results.
+    """
+    start(PDL)
     tile = tiles + tl.program_id(0) * 3
     expert = tl.load(tile).to(tl.int64)
     if expert < 0:
@@ -146,78 +183,102 @@ def _gate_up(
     row = tl.load(tile + 1) + tl.arange(0, ROWS)
     is_row = row < tl.load(tile + 2)
     token = tl.load(order + row, is_row, 0).to(tl.int64) // PER_TOKEN
-    column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_column = column < inner
-    step = tl.arange(0, INPUTS)
-    x_at = x + token[:, None] * x_token + step[None, :] * x_column
-    gate_at = weight + expert * w_expert + column[None, :] * w_output + step[:, None] * w_input
-    up_at = gate_at + inner * w_output
-    gate = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    up = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    for start in range(0, hidden, INPUTS):
-        is_input = start + step < hidden
-        inputs = tl.load(x_at, is_row[:, None] & is_input[None, :], 0.0)
-        is_weight = is_input[:, None] & is_column[None, :]
-        gate = _multiplied(inputs, tl.load(gate_at, is_weight, 0.0), gate, WIDEN)
-        up = _multiplied(inputs, tl.load(up_at, is_weight, 0.0), up, WIDEN)
-        x_at += INPUTS * x_column
-        gate_at += INPUTS * w_input
-        up_at += INPUTS * w_input
-    result = gate / (1 + tl.exp(-gate)) * up
+    OUTPUTS: tl.constexpr = COLUMNS // 2
+    first = tl.program_id(1) * OUTPUTS
+    both = tl.arange(0, COLUMNS)
+    output = first + both // 2
+    is_output = output < inner
+    own = output + both % 2 * inner
+    product = multiplied(
+        x,
+        x_scale,
+        token,
+        is_row,
+        x_stride,
+        weight,
+        scale,
+        zero,
+        expert,
+        own,
+        is_output,
+        2 * inner,
+        hidden,
+        KIND,
+        GROUP,
+        STEP,
+        INTERPRETED,
+    )
+    if bias is not None:
+        product += tl.load(bias + expert * (2 * inner) + own, is_output, 0.0).to(tl.float32)[None, :]
+    gate, up = tl.split(tl.reshape(product, (ROWS, OUTPUTS, 2)))
+    if ALPHA > 0:  # by `where`, as a minimum of NaN would be a number
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        result = (up + 1) * gate / (1 + tl.exp(-gate * ALPHA))
+    else:
+        result = gate / (1 + tl.exp(-gate)) * up
+    column = first + tl.arange(0, OUTPUTS)
     out_at = out + row.to(tl.int64)[:, None] * inner + column[None, :]
-    tl.store(out_at, result.to(out.dtype.element_ty), is_row[:, None] & is_column[None, :])
+    tl.store(out_at, result.to(out.dtype.element_ty), is_row[:, None] & (column < inner)[None, :])
 
 
 @triton.jit
 def _down(
     between,
+    between_scale,
     weight,
+    scale,
+    zero,
+    bias,
     shares,
     out,
     order,
     tiles,
     inner,
     hidden,
-    w_expert,
-    w_output,
-    w_input,
     ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    WIDEN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    STEP: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute some down outputs of one tile's rows of [pairs, inner], times their share, in the order of pairs."""
+    start(PDL)
     tile = tiles + tl.program_id(0) * 3
     expert = tl.load(tile).to(tl.int64)
     if expert < 0:
         return
     row = tl.load(tile + 1) + tl.arange(0, ROWS)
     is_row = row < tl.load(tile + 2)
-    column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < hidden
-    step = tl.arange(0, INPUTS)
-    row_at = between + row.to(tl.int64)[:, None] * inner + step[None, :]
-    weight_at = weight + expert * w_expert + column[None, :] * w_output + step[:, None] * w_input
-    result = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    for start in range(0, inner, INPUTS):
-        is_input = start + step < inner
-        inputs = tl.load(row_at, is_row[:, None] & is_input[None, :], 0.0)
-        weights = tl.load(weight_at, is_input[:, None] & is_column[None, :], 0.0)
-        result = _multiplied(inputs, weights, result, WIDEN)
-        row_at += INPUTS
-        weight_at += INPUTS * w_input
+    result = multiplied(
+        between,
+        between_scale,
+        row.to(tl.int64),
+        is_row,
+        inner,
+        weight,
+        scale,
+        zero,
+        expert,
+        column,
+        is_column,
+        hidden,
+        inner,
+        KIND,
+        GROUP,
+        STEP,
+        INTERPRETED,
+    )
+    if bias is not None:
+        result += tl.load(bias + expert * hidden + column, is_column, 0.0).to(tl.float32)[None, :]
     pair = tl.load(order + row, is_row, 0).to(tl.int64)
     result *= tl.load(shares + pair, is_row, 0.0)[:, None]
     out_at = out + pair[:, None] * hidden + column[None, :]
     tl.store(out_at, result.to(out.dtype.element_ty), is_row[:, None] & is_column[None, :])
-
-
-@triton.jit
-def _multiplied(a, b, total, WIDEN: tl.constexpr):
-    """Return total + a @ b. The interpreter's bfloat16 product is wrong, so it computes in float32."""
-    if WIDEN:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["first_expert"])
@@ -230,8 +291,10 @@ def _combine(
     num_experts,
     PER_TOKEN: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Sum a token's pairs whose experts are here; those of other experts were never written."""
+    start(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)

@@ -76,7 +76,7 @@ def test_info_distinguishes_all_weights_from_those_a_token_uses() -> None:
 @pytest.mark.parametrize(
     ("stored", "kind"),
     [
-        (Int4Format("awq", 128), "int4 and bfloat16; experts are computed one after another"),
+        (Int4Format("awq", 128), "int4 and bfloat16; CPUs compute experts one after another"),
         (Int8Format(), "bfloat16, widened from int8"),
         (None, "bfloat16; experts are widened from MXFP4"),
     ],
@@ -84,7 +84,7 @@ def test_info_distinguishes_all_weights_from_those_a_token_uses() -> None:
 def test_info_says_what_is_kept_quantized_and_what_is_widened(stored: WeightFormat | None, kind: str) -> None:
     facts = planned_model("Qwen3-30B-A3B").facts
     assert facts.experts is not None
-    experts = replace(facts.experts, are_apart=stored is not None and stored.is_kept, is_mxfp4=stored is None)
+    experts = replace(facts.experts, are_quantized=stored is not None and stored.is_kept, is_mxfp4=stored is None)
     config = EngineConfig(model="m", dtype="bfloat16")
     shown = replace(facts, weight_format=stored, experts=experts)
     table = describe("m", demo_model_path(), shown, config, Machine("cpu", 1 << 40))

@@ -17,6 +17,7 @@ from engine.graphs import setup
 from engine.graphs.setup import capture_all, draft_widths, graph_bytes, why_no_pieces, why_not
 from engine.graphs.step_graphs import StepGraphs
 from engine.models.config import ModelConfig
+from engine.models.experts_config import Clamp
 from tests.engine.support.oracle import save_tiny
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -39,13 +40,15 @@ def test_why_not_says_the_reason() -> None:
         assert reason in (why_not(*given) or "")
 
 
-def test_experts_that_are_computed_one_after_another_are_not_recorded(tmp_path: Path) -> None:
+def test_experts_are_recorded_quantized_ones_too_but_gpt_oss_keeps_its_windows(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(save_tiny("mixtral", tmp_path))
     assert facts.experts is not None
     given = EngineConfig(), backend(is_capturable=True), GPU
     assert why_not(*given, facts) is None
-    apart = replace(facts, experts=replace(facts.experts, are_apart=True))
-    assert "one after another" in (why_not(*given, apart) or "")
+    quantized = replace(facts, experts=replace(facts.experts, are_quantized=True))
+    assert why_not(*given, quantized) is None
+    clamped = replace(facts, experts=replace(facts.experts, clamp=Clamp(1.702, 7.0)))
+    assert "room for more requests" in (why_not(*given, clamped) or "")
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -74,6 +77,15 @@ def test_graphs_of_drafts_and_of_pieces_are_counted(model: Any) -> None:
     few, many = (EngineConfig(speculation=Speculation(max_drafts=n)) for n in (1, 4))
     assert (draft_widths(EngineConfig()), draft_widths(few), draft_widths(many)) == ((), (2,), (2, 5))
     assert draft_widths(many, is_draft_model=True) == (1, 2, 5)
+
+
+def test_kernels_of_experts_and_what_they_write_are_counted(tmp_path: Path) -> None:
+    facts, config = ModelConfig.from_directory(save_tiny("mixtral", tmp_path)), EngineConfig(max_running=8)
+    assert facts.experts is not None
+    few = replace(facts, experts=replace(facts.experts, per_token=1))
+    wider = graph_bytes(config, facts, 2, 512) - graph_bytes(config, few, 2, 512)
+    assert wider == config.graph_tokens * (facts.experts.intermediate_size + facts.hidden_size) * 2
+    assert graph_bytes(config, facts, 2, 512) - wider > graph_bytes(config, replace(facts, experts=None), 2, 512)
 
 
 def test_attention_that_needs_the_host_is_left_out_of_graphs_in_pieces() -> None:

@@ -15,6 +15,7 @@ if find_spec("triton") is None:  # not imported here, as other tests set first t
 from engine.loading.product_choice import Work, choose, choose_products
 from engine.models.decoder import Decoder
 from engine.models.linear import PlainLinear
+from tests.engine.support.checkpoints import fp8_channels, fp8_config, make
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.quantized_decoders import load
 
@@ -60,6 +61,20 @@ def test_each_shape_gets_the_kernel_that_was_faster_for_so_many_rows(decoder: De
     assert decoder.head_few_rows == frozenset()
     x = torch.randn(2, qkv.in_features)
     assert torch.equal(found[name](x), qkv(x)), "on a CPU by the library"
+
+
+def test_experts_are_not_timed_one_by_one(tmp_path: Path) -> None:
+    """Their second matrices are plain, and quantized layers are timed on GPUs alone: the head is left."""
+
+    def but_second(name: str, matrix: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return ({f"{name}.weight": matrix}, matrix) if name.endswith(".w2") else fp8_channels(name, matrix)
+
+    made = make(
+        tmp_path, but_second, fp8_config(ignore=["lm_head", r"re:.*\.w2$"]), "mixtral", num_hidden_layers=1
+    )
+    timer, decoder = Timer(lambda rows, outputs: 0.5), load(made.quantized)
+    choose(decoder, CPU, tmp_path / "products.json", "a GPU", timer)
+    assert timer.num_timed == 4 * 2 and not plain_layers(decoder)
 
 
 def test_what_was_measured_is_read_at_the_next_start(tmp_path: Path) -> None:

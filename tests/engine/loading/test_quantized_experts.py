@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from engine.loading.weights import load_decoder
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.errors import ModelLoadError
 from engine.models.experts import Experts, route
 from engine.models.torch_operations import TorchOperations
 from engine.parallel.collective import Collective
@@ -149,3 +151,27 @@ def test_experts_that_the_checkpoint_left_alone_are_stacked(tmp_path: Path) -> N
     assert len(layers(found)) == 2 * 3
     stacked = "layers.1.mlp.gate_up_proj"
     assert torch.equal(found.get_parameter(stacked), plain.get_parameter(stacked))
+
+
+def test_projections_of_all_experts_are_quantized_or_none(tmp_path: Path) -> None:
+    """Files may leave all second matrices plain, which then lie one after the other too, but not a single one."""
+
+    def but(left: str) -> tuple[Any, dict[str, Any]]:
+        def quantize(name: str, matrix: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+            is_left = re.match(left, name) is not None
+            return ({f"{name}.weight": matrix}, matrix) if is_left else fp8_channels(name, matrix)
+
+        return quantize, fp8_config(ignore=["lm_head", f"re:{left}"])
+
+    made = make(tmp_path / "some", *but(r".*\.w2$"), "mixtral")
+    plain, found = load(made.plain), load(made.quantized)
+    x = torch.randn(7, 96, generator=torch.Generator().manual_seed(4))
+    operations = TorchOperations.__new__(TorchOperations)
+    with torch.inference_mode():
+        for ours, theirs in zip(experts_of(found), experts_of(plain), strict=True):
+            down = torch.stack([matrix.weight for matrix in ours.matrices_apart[1]])
+            assert torch.equal(down, theirs.down_proj)
+            assert len({matrix.weight.untyped_storage().data_ptr() for matrix in ours.matrices_apart[1]}) == 1
+            assert (ours(x, operations) - theirs(x, operations)).norm() < 0.1 * theirs(x, operations).norm()
+    with pytest.raises(ModelLoadError, match=r"some experts of layers\.1\.mlp as not quantized, but not all"):
+        load(make(tmp_path / "one", *but(r".*\.1\..*experts\.2\.w2$"), "mixtral").quantized)

@@ -13,6 +13,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 import torch
+from torch import nn
 from triton.runtime.jit import JITFunction
 
 from engine.attention.triton import TritonAttention
@@ -26,10 +27,14 @@ from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
+from engine.kernels.triton.route import route
 from engine.kernels.triton.rows import RowInputs, RowWords, enter, leave
 from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
 from engine.kernels.triton.silu import gated_fp8, silu_mul
 from engine.kernels.triton.sum_ranks import sum_add_norm
+from engine.models.experts_config import Clamp
+from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
+from engine.models.matrix_stack import MatrixStack
 from tests.engine.support.compiled_kernels import compiled, name_of
 from tests.engine.support.paged_kv import Heads, Paged
 
@@ -62,12 +67,30 @@ def prompts_by_tma(kv_dtype: torch.dtype, heads: Heads, tile: tuple[int, int], w
     extend_tma(query, pages, *rows, tile=tile, scale=1.0, window=window, kv_scales=(1.0, 1.0))
 
 
-def experts(num_tokens: int) -> None:
-    """Launch the expert kernels with as many experts as Qwen3-30B-A3B has, but small ones."""
+def experts(num_tokens: int, clamp: Clamp | None = None) -> None:
+    """Launch the expert kernels with as many experts as Qwen3-30B-A3B has, but small; with biases if clamped."""
     hidden, inner, num_experts, per_token = 256, 128, 128, 8
     gate_up, down = torch.zeros(num_experts, 2 * inner, hidden), torch.zeros(num_experts, hidden, inner)
     chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden)
-    experts_mlp(x.to(BRAIN), chosen, torch.zeros(num_tokens, per_token), gate_up.to(BRAIN), down.to(BRAIN), 0)
+    given = x.to(BRAIN), chosen, torch.zeros(num_tokens, per_token), gate_up.to(BRAIN), down.to(BRAIN), 0
+    biases = None if clamp is None else (gate_up[..., 0].to(BRAIN), down[..., 0].to(BRAIN))
+    experts_mlp(*given, biases, clamp)
+
+
+def quantized_experts(kind: Callable[[nn.Linear], QuantizedLinear], num_tokens: int, dtype: torch.dtype) -> None:
+    """Launch the expert kernels as for Qwen3-30B-A3B's experts, but with fewer of them."""
+    hidden, inner, num_experts, per_token = 2048, 768, 8, 2
+    stacks = []
+    for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
+        with torch.device("meta"):
+            layers = [kind(nn.Linear(inputs, outputs, bias=False)) for _ in range(num_experts)]
+        stacks.append(MatrixStack(layers, dtype, torch.device("cpu")))
+    chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden, dtype=dtype)
+    experts_mlp(x, chosen, torch.zeros(num_tokens, per_token), stacks[0], stacks[1], 0)
+
+
+INT4 = partial(Int4Linear, group_size=128)
+KINDS: tuple[Callable[[nn.Linear], QuantizedLinear], ...] = (Fp8BlockLinear, Fp8Linear, INT4)
 
 
 def int4(num_rows: int, dtype: torch.dtype) -> None:
@@ -135,6 +158,10 @@ def rows() -> None:
     leave(words, long, long, 3)
 
 
+def routing() -> None:
+    route(torch.zeros(3, 128, dtype=BRAIN), 8, True)
+
+
 CASES: dict[int, tuple[Callable[[], None], ...]] = {
     75: (partial(attention, HALF, HALF, Heads(4, 2, 64), 16),),
     80: (
@@ -143,9 +170,16 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(int4, 64, HALF),
         partial(few_rows, BRAIN, 4096, 14_336),
         partial(sum_of_ranks, 2, 4096),
+        partial(experts, 16),
+        *(partial(quantized_experts, INT4, num_tokens, HALF) for num_tokens in (16, 1024)),
+        *(partial(quantized_experts, Fp8BlockLinear, num_tokens, BRAIN) for num_tokens in (16, 1024)),
+        partial(quantized_experts, Fp8Linear, 16, BRAIN),
     ),
     86: (partial(experts, 16), partial(experts, 2048)),
-    89: (partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),),
+    89: (
+        partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),
+        partial(quantized_experts, Fp8BlockLinear, 16, BRAIN),
+    ),
     90: (
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
         partial(attention, BRAIN, FP8, Heads(4, 2, 128), 16),
@@ -154,6 +188,9 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(prompts_by_tma, FP8, Heads(4, 2, 128), (64, 3), 100),
         partial(attention, BRAIN, BRAIN, Heads(8, 2, 64), 16, 128, has_sinks=True),
         *(partial(experts, num_tokens) for num_tokens in (16, 512, 2048)),
+        partial(experts, 16, Clamp(1.702, 7.0)),
+        *(partial(quantized_experts, kind, num_tokens, BRAIN) for kind in KINDS for num_tokens in (16, 1024)),
+        partial(quantized_experts, Fp8BlockLinear, 128, BRAIN),
         partial(int4, 16, BRAIN),
         partial(int4, 64, BRAIN),
         partial(operations, BRAIN, BRAIN, 4096, Heads(4, 8, 128)),
@@ -167,6 +204,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(sampling, 151_936),
         partial(sampling, 1),
         rows,
+        routing,
     ),
     100: (
         partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),
@@ -177,6 +215,9 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(few_rows_fp8, 4096, 4096),
         *(partial(blocks, num_rows, 4096, 4096) for num_rows in (8, 64, 128)),
         partial(int4, 8, BRAIN),
+        partial(experts, 2048),
+        *(partial(quantized_experts, Fp8BlockLinear, num_tokens, BRAIN) for num_tokens in (16, 1024)),
+        partial(quantized_experts, INT4, 16, BRAIN),
     ),
 }
 """By compute capability. With these numbers of tokens experts take tiles of each shape."""

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from engine.kernels.triton import grouped_gemm, launch_config
+from engine.kernels.triton import expert_products, grouped_gemm, launch_config
 from engine.kernels.triton import launch as launch_module
 from engine.kernels.triton.launch import compiling
 
@@ -64,6 +64,7 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
         patch.object(JITFunction, "run", compile_launched),
         patch.object(launch_config, "shared_memory", lambda device: limit),
         patch.object(grouped_gemm, "shared_memory", lambda device: limit),
+        patch.object(expert_products, "makes_fp8", lambda device: capability >= 89),
         patch.object(launch_module, "launches_early", lambda device: capability >= 90),
         compiling(),
     ):

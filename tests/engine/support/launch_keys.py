@@ -57,6 +57,14 @@ EXPERTS = DENSE | {
     "moe_intermediate_size": 32,
     "norm_topk_prob": True,
 }
+BLOCKS = EXPERTS | {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+    "head_dim": 32,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+FOUR_BITS = BLOCKS | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}
 ASKED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.7},
@@ -161,7 +169,8 @@ def main() -> None:
         )
     )
     reports = {}
-    for name, raw, num_steps in (("dense", DENSE, 300), ("experts", EXPERTS, 100)):
+    models = (("dense", DENSE, 300), ("experts", EXPERTS, 100), ("blocks", BLOCKS, 60), ("int4", FOUR_BITS, 60))
+    for name, raw, num_steps in models:
         warm, new, replayed, kinds = later(raw, num_steps)
         reports[name] = {"warm": warm, "new": new, "replayed": replayed, "kinds": kinds}
     json.dump(reports, sys.stdout)

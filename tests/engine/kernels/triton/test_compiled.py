@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
+from engine.kernels.triton.expert_products import _BLOCKS, _FP8
 from engine.kernels.triton.launch_config import DECODE_THREADS, programs_per_sm
 
 PRODUCTS = {
@@ -34,16 +37,30 @@ _EIGHT_BITS = {
     100: "tcgen05.mma.cta_group::1.kind::f8f6f4",
 }
 """The instruction that multiplies float8 numbers, by compute capability, and the outputs of a program."""
+_OF_EXPERTS = {
+    80: ("mma.sync", r"(b?f16)\.\1", r"bf16\.bf16"),
+    86: ("mma.sync", r"bf16\.bf16", ""),
+    89: ("mma.sync", "", r"e4m3\.e4m3"),
+    90: ("wgmma.mma_async", r"bf16\.bf16", r"e4m3\.e4m3"),
+    100: ("tcgen05.mma", "kind::f16", "kind::f8f6f4"),
+}
+"""The instruction that multiplies experts, by compute capability, with its types, and with those of float8."""
 _EARLY = {
     "cascade._attend_shared",
     "decode._attend",
+    "expert_tiles._count",
+    "expert_tiles._place",
     "few_rows._few_rows",
     "fp8._round_rows",
     "fp8_gemm._block_gemm",
+    "grouped_gemm._combine",
+    "grouped_gemm._down",
+    "grouped_gemm._gate_up",
     "int4_gemm._int4_gemm",
     "norm._add_norm",
     "rope._rotate_into",
     "rope._rotations",
+    "route._route",
     "rows._enter",
     "rows._leave",
     "sample._best",
@@ -57,6 +74,18 @@ _EARLY = {
 """Kernels that are launched before the kernel before them has ended, from compute capability 9.0 on."""
 _TENSOR_CORES = 80
 """Compute capability from which Triton uses tensor cores; on earlier GPUs it multiplies number by number."""
+
+
+def _check_experts(launch: dict[str, Any]) -> None:
+    """Experts in float8 are multiplied as such where GPUs can, all others in 16 bits, by what each generation has
+    for it; and registers hold what a program needs.
+    """
+    instruction, types, types_of_float8 = _OF_EXPERTS[launch["capability"]]
+    is_float8 = launch["with"]["KIND"] in (_FP8.value, _BLOCKS.value)
+    [found] = launch["products"]
+    assert found.startswith(instruction), launch
+    assert re.search(types_of_float8 if is_float8 else types, found), launch
+    assert launch["stack"] <= 8, launch
 
 
 def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
@@ -83,6 +112,8 @@ def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
         if launch["kernel"] == "fp8_gemm._block_gemm":
             expected_product = _EIGHT_BITS[launch["capability"]].format(launch["with"]["BLOCK_N"])
             assert launch["products"] == [expected_product], launch
+        if launch["kernel"] in ("grouped_gemm._gate_up", "grouped_gemm._down"):
+            _check_experts(launch)
         attends = launch["kernel"] in ("decode._attend", "cascade._attend_shared")
         if attends and launch["capability"] in _SHARED_OF_SM_KIB:
             shared = _SHARED_OF_SM_KIB[launch["capability"]] * 1024

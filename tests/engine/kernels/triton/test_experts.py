@@ -10,7 +10,9 @@ import torch
 pytest.importorskip("triton")
 from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.grouped_gemm import experts_mlp as triton_mlp
+from engine.kernels.triton.route import route as triton_route
 from engine.models.experts import experts_mlp, route
+from engine.models.experts_config import Clamp
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXPERTS, HIDDEN, INNER = 5, 40, 24
@@ -69,6 +71,22 @@ def test_experts_of_half_the_width(dtype: torch.dtype) -> None:
     torch.testing.assert_close(result.float(), expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_clamped_experts_with_biases(first: int) -> None:
+    """As gpt-oss has them: the limit cuts some gates and ups, and NaN stays NaN."""
+    x, weights, gate_up, down = inputs(9, 2)
+    biases = torch.randn(EXPERTS, 2 * INNER), torch.randn(EXPERTS, HIDDEN)
+    x[3] = torch.nan
+    held = slice(first, EXPERTS)
+    given = gate_up[held], down[held], first, (biases[0][held].contiguous(), biases[1][held].contiguous())
+    chosen, clamp = everywhere(9, 2), Clamp(1.7, 0.8)
+    chosen[3] = torch.tensor([3, 4])
+    expected = experts_mlp(x, chosen, weights, *given, clamp)
+    found = triton_mlp(x, chosen, weights, *given, clamp)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert found[3].isnan().all()
+
+
 def test_many_tokens_in_large_tiles() -> None:
     """There are more pairs than the smallest tiles are for: two experts have full tiles and a partial one each."""
     tokens = 90
@@ -112,6 +130,26 @@ def test_a_broken_row_breaks_no_other() -> None:
     assert result[2].isnan().all()
     healthy = [0, 1, 3, 4, 5]
     torch.testing.assert_close(result[healthy], expected[healthy], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("renormalizes", [False, True])
+@pytest.mark.parametrize(("count", "per_token"), [(128, 8), (60, 6), (3, 1), (4, 4)])
+def test_experts_are_chosen_as_torch_chooses_them(count: int, per_token: int, renormalizes: bool) -> None:
+    logits = 4 * torch.randn(9, count)
+    logits[4] = torch.nan
+    chosen, shares = triton_route(logits, per_token, renormalizes)
+    expected, expected_shares = route(logits, per_token, renormalizes)
+    healthy = [row for row in range(9) if row != 4]
+    assert torch.equal(chosen[healthy], expected[healthy])
+    torch.testing.assert_close(shares[healthy], expected_shares[healthy], rtol=1e-5, atol=1e-7)
+    assert shares[4].isnan().all()
+    assert len(set(chosen[4].tolist())) == per_token and chosen.max() < count
+    assert triton_route(logits[:0], per_token, renormalizes)[0].shape == (0, per_token)
+
+
+def test_of_equal_experts_the_first_is_chosen() -> None:
+    chosen, _ = triton_route(torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0]], dtype=torch.bfloat16), 4, True)
+    assert chosen.tolist() == [[1, 2, 4, 0]]
 
 
 def test_no_tokens_make_no_tiles() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from engine.models.triton_operations import TritonOperations
 from engine.request import PENDING
 from engine.sampling.graph_chooser import torch_graph_chooser, triton_graph_chooser
 from engine.scheduling.plan import Chunk, StepPlan
+from tests.engine.support.checkpoints import AWQ, FP8_BLOCKS, awq, fp8_blocks, make
 from tests.engine.support.graph_workloads import greedy_request
 from tests.engine.support.operations_seen import Operations
 from tests.engine.support.oracle import save_tiny
@@ -29,10 +31,24 @@ from tests.engine.support.recorded_graphs import Recording
 CPU = torch.device("cpu")
 
 
+_BLOCKS = FP8_BLOCKS | {"weight_block_size": [128, 128]}
+_IN_BLOCKS = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "plain": lambda path: save_tiny("qwen3", path, num_hidden_layers=1),
+    "experts in int4": lambda path: make(path, awq, AWQ, "mixtral", num_hidden_layers=1).quantized,
+    "experts in fp8": lambda path: (
+        make(path, partial(fp8_blocks, size=128), _BLOCKS, "mixtral", num_hidden_layers=1, **_IN_BLOCKS).quantized
+    ),
+}
+_FOR_THE_HOST = {"aten.bincount.default", "aten.nonzero.default", "aten._local_scalar_dense.default"}
+"""Operations whose results the host reads, for which no graph can wait."""
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
-def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", MODELS)
+def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(kind: str, tmp_path: Path) -> None:
     """Three requests' tokens stay on the device; one request leaves, and another takes its row."""
-    model = save_tiny("qwen3", tmp_path, num_hidden_layers=1)
+    model = MODELS[kind](tmp_path)
     config = EngineConfig(
         str(model), device="cpu", attention="reference", page_size=4, kv_pages=24, max_model_len=32, threads=1
     )
@@ -66,7 +82,9 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> 
             Chunk(c.request, c.start, 1, [PENDING] if c.request.num_output else c.token_ids, c.pages, True)
             for c in chunks
         ]
-        got.append(list(runner.run(StepPlan(tuple(pending))).token_ids))
+        with Operations() as operations:
+            got.append(list(runner.run(StepPlan(tuple(pending))).token_ids))
+        assert not operations.seen & _FOR_THE_HOST
         expected.append(list(plain.run(StepPlan(tuple(chunks))).token_ids))
         assert got == expected, f"step {step}"
         for i, token in zip(members, expected[-1], strict=True):

@@ -1,0 +1,198 @@
+"""Multiplies a tile of rows with some outputs of one expert's matrix, of each kind in which memory holds matrices.
+
+    plain    x @ w^T                                    16 or 32 bits
+    fp8      (x^ @ w^T) * sx * sw                       a scale for each output and each row of x
+    blocks   sum over blocks of 128 inputs of the same, each block with scales of its own
+    int4     sum over groups of inputs of (x @ (q - z)^T) * s
+
+A GPU without float8 products gets x as it is, sx left out, and float8 weights as bytes, which are widened in
+registers. Sums are float32. A matrix's parts lie as in the linear layer of its kind (`engine.models.linear`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.fp8 import round_rows
+from engine.kernels.triton.int4_gemm import MAX_BLOCK_J
+from engine.models.linear import BLOCK_INPUTS, BLOCK_OUTPUTS, Fp8BlockLinear, Int4Linear, makes_fp8
+from engine.models.operations import Matrices
+
+_PLAIN, _FP8, _BLOCKS, _INT4 = (tl.constexpr(kind) for kind in range(4))
+_MOST_COLUMNS_INT4 = 128
+_BLOCK_OUTPUTS = tl.constexpr(BLOCK_OUTPUTS)
+_WIDENING = tl.constexpr(2.0**120)
+"""What float8_e4m3fn's bits have to be multiplied by where float32 has such bits: 2^(127 - 7), for the biases."""
+
+
+class ExpertMatrices(NamedTuple):
+    """The matrices of all experts as kernels take them. All tensors are contiguous."""
+
+    kind: int
+    weight: torch.Tensor
+    """[E, outputs, ...]; float8 as bytes if it has to be widened."""
+    scale: torch.Tensor | None
+    zero: torch.Tensor | None
+    outputs: int
+    inputs: int
+    group: int
+    """Inputs that share a scale."""
+
+    @classmethod
+    def of(cls, matrices: Matrices, device: torch.device) -> ExpertMatrices:
+        """Return what kernels are told of these matrices on such a device."""
+        if isinstance(matrices, torch.Tensor):
+            return cls._plain(matrices)
+        first, tensors = matrices.layers[0], matrices.tensors
+        sizes = first.out_features, first.in_features
+        if isinstance(first, Int4Linear):
+            own = tensors["packed"], tensors["scales"], tensors["zeros"]
+            return cls(_INT4.value, *own, *sizes, first.group_size)
+        weight = tensors["weight"]
+        if "scale" not in tensors:
+            return cls._plain(weight)
+        if not makes_fp8(device):
+            weight = weight.view(torch.uint8)
+        is_blocked = isinstance(first, Fp8BlockLinear)
+        kind, group = (_BLOCKS.value, BLOCK_INPUTS) if is_blocked else (_FP8.value, first.in_features)
+        return cls(kind, weight, tensors["scale"], None, *sizes, group)
+
+    @classmethod
+    def _plain(cls, weight: torch.Tensor) -> ExpertMatrices:
+        _, outputs, inputs = weight.shape
+        return cls(_PLAIN.value, weight, None, None, outputs, inputs, inputs)
+
+    def rounded(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return rows [N, inputs] as these matrices multiply them: with scales, if they are rounded."""
+        if self.weight.dtype != torch.float8_e4m3fn:
+            return x, None
+        return round_rows(x.contiguous(), None if self.kind == _FP8.value else self.group)
+
+    def columns_each(self, columns: int) -> int:
+        """Return how many outputs a program has that otherwise has so many: widening takes registers too."""
+        return min(columns, _MOST_COLUMNS_INT4) if self.kind == _INT4.value else columns
+
+    def step(self, bytes_of_inputs: int, element_size: int) -> int:
+        """Return how many inputs, or bytes of four bits, are multiplied at once if there may be so many bytes."""
+        if self.kind == _INT4.value:
+            return math.gcd(self.group // 2, MAX_BLOCK_J)
+        return BLOCK_INPUTS if self.kind == _BLOCKS.value else bytes_of_inputs // element_size
+
+    def step_bytes(self, rows: int, columns: int, step: int, element_size: int) -> int:
+        """Return the bytes of rows and weights that are multiplied at once."""
+        halves = 2 if self.kind == _INT4.value else 1
+        return (rows * halves * element_size + columns * self.weight.element_size()) * step
+
+
+@triton.jit
+def multiplied(
+    x,
+    x_scale,
+    rows,  # int64 [R]
+    is_row,
+    x_stride,
+    weight,  # the first expert's
+    scale,
+    zero,
+    expert,  # int64
+    columns,  # [C]
+    is_column,
+    outputs,
+    inputs,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    STEP: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Return float32 [R, C]: these rows times these outputs of an expert's matrix.
+
+    Of less than 64 rows the product is turned: weights then fill the tensor cores' 64 rows, as in `few_rows`.
+    """
+    # Triton's interpreter multiplies bfloat16 wrongly, so it computes in float32.
+    dot_type: tl.constexpr = tl.float32 if INTERPRETED else x.dtype.element_ty
+    TURNED: tl.constexpr = rows.shape[0] < 64
+    step = tl.arange(0, STEP)
+    x_at = x + rows[:, None] * x_stride + step[None, :]
+    own_rows = expert * outputs + columns.to(tl.int64)
+    is_weight = is_column[:, None]
+    if TURNED:
+        total = tl.zeros((columns.shape[0], rows.shape[0]), tl.float32)
+    else:
+        total = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+    if KIND == _INT4:
+        HALF: tl.constexpr = GROUP // 2
+        num_groups = inputs // GROUP
+        packed = weight + own_rows[:, None] * (inputs // 2) + step[None, :]
+        first_scale = expert * num_groups * outputs + columns
+        for group in range(num_groups):
+            own = tl.load(scale + first_scale + group * outputs, is_column, 0.0)
+            middle = tl.load(zero + first_scale + group * outputs, is_column, 0).to(tl.int32)[:, None]
+            product = tl.zeros(total.shape, tl.float32)
+            for first in range(0, HALF, STEP):
+                both = tl.load(packed + (group * HALF + first), is_weight, 0).to(tl.int32)
+                low = tl.load(x_at + (group * GROUP + first), is_row[:, None], 0.0).to(dot_type)
+                high = tl.load(x_at + (group * GROUP + HALF + first), is_row[:, None], 0.0).to(dot_type)
+                product = _added(product, low, ((both & 15) - middle).to(dot_type), TURNED)
+                product = _added(product, high, ((both >> 4) - middle).to(dot_type), TURNED)
+            total += product * _of_columns(own, TURNED)
+    elif KIND == _BLOCKS:
+        num_blocks = inputs // STEP
+        w_at = weight + own_rows[:, None] * inputs + step[None, :]
+        scales = scale + own_rows // _BLOCK_OUTPUTS * num_blocks
+        for block in range(num_blocks):
+            part = tl.load(x_at + block * STEP, is_row[:, None], 0.0).to(dot_type)
+            numbers = _widened(tl.load(w_at + block * STEP, is_weight, 0.0), dot_type)
+            own = tl.load(scales + block, is_column, 0.0)
+            product = _added(tl.zeros(total.shape, tl.float32), part, numbers, TURNED)
+            if x_scale is not None:
+                theirs = tl.load(x_scale + rows * num_blocks + block, is_row, 0.0)
+                product *= _of_columns(theirs, not TURNED)
+            total += product * _of_columns(own, TURNED)
+    else:
+        w_at = weight + own_rows[:, None] * inputs + step[None, :]
+        for first in range(0, inputs, STEP):
+            is_input = (first + step < inputs)[None, :]
+            part = tl.load(x_at + first, is_row[:, None] & is_input, 0.0).to(dot_type)
+            numbers = tl.load(w_at + first, is_weight & is_input, 0.0)
+            total = _added(total, part, _widened(numbers, dot_type), TURNED)
+        if KIND == _FP8:
+            total *= _of_columns(tl.load(scale + own_rows, is_column, 0.0), TURNED)
+            if x_scale is not None:
+                total *= _of_columns(tl.load(x_scale + rows, is_row, 0.0), not TURNED)
+    if TURNED:
+        total = tl.trans(total)
+    return total
+
+
+@triton.jit
+def _added(total, part, weights, TURNED: tl.constexpr):
+    """Return `total` and the product of rows [R, K] and weights [C, K]: [C, R] if it is turned, else [R, C]."""
+    if TURNED:
+        return tl.dot(weights, tl.trans(part), total, input_precision="ieee")
+    else:
+        return tl.dot(part, tl.trans(weights), total, input_precision="ieee")
+
+
+@triton.jit
+def _of_columns(scales, TURNED: tl.constexpr):
+    """Return scales of a product's columns, or if `TURNED` of its rows, so that they multiply it."""
+    if TURNED:
+        return scales[:, None]
+    else:
+        return scales[None, :]
+
+
+@triton.jit
+def _widened(numbers, dot_type: tl.constexpr):
+    """Return numbers of `dot_type`, of which bytes are float8_e4m3fn."""
+    if numbers.dtype == tl.uint8:
+        bits = numbers.to(tl.int32)
+        place = ((bits & 128) << 24) | ((bits & 127) << 20)
+        return (place.to(tl.float32, bitcast=True) * _WIDENING).to(dot_type)
+    else:
+        return numbers.to(dot_type)
