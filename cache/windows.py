@@ -136,8 +136,8 @@ class WindowTails(NodeStates):
         super().unpin(node)
         self.leave(self.rows_at(node))
 
-    def drop_before(self, leaf: Node | None) -> bool:
-        """Drop the least recently used tail if `leaf`, the next to be evicted, was used since, or is None; return
+    def give_up_before(self, leaf: Node | None) -> bool:
+        """Give up the least recently used tail if `leaf`, the next to be evicted, was used since, or is None; return
         whether there was one. It may free no page, where other tails or requests use its rows.
         """
         if not self._idle:
@@ -145,8 +145,13 @@ class WindowTails(NodeStates):
         node, used_at = next(iter(self._idle.items()))
         if leaf is not None and leaf.last_access <= used_at:
             return False
-        self.drop(node)
+        self.give_up(node)
         return True
+
+    def drop_all(self) -> None:
+        """Drop all tails that may be given up."""
+        for node in list(self._idle):
+            self.drop(node)
 
     def _count(self, rows: Sequence[Row], by_requests: int, by_tails: int) -> None:
         for row in rows:
@@ -177,11 +182,23 @@ class LeaseWindow:
         """The slot of the page table that `rows[0]` fills."""
         self.kept: list[tuple[int, int]] = []
         """Positions after which tails are kept that no node carries yet, and the tails."""
+        self.is_awaited = False
+        """Whether its first chunk begins with rows that are to be filled before it (`await_at`)."""
         if origin is not None:
             self.rows = list(tails.rows_at(origin))
             self.first = origin.end // self._page_size - len(self.rows)
             tails.hold(self.rows)
             tails.use(origin)
+
+    def await_at(self, num_tokens: int) -> None:
+        """Go on after so many tokens, from rows that `grow` takes and somebody fills before the first chunk."""
+        assert not self.rows
+        self.first, self.is_awaited = self._tails.window.first_needed(num_tokens, self._page_size), True
+
+    def rows_before(self, num_tokens: int) -> list[Row]:
+        """Return the rows from which a request can go on after so many tokens: those of computed ones."""
+        first = self._tails.window.first_needed(num_tokens, self._page_size)
+        return self.rows[first - self.first : -(-num_tokens // self._page_size) - self.first]
 
     @property
     def num_slots(self) -> int:
@@ -219,6 +236,7 @@ class LeaseWindow:
         """Note that a chunk of the tokens `start` to `end` is planned, and keep the tails at `borders` (start <=
         border < end), which are multiples of the page size.
         """
+        self.is_awaited = False
         for border in borders:
             self._keep(border)
 

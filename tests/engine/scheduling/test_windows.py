@@ -158,6 +158,8 @@ def test_a_prefix_that_all_share_is_found_with_its_tail() -> None:
     st.sampled_from([0.0, 0.5, 1.0, None]),
     st.sampled_from([3, 16, 64]),
     st.booleans(),
+    st.sampled_from([0, 12, 60]),
+    st.integers(1, 2),
 )
 def test_every_request_gets_the_tokens_it_would_get_alone(
     actions: list[Action],
@@ -167,8 +169,12 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     right: float | None,
     step_tokens: int,
     prefix_cache: bool,
+    host_pages: int,
+    host_min_uses: int,
 ) -> None:
-    """Whatever is preempted, ended, drafted and forgotten: all pages are those of a request's tokens."""
+    """Whatever is preempted, swapped, ended, drafted and forgotten: all pages are those of a request's tokens, and
+    host pages add up.
+    """
     num_pages, page_size = shape
     script = Script(
         num_pages=num_pages,
@@ -178,6 +184,9 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         prefix_cache=prefix_cache,
         limits={"max_running": 3, "max_step_tokens": step_tokens},
         drafter=None if right is None else ScriptedDrafts(right=right),
+        host_pages=host_pages,
+        host_min_uses=host_min_uses,
     )
     play(script, actions)
+    assert script.host.account().free == host_pages
     assert script.scheduler.account().free == num_pages
