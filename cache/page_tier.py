@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from cache.block_counts import BlockCounts
@@ -21,9 +22,11 @@ from cache.prefix_log import PrefixLog
 class TierPage:
     """A page of the tier."""
 
-    __slots__ = ("blocks", "is_wanted", "key", "more", "page", "pins")
+    __slots__ = ("blocks", "is_wanted", "key", "more", "number", "page", "pins")
 
-    def __init__(self, key: bytes, page: int, blocks: Sequence[int], more: Sequence[int] = ()) -> None:
+    def __init__(self, number: int, key: bytes, page: int, blocks: Sequence[int], more: Sequence[int]) -> None:
+        self.number = number
+        """How many were added before it."""
         self.key = key
         self.page = page
         """Its id in the memory of the tier."""
@@ -60,6 +63,7 @@ class PageTier:
         self._arriving: dict[int, TierPage] = {}
         self._arriving_keys: set[bytes] = set()
         self._idle: OrderedDict[bytes, TierPage] = OrderedDict()  # the least recently used first
+        self._num_added = 0
         self._num_more = self._num_more_idle = self._num_more_arriving = 0  # of these, besides the first of each
         self._loans = Counter[TierPage]()
 
@@ -118,7 +122,8 @@ class PageTier:
         the tree's pages or from elsewhere. There must be none yet.
         """
         assert key not in self._found and key not in self._arriving_keys
-        self._arriving[page] = TierPage(key, page, blocks, more)
+        self._arriving[page] = TierPage(self._num_added, key, page, blocks, more)
+        self._num_added += 1
         self._num_more += len(more)
         self._num_more_arriving += len(more)
         self._arriving_keys.add(key)
@@ -137,12 +142,12 @@ class PageTier:
             self._log.keep(page.blocks)
 
     def settle(self, pages: Iterable[int]) -> Settled:
-        """Note that KV has arrived, which is found from now on. Ignores pages in which none was arriving."""
+        """Note that KV has arrived, which is found from now on; what was added first counts as used first. Ignores
+        pages in which none was arriving.
+        """
         settled = Settled([], [])
-        for page in pages:
-            arrived = self._arriving.pop(page, None)
-            if arrived is None:
-                continue
+        there = [arrived for page in pages if (arrived := self._arriving.pop(page, None)) is not None]
+        for arrived in sorted(there, key=attrgetter("number")):
             self._num_more_arriving -= len(arrived.more)
             if arrived.is_wanted:
                 self._arriving_keys.remove(arrived.key)

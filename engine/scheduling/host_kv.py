@@ -213,7 +213,5 @@ class HostKV:
 
 
 def _hosts(plan: StepPlan) -> list[int]:
-    """Return the host pages that a step fills, of a state its first; states first, so that they are given up before
-    the pages that lead to them.
-    """
+    """Return the host pages that a step fills, of a state its first."""
     return [*[copy.hosts[0] for copy in plan.states_out], *[host for _, host in plan.swap_out]]

@@ -94,7 +94,9 @@ class HostPrefixes:
                 self._outgoing.pages.append((page_of(node, slot), host))
 
     def on_give_up(self, node: Node) -> None:
-        """Note that the device gives up what a node has at its end. O(its tokens and those above it)."""
+        """Note that the device gives up what a node has at its end, which is going to be the older, as what leads to
+        it is of use to others. O(its tokens and those above it).
+        """
         if self._ends is None or node.state is None or not self._is_worth_keeping(node):
             return
         tokens = sequence(node)

@@ -6,9 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.scheduling.host_pool import HostPool
-from tests.engine.support.histories import served
+from tests.engine.support.draft_sources import ScriptedDrafts
+from tests.engine.support.histories import Action, histories, play, served
 from tests.engine.support.script import Script
 
 SYSTEM = list(range(1, 41))
@@ -54,8 +57,6 @@ def test_preempted_requests_go_on_from_host_memory(make: Any, page_size: int) ->
 
 
 def test_swapped_states_lack_drafts_that_were_right_and_these_are_computed_again() -> None:
-    from tests.engine.support.draft_sources import ScriptedDrafts
-
     limits = {"max_step_tokens": 64, "max_running": 3}
     script = hybrid(num_pages=30, state_slots=4, host_pages=400, limits=limits, drafter=ScriptedDrafts(right=0.6))
     names = [script.arrive([i, *range(1, 25)], max_tokens=60) for i in (500, 501, 502)]
@@ -184,3 +185,46 @@ def test_stale_notes_of_states_are_forgotten() -> None:
         served(script, [number, *range(100, 141)], max_tokens=1)
     ends = script.host._ends
     assert ends is not None and sum(map(len, ends._begun.values())) <= 2 * 14 + 1  # type: ignore[attr-defined]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    histories(longest_prompt=30, fewest=30),
+    st.sampled_from([(11, 4), (42, 1), (15, 3)]),
+    st.sampled_from([(0, 0), (0, 6), (1, 1), (5, 1), (9, 2)]),
+    st.sampled_from([(20, 2), (60, 1), (90, 3)]),
+    st.booleans(),
+    st.sampled_from([None, None, 0.6]),
+    st.sampled_from([3, 16, 64]),
+    st.integers(1, 2),
+)
+def test_under_pressure_every_request_gets_the_tokens_it_would_get_alone(
+    actions: list[Action],
+    shape: tuple[int, int],
+    kind: tuple[int, int],
+    host: tuple[int, int],
+    overlap: bool,
+    right: float | None,
+    step_tokens: int,
+    host_min_uses: int,
+) -> None:
+    """Device memory for one or two of three requests, and few slots; `kind`: a window and its groups, or without a
+    window the slots for snapshots.
+    """
+    (num_pages, page_size), (window, number) = shape, kind
+    script = Script(
+        num_pages=num_pages if not window else num_pages + 3 * number * (-(-(window + step_tokens) // page_size)),
+        page_size=page_size,
+        state_slots=0 if window else 3 + number,
+        window=(window, number) if window else None,
+        overlap=overlap,
+        limits={"max_running": 3, "max_step_tokens": step_tokens},
+        drafter=None if right is None else ScriptedDrafts(right=right),
+        host_pages=host[0],
+        state_pages=host[1],
+        host_min_uses=host_min_uses,
+    )
+    play(script, actions)
+    assert script.host.account().free == script.host_pages
+    snapshots = script.cache.snapshots
+    assert snapshots is None or snapshots.account().free == script.state_slots
