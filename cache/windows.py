@@ -110,21 +110,23 @@ class WindowTails(NodeStates):
         self._count(rows, -1, 0)
 
     def make(self, rows: Sequence[Row]) -> int:
-        """Make a tail, which shares the rows of the request that asks for it."""
+        """Make a tail, which shares the rows of the request that asks for it. It counts as a request until a node
+        carries it: only then can it be given up.
+        """
         self._num_made += 1
         self._tails[self._num_made] = rows
-        self._count(rows, 0, 1)
+        self.hold(rows)
         return self._num_made
 
     def free(self, tail: int) -> None:
         """Give up a tail that no node carries."""
-        self._count(self._tails.pop(tail), 0, -1)
+        self.leave(self._tails.pop(tail))
 
     def _carried(self, tail: int) -> None:
-        """It counts for its rows since it was made."""
+        self._count(self._tails[tail], -1, 1)
 
     def _dropped(self, tail: int) -> None:
-        self.free(tail)
+        self._count(self._tails.pop(tail), 0, -1)
 
     def pin(self, node: Node) -> int:
         """Keep a node's tail until `unpin`. Its rows count as used."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache import KVCacheManager, Namespace, OutOfPages, Window
 from engine.beam_search import BeamParams
 from engine.errors import NeverFits
 from tests.engine.support.draft_sources import ScriptedDrafts
@@ -128,6 +129,25 @@ def test_the_longest_request_that_is_taken_fits() -> None:
     assert served(script, [8], max_tokens=longest - 1) == 0
     with pytest.raises(NeverFits):
         script.arrive([9] * longest, max_tokens=1)
+
+
+def test_rows_of_a_tail_that_no_node_carries_yet_make_no_room() -> None:
+    """The tail of 8 tokens is kept in a chunk that is not computed, and the next one needs its rows no more."""
+    cache = KVCacheManager(12, 4, window=Window(4, 1, 8))
+    lease = cache.lock(cache.match(Namespace("m"), range(16), 0.0))
+    cache.extend(lease, 16, 0.0, (0, 12))
+    assert lease.window is not None
+    lease.window.plan(0, 12, [8], has_drafts=False)
+    cache.extend(lease, 16, 0.0, (12, 16))
+    assert lease.window.first == 2 and cache.available == 12 - 4 - 3
+    with pytest.raises(OutOfPages):
+        cache.extend(lease, 16 + 4 * (cache.available + 1), 0.0, (12, 16))
+    assert cache.account().total == 12
+    cache.insert(lease, range(12), 1.0)
+    cache.keep_states(lease, range(12), 12)
+    assert cache.available == 12 - 4 - 2, "now it can be given up"
+    cache.finish(lease, range(16), 2.0)
+    assert cache.available == 12
 
 
 def test_beam_search_is_refused_with_what_to_do() -> None:

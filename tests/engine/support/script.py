@@ -182,7 +182,7 @@ class Script:
         for request in self.scheduler.allocator.running:
             if request.lease is not None and (window := request.lease.window) is not None:
                 by_requests.update(row[0] for row in window.rows)
-                by_tails.update(row[0] for _, tail in window.kept for row in tails._tails[tail])
+                by_requests.update(row[0] for _, tail in window.kept for row in tails._tails[tail])
         by_requests.update(row[0] for node in tails._pins for row in tails.rows_at(node))
         counted = {page: (by_requests[page], by_tails[page]) for page in by_requests | by_tails}
         assert counted == tails._uses
