@@ -21,8 +21,8 @@ class NodeStates(ABC):
         """Nodes whose state may be given up, the least recently used first, and seconds of its last use."""
         self._pins = Counter[Node]()
         self.on_give_up: Callable[[Node], None] = lambda node: None
-        """Called with each node whose state alone is taken to make room, while it has it: it stays readable for the
-        step that is being planned."""
+        """Called with each node whose state alone is taken to make room, while it has it: the state stays readable
+        for the step that is being planned."""
 
     @abstractmethod
     def free(self, state: int) -> None:

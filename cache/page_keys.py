@@ -5,8 +5,8 @@
 The tree compares tokens, and a router's 64-bit hashes may collide, since they only advise. These names do neither:
 whoever found two sequences with one key would have found a collision of blake2b with 256 bits.
 
-What has to be at the end of a prefix beside its pages is named after the last of them (`key_beside`), and after the
-tokens behind that page, if there are any (`key_inside`).
+What has to be at the end of a prefix beside its pages is named after the last of them (`key_beside`), and after
+the tokens behind that page, if there are any (`key_inside`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PageKeys:
 
 
 def key_inside(before: bytes, tokens: Sequence[int]) -> bytes:
-    """Return the key of the place that `tokens` lead to, fewer than a page, after the page with the key `before`."""
+    """Return the key of the place that `tokens`, fewer than a page, lead to after the page of a key."""
     return blake2b(encoded(tokens), digest_size=32, key=before).digest() if tokens else before
 
 

@@ -139,8 +139,8 @@ class WindowTails(NodeStates):
         self.leave(self.rows_at(node))
 
     def give_up_before(self, leaf: Node | None) -> bool:
-        """Give up the least recently used tail if `leaf`, the next to be evicted, was used since, or is None; return
-        whether there was one. It may free no page, where other tails or requests use its rows.
+        """Give up the least recently used tail if `leaf`, the next to be evicted, was used since, or is None;
+        return whether there was one. It may free no page, where other tails or requests use its rows.
         """
         if not self._idle:
             return False

@@ -1,11 +1,11 @@
 """What host memory keeps at the ends of prefixes, beside their pages: recurrent states, or pages of windows.
 
     pages of the prefix   [ page | page | page | pa.. ]
-    HostStates                                  └ at any position: the state, cut in pages, and what is begun of a page
+    HostStates                                  └ anywhere: the state, cut in pages, and the begun page
     HostTails                    [ row  | row  ]  at a page's end: the rows of the window before it
 
-Both take host pages as KV does, so nothing is divided between them beforehand. A prefix in host memory leads as far
-as the deepest of its positions at which there is one.
+Both take host pages as KV does, so nothing is divided between them beforehand. A prefix in host memory leads as
+far as the deepest of its positions at which there is one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import NamedTuple, Protocol
 from cache import KVCacheManager, Lease, LeaseState
 from cache.node import Node
 from cache.page_keys import PageKeys, key_beside, key_inside
-from cache.page_tier import PageTier
 from cache.radix_tree import page_of
 from cache.windows import WindowTails
 from engine.scheduling.host_pool import Copies, HostPool, StateCopy
@@ -62,8 +61,8 @@ class HostEnds(Protocol):
         ...
 
     def deepest(self, keys: PageKeys, tokens: Sequence[int], after: int, reached: int) -> HostEnd | None:
-        """Return the deepest position after `after` at which something is in host memory, given that pages are held
-        up to the one in which `reached` lies, at most. At least one of `tokens` comes after it.
+        """Return the deepest position after `after` at which something is in host memory, given that all pages
+        before the one in which `reached` lies are held. At least one of `tokens` comes after it.
         """
         ...
 
@@ -76,7 +75,7 @@ def host_ends(cache: KVCacheManager, pool: HostPool) -> HostEnds | None:
 
 
 class HostStates:
-    """Recurrent states. Each takes `HostMemory.state_pages` pages, and one more where a page is begun before it."""
+    """Recurrent states. Each takes `HostMemory.state_pages` pages, and one more where it lies inside a page."""
 
     def __init__(self, pool: HostPool, page_size: int) -> None:
         self._pool, self._tier, self._page_size = pool, pool.tier, page_size

@@ -42,8 +42,8 @@ class HostKV:
         """`page_size` in tokens; `preemption` is one of `swap.MODES`. Raises ValueError when it is not.
 
         `log` is told of the blocks, each of `block_tokens` tokens, that are here. `lower` holds more prefixes.
-        `hashes` returns the hashes of a prompt's blocks. `cache` is the device's, which tells what has to be at the
-        ends of prefixes; None: nothing.
+        `hashes` returns the hashes of a prompt's blocks. `cache` is the device's, which tells what has to be at
+        the ends of prefixes; None: nothing.
         """
         self._lower = lower
         self._peers: KVPeers = NO_PEERS
@@ -57,7 +57,7 @@ class HostKV:
         self.on_evict = self._prefixes.on_evict
         """To be called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
         self.on_give_up = self._prefixes.on_give_up
-        """To be called with each node of which the device gives up what is at its end (`NodeStates.on_give_up`)."""
+        """To be called with each node of which only what is at its end is given up (`NodeStates.on_give_up`)."""
 
     @property
     def num_pages(self) -> int:
@@ -166,11 +166,20 @@ class HostKV:
             return reached
         return self._prefixes.reach(request, found, tokens_per_second)
 
-    def start(self, request: Request, found: Found, tokens_per_second: float) -> int:
-        """Return what `reach` does, and keep it for the request until `load` or `forget`."""
-        reached = self.reach(request, found, tokens_per_second)
+    def hold(self, request: Request, found: Found, reached: int) -> None:
+        """Keep what `reach` promised to a request until it starts, `release` or `forget`."""
         if reached > max(found.length, self._swap.end(request.request_id, found.held)):
             self._prefixes.hold(request, found, reached)
+
+    def release(self, request_id: str) -> None:
+        """Undo `hold`. Idempotent."""
+        self._prefixes.release(request_id)
+
+    def start(self, request: Request, found: Found, tokens_per_second: float) -> int:
+        """Return what `reach` does, and keep it for the request until `load` or `forget`."""
+        self.release(request.request_id)
+        reached = self.reach(request, found, tokens_per_second)
+        self.hold(request, found, reached)
         if reached > found.length and tokens_per_second:
             pages = -(-(reached - found.held) // self._page_size) + self._pool.state_pages
             self._saved_seconds += (reached - found.length) / tokens_per_second - pages * self._pool.page_seconds

@@ -5,8 +5,9 @@
     a prompt begins with it ──▶ held ──▶ copied back in the prompt's first step, which computes the rest
 
 Host memory keeps whole pages, and keeps them when they are copied back: what the device evicts again is there
-already. A prefix that was used once is not worth a copy, as most prompts never come again. In models that need more
-at the end of a prefix than its pages, that is kept by the same rules (`host_ends`), and a prefix reaches to it.
+already. A prefix that was used once is not worth a copy, as most prompts never come again. In models that need
+more at the end of a prefix than its pages, that is kept by the same rules (`host_ends`), and a prefix is of use up
+to such an end alone.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class HostPrefixes:
                 self._outgoing.pages.append((page_of(node, slot), host))
 
     def on_give_up(self, node: Node) -> None:
-        """Note that the device gives up what a node has at its end, which is going to be the older, as what leads to
-        it is of use to others. O(its tokens and those above it).
+        """Note that the device gives up what a node has at its end, which counts as older than the pages that lead
+        to it, as these are of use to others. O(its tokens and those above it).
         """
         if self._ends is None or node.state is None or not self._is_worth_keeping(node):
             return
@@ -232,8 +233,12 @@ class HostPrefixes:
     def forget(self, request_id: str) -> None:
         """Let go of what was held for a request that has ended or was preempted. Idempotent."""
         self._arriving.forget(request_id)
-        held = self._held.pop(request_id, None)
         self._keys.pop(request_id, None)
+        self.release(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Let go of what was held for a request that does not start yet. Idempotent."""
+        held = self._held.pop(request_id, None)
         if held is not None:
             self._tier.unpin([*held.pages, *held.at_end])
 

@@ -150,6 +150,9 @@ class KVAllocator:
             self.num_deferred += 1
             return AdmissionOutcome.DEFERRED
         if num_reached > found.length and self.cache.ends is not None:
+            self.host.hold(
+                request, found, num_reached
+            )  # The lease may take a state's place, and that state go there.
             match = self.cache.match_bare(request.namespace, request.reusable, num_reached, now)
         lease = self.cache.lock(match, priority=request.priority)
         # The copy is not needed if the host has the page that the match ends in, and it may be one page too many.
@@ -158,6 +161,7 @@ class KVAllocator:
         if not self._fits(request, lease):
             if self.running:
                 self.cache.finish(lease, [], now)
+                self.host.release(request.request_id)
                 return AdmissionOutcome.NO_MEMORY
             self.cache.reset()  # It fits alone, except for pages that other requests extended.
         self.waiting.remove(request)
@@ -169,9 +173,7 @@ class KVAllocator:
         self._enter(request)
         return AdmissionOutcome.STARTED
 
-    def _without_partial(
-        self, lease: Lease, match: Match, num_reached: int, priority: int, now: float
-    ) -> Lease:
+    def _without_partial(self, lease: Lease, match: Match, num_reached: int, priority: int, now: float) -> Lease:
         """Return a lease without the tokens that need a copy; alone with a recurrent state or a window, without
         any, as what has to be there after fewer tokens may not be held, unless more come from host memory.
         """
@@ -274,8 +276,8 @@ class KVAllocator:
         )
 
     def _start(self, request: Request, lease: Lease, num_found: int, now: float) -> None:
-        """Record an admission, after `num_found` tokens without host memory. Cache hits count at the first one only;
-        later ones count as recomputation.
+        """Record an admission, after `num_found` tokens without host memory. Cache hits count at the first one
+        only; later ones count as recomputation.
         """
         is_repeat, num_cached = request.num_cached is not None or request.num_resumed > 0, lease.num_cached
         num_reached = self.host.start(request, Found(num_found, num_cached), self._budget.prefill_rate)

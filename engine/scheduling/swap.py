@@ -6,7 +6,7 @@ host                    [ copies of the whole pages of these tokens ]
 
 A preempted request's KV stays in the radix tree while there is room. The part that only this request held is
 evicted first, so that part is copied: out in the step that takes its pages, and back, as far as the tree lost it,
-in the first step after its readmission. With it goes what has to be at the end, in models that need something there.
+in the first step after its readmission. With it goes what has to be after it to go on, in models that need more.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class SwapSpace:
         return [] if swapped is None else swapped.at_end
 
     def end(self, request_id: str, num_found: int) -> int:
-        """Return after how many leading tokens a request can go on by what was swapped out, given that the device's
-        tree has KV of `num_found`; 0 if by none.
+        """Return after how many leading tokens a request can go on by what was swapped out, given that the
+        device's tree has KV of `num_found`; 0: it cannot.
         """
         swapped = self._swapped.get(request_id)
         if swapped is None or not (swapped.pages or swapped.at_end):

@@ -1,5 +1,7 @@
-"""What prefixes need at their ends beside pages, in host memory: recurrent states, and pages of windows. The runner
-notices what is copied wrongly."""
+"""What prefixes need at their ends beside pages, in host memory: recurrent states, and pages of windows.
+
+The runner notices what is copied wrongly.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.scheduling.host_ends import HostStates
 from engine.scheduling.host_pool import HostPool
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.histories import Action, histories, play, served
@@ -46,7 +49,9 @@ def test_preempted_requests_go_on_from_host_memory(make: Any, page_size: int) ->
     """Three requests in memory for less than two, each of which is computed once and no token more."""
     pages = {hybrid: 128, windowed: 256}[make] // page_size
     limits = {"max_step_tokens": 16, "max_running": 3}
-    script = make(num_pages=pages, page_size=page_size, host_pages=400, state_slots=4 * (make is hybrid), limits=limits)
+    script = make(
+        num_pages=pages, page_size=page_size, host_pages=400, state_slots=4 * (make is hybrid), limits=limits
+    )
     names = [script.arrive([i, *range(1, 25)], max_tokens=60) for i in (500, 501, 502)]
     script.run()
     assert all(script.tokens(name) == script.undisturbed(name) for name in names)
@@ -144,6 +149,17 @@ def test_the_least_recently_used_state_goes_before_the_pages_that_lead_to_it() -
     assert [served(script, prompt, max_tokens=1) for prompt in reversed(prompts)] == [40, 40, 0]
 
 
+def test_a_state_that_a_lease_drives_out_does_not_take_the_place_of_the_lease_s_own() -> None:
+    """Host memory for one state of two pages. The first prompt's is there, the second's about to go."""
+    script = hybrid(num_pages=256, state_slots=3, host_pages=3)
+    for first in (1000, 2000):
+        for _ in range(2):
+            served(script, [first, *SYSTEM, 50], max_tokens=1)
+    assert script.host.account().cached == 2
+    assert served(script, [1000, *SYSTEM, 50], max_tokens=1) == 40
+    assert copied_in(script) == (0, 1)
+
+
 def test_states_count_as_the_host_pages_that_they_take() -> None:
     script = hybrid(state_pages=7)
     for _ in range(2):
@@ -184,7 +200,7 @@ def test_stale_notes_of_states_are_forgotten() -> None:
     for number in range(60):
         served(script, [number, *range(100, 141)], max_tokens=1)
     ends = script.host._ends
-    assert ends is not None and sum(map(len, ends._begun.values())) <= 2 * 14 + 1  # type: ignore[attr-defined]
+    assert isinstance(ends, HostStates) and sum(map(len, ends._begun.values())) <= 2 * 14 + 1
 
 
 @settings(max_examples=100, deadline=None)

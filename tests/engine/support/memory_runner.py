@@ -143,7 +143,7 @@ class MemoryRunner:
             _copy_page(self.host, host, self.memory, device, self.page_size)
         for slot, hosts in plan.states_in:
             parts = [self.host_states.get(host, (-1, [-1])) for host in hosts]
-            if [index for index, _ in parts] != list(range(len(parts))) or any(part[1] != parts[0][1] for part in parts):
+            if parts != [(index, parts[0][1]) for index in range(len(parts))]:
                 self.mistakes.append(f"slot {slot} gets {parts} from the pages {hosts}")
             self.states[slot] = list(parts[0][1])
 
