@@ -150,9 +150,8 @@ class KVAllocator:
             self.num_deferred += 1
             return AdmissionOutcome.DEFERRED
         if num_reached > found.length and self.cache.ends is not None:
-            self.host.hold(
-                request, found, num_reached
-            )  # The lease may take a state's place, and that state go there.
+            # Hold before locking: the lease may take a state's slot, and that state take pages of the host.
+            self.host.hold(request, found, num_reached)
             match = self.cache.match_bare(request.namespace, request.reusable, num_reached, now)
         lease = self.cache.lock(match, priority=request.priority)
         # The copy is not needed if the host has the page that the match ends in, and it may be one page too many.

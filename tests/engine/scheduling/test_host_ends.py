@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache import KVCacheManager, Namespace, Window
 from engine.scheduling.host_ends import HostStates
 from engine.scheduling.host_pool import HostPool
 from tests.engine.support.draft_sources import ScriptedDrafts
@@ -158,6 +159,21 @@ def test_a_state_that_a_lease_drives_out_does_not_take_the_place_of_the_lease_s_
     assert script.host.account().cached == 2
     assert served(script, [1000, *SYSTEM, 50], max_tokens=1) == 40
     assert copied_in(script) == (0, 1)
+
+
+@pytest.mark.parametrize("options", [{"num_state_slots": 3}, {"window": Window(4, 1, 8)}])
+def test_what_a_lease_waits_for_is_kept_for_nobody_if_it_ends_before_it_comes(options: dict[str, Any]) -> None:
+    cache = KVCacheManager(32, 4, **options)
+    first = cache.lock(cache.match(Namespace("m"), SYSTEM, 0.0))
+    cache.extend(first, 40, 0.0)
+    cache.insert(first, SYSTEM, 0.0)
+    lease = cache.lock(cache.match_bare(Namespace("m"), SYSTEM, 36, 1.0))
+    assert lease.num_cached == 36 and lease.state is not None
+    lease.state.await_at(36)
+    cache.finish(lease, SYSTEM[:36], 1.0)
+    cache.finish(first, [], 2.0)
+    assert cache.find(Namespace("m"), SYSTEM) == (0, 39)
+    assert sum(cache.state_account()[1:]) == 0
 
 
 def test_states_count_as_the_host_pages_that_they_take() -> None:
