@@ -152,7 +152,7 @@ def test_the_least_recently_used_state_goes_before_the_pages_that_lead_to_it() -
 
 def test_a_state_that_a_lease_drives_out_does_not_take_the_place_of_the_lease_s_own() -> None:
     """Host memory for one state of two pages. The first prompt's is there, the second's about to go."""
-    script = hybrid(num_pages=256, state_slots=3, host_pages=3)
+    script = hybrid(num_pages=256, state_slots=2, host_pages=3)
     for first in (1000, 2000):
         for _ in range(2):
             served(script, [first, *SYSTEM, 50], max_tokens=1)
