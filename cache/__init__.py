@@ -7,8 +7,8 @@ this package only knows which page belongs to which request.
 from cache.accounting import CacheStats, PageAccount
 from cache.eviction import EvictionStrategy
 from cache.kv_cache_manager import KVCacheManager
-from cache.lease import Lease, Match, PageCopy
-from cache.lease_state import StateStep
+from cache.lease import Found, Lease, Match, PageCopy
+from cache.lease_state import LeaseState, StateStep
 from cache.node import Namespace
 from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
@@ -20,8 +20,10 @@ from cache.windows import LeaseWindow, Window
 __all__ = [
     "CacheStats",
     "EvictionStrategy",
+    "Found",
     "KVCacheManager",
     "Lease",
+    "LeaseState",
     "LeaseWindow",
     "Match",
     "Namespace",

@@ -8,13 +8,14 @@ read       Lease    pages                             reusable by others        
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from cache.accounting import CacheStats, PageAccount
 from cache.block_events import BlockEvents
 from cache.block_record import BlockRecord
 from cache.eviction import EvictionStrategy, eviction_strategy
 from cache.insertion import insert
-from cache.lease import Lease, Match, PageCopy
+from cache.lease import Found, Lease, Match, PageCopy
 from cache.lease_state import LeaseState, keep
 from cache.loans import ANY_TOKEN, Loan, Loans
 from cache.node import Namespace, Node
@@ -120,7 +121,12 @@ class KVCacheManager:
 
     def peek(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Count the tokens that a match would find; change nothing, not even the eviction order. O(result)."""
-        return self._reusable(*self._shared.find(namespace, tokens))[1]
+        return self.find(namespace, tokens).length
+
+    def find(self, namespace: Namespace, tokens: Sequence[int]) -> Found:
+        """Count the tokens that a match would find, and those whose KV is held, as `peek` does."""
+        node, held = self._shared.find(namespace, tokens)
+        return Found(self._reusable(node, held)[1], held)
 
     def block_hashes(self, namespace: Namespace, tokens: Sequence[int]) -> list[int]:
         """Return the hashes of the whole blocks of `tokens`, as `prefix_log` names them. O(tokens)."""
@@ -134,7 +140,16 @@ class KVCacheManager:
         passed).
         """
         node, seen = self._shared.find(namespace, tokens)
-        node, length = self._reusable(node, seen)
+        return self._match(namespace, *self._reusable(node, seen), seen, now)
+
+    def match_bare(self, namespace: Namespace, tokens: Sequence[int], most: int, now: float) -> Match:
+        """Return what `match` does, up to `most` tokens, for a request that brings along what has to be at the end
+        beside the pages.
+        """
+        node, seen = self._shared.find(namespace, tokens)
+        return replace(self._match(namespace, node, min(seen, most), seen, now), is_bare=True)
+
+    def _match(self, namespace: Namespace, node: Node | None, length: int, seen: int, now: float) -> Match:
         if node is None or not length:
             return Match(namespace, 0, seen=seen)
         partial = length % self.page_size
@@ -165,10 +180,11 @@ class KVCacheManager:
             match.source.copying += 1
         pages = tree.table(held)
         lease = Lease(pages, len(pages), match.length, priority, held, match.source, match.partial)
+        origin = None if match.is_bare else match.source or match.node
         if self.snapshots is not None:
-            lease.state = LeaseState.begin(self.snapshots, match.source or match.node)
+            lease.state = LeaseState.begin(self.snapshots, origin)
         if self.tails is not None:
-            lease.state = lease.window = LeaseWindow(self.tails, match.node)
+            lease.state = lease.window = LeaseWindow(self.tails, origin)
         return lease
 
     def lend(self, namespace: Namespace, tokens: Sequence[int]) -> Loan | None:
@@ -394,7 +410,7 @@ class KVCacheManager:
         before = self._pool.num_free
         while (missing := num_pages - (self._pool.num_free - before)) > 0:
             leaf = self._tree.next_to_go()
-            if self.tails is not None and self.tails.drop_before(leaf):
+            if self.tails is not None and self.tails.give_up_before(leaf):
                 continue
             if leaf is None:
                 break
@@ -422,8 +438,8 @@ class KVCacheManager:
         """
         before = self._pool.num_free
         self._pool.free(self._tree.evict())
-        while self.tails is not None and self.tails.drop_before(None):
-            pass
+        if self.tails is not None:
+            self.tails.drop_all()
         freed = self._pool.num_free - before
         self.stats.reset_pages += freed
         return freed

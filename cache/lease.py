@@ -10,6 +10,15 @@ from cache.node import Namespace, Node
 from cache.windows import LeaseWindow
 
 
+class Found(NamedTuple):
+    """What is held of a prompt's beginning."""
+
+    length: int
+    """Leading tokens after which it can go on."""
+    held: int
+    """Leading tokens whose KV is held: more than those, where nothing leads on from there."""
+
+
 class PageCopy(NamedTuple):
     """An order to copy the first `num_tokens` slots of page `source` to page `target`, in all layers."""
 
@@ -37,6 +46,8 @@ class Match:
     """The node that ends at `length`, inside the page to copy; None when `partial` is 0."""
     seen: int = 0
     """Tokens whose KV is held, with those after `length` that no snapshot of a recurrent state leads to."""
+    is_bare: bool = False
+    """Whether what has to be at its end beside the pages comes from elsewhere."""
 
     @property
     def aligned(self) -> int:

@@ -38,6 +38,8 @@ class LeaseState:
         """Tokens that the state contains when the steps planned so far are done."""
         self.kept: list[tuple[int, int]] = []
         """Positions at which states are kept that are not snapshots yet, and their slots."""
+        self.is_awaited = False
+        """Whether its first chunk begins with a state that is to be in its slot before it (`await_at`)."""
 
     @classmethod
     def begin(cls, snapshots: Snapshots, origin: Node | None) -> LeaseState | None:
@@ -50,12 +52,29 @@ class LeaseState:
             snapshots.unpin(origin)
         return state
 
+    def await_at(self, num_tokens: int) -> None:
+        """Go on after so many tokens, from a state that somebody puts in its slot before the first chunk."""
+        assert self.origin is None
+        self._source, self.end, self.is_awaited = self._slot, num_tokens, True
+
+    @property
+    def slot(self) -> int | None:
+        """The slot with the state after `end` tokens; None while that is not its own, or not there yet."""
+        return None if self.is_awaited or self._source != self._slot else self._slot
+
+    @property
+    def awaited_slot(self) -> int:
+        """The slot in which a state is to be put."""
+        assert self.is_awaited
+        return self._slot
+
     def plan(self, start: int, end: int, borders: Sequence[int], *, has_drafts: bool) -> StateStep:
         """Plan a chunk of the tokens `start` to `end`, and keep the state at `borders` (start <= border < end),
         ascending, while there are slots. With draft tokens after its first, the state does not advance by the
         chunk: it is not known yet by how much.
         """
         source, inside = self._source, []
+        self.is_awaited = False
         for border in borders:
             is_here = border == start == self.end
             if is_here and source != self._slot:
@@ -98,8 +117,8 @@ class LeaseState:
         """
         self.release_origin()
         done = self.take_kept(num_tokens)
-        if self._source == self._slot and 0 < self.end <= num_tokens:
-            done.append((self.end, self._slot))
+        if self.slot is not None and 0 < self.end <= num_tokens:
+            done.append((self.end, self.slot))
         else:
             self._snapshots.free(self._slot)
         for _, slot in self.kept:

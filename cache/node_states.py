@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 from cache.node import Node
 
@@ -19,6 +20,9 @@ class NodeStates(ABC):
         self._idle = OrderedDict[Node, float]()
         """Nodes whose state may be given up, the least recently used first, and seconds of its last use."""
         self._pins = Counter[Node]()
+        self.on_give_up: Callable[[Node], None] = lambda node: None
+        """Called with each node whose state alone is taken to make room, while it has it: the state stays readable
+        for the step that is being planned."""
 
     @abstractmethod
     def free(self, state: int) -> None:
@@ -60,6 +64,11 @@ class NodeStates(ABC):
             del self._idle[node]
             state, node.state = node.state, None
             self._dropped(state)
+
+    def give_up(self, node: Node) -> None:
+        """Free a node's state to make room for others."""
+        self.on_give_up(node)
+        self.drop(node)
 
     def pin(self, node: Node) -> int:
         """Keep a node's state until `unpin`, and return it. The node is locked meanwhile."""

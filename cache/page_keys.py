@@ -4,6 +4,9 @@
 
 The tree compares tokens, and a router's 64-bit hashes may collide, since they only advise. These names do neither:
 whoever found two sequences with one key would have found a collision of blake2b with 256 bits.
+
+What has to be at the end of a prefix beside its pages is named after the last of them (`key_beside`), and after
+the tokens behind that page, if there are any (`key_inside`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ class PageKeys:
         """
         self.first = first
         self._tokens, self._page_size = tokens, page_size
-        self._hash = blake2b(encoded_namespace(namespace), digest_size=32)
+        self._root = encoded_namespace(namespace)
+        self._hash = blake2b(self._root, digest_size=32)
         self._hash.update(encoded(tokens[: first * page_size]))
         self._keys: list[bytes] = []
 
@@ -35,3 +39,17 @@ class PageKeys:
             self._hash.update(encoded(self._tokens[start : start + self._page_size]))
             self._keys.append(self._hash.digest())
         return self._keys[page - self.first]
+
+    def before(self, page: int) -> bytes:
+        """Return the key of the page before another one; before the first page, one of no page."""
+        return self[page - 1] if page else blake2b(self._root, digest_size=32, person=b"no page").digest()
+
+
+def key_inside(before: bytes, tokens: Sequence[int]) -> bytes:
+    """Return the key of the place that `tokens`, fewer than a page, lead to after the page of a key."""
+    return blake2b(encoded(tokens), digest_size=32, key=before).digest() if tokens else before
+
+
+def key_beside(place: bytes, number: int) -> bytes:
+    """Return the key of one of the pages that belong to a place beside those of the tokens before it."""
+    return place + number.to_bytes(4, "little")

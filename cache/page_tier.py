@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from cache.block_counts import BlockCounts
@@ -21,18 +22,27 @@ from cache.prefix_log import PrefixLog
 class TierPage:
     """A page of the tier."""
 
-    __slots__ = ("blocks", "is_wanted", "key", "page", "pins")
+    __slots__ = ("blocks", "is_wanted", "key", "more", "number", "page", "pins")
 
-    def __init__(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
+    def __init__(self, number: int, key: bytes, page: int, blocks: Sequence[int], more: Sequence[int]) -> None:
+        self.number = number
+        """How many were added before it."""
         self.key = key
         self.page = page
         """Its id in the memory of the tier."""
+        self.more = more
+        """Ids of further pages with what takes more than one."""
         self.pins = 0
         """Readers that rely on it."""
         self.blocks = blocks
         """Hashes of the blocks in it, for the log."""
         self.is_wanted = True
         """False if it was forgotten while it arrived."""
+
+    @property
+    def pages(self) -> list[int]:
+        """All its ids."""
+        return [self.page, *self.more]
 
 
 class Settled(NamedTuple):
@@ -53,12 +63,14 @@ class PageTier:
         self._arriving: dict[int, TierPage] = {}
         self._arriving_keys: set[bytes] = set()
         self._idle: OrderedDict[bytes, TierPage] = OrderedDict()  # the least recently used first
+        self._num_added = 0
+        self._num_more = self._num_more_idle = self._num_more_arriving = 0  # of these, besides the first of each
         self._loans = Counter[TierPage]()
 
     @property
     def num_arriving(self) -> int:
         """Pages whose KV is on its way."""
-        return len(self._arriving)
+        return len(self._arriving) + self._num_more_arriving
 
     @property
     def num_lent(self) -> int:
@@ -68,12 +80,16 @@ class PageTier:
     @property
     def num_pages(self) -> int:
         """Pages that hold, or are about to hold, a prefix."""
-        return len(self._found) + len(self._arriving)
+        return len(self._found) + len(self._arriving) + self._num_more
 
     @property
     def num_idle(self) -> int:
         """Pages that `reclaim` can return."""
-        return len(self._idle)
+        return len(self._idle) + self._num_more_idle
+
+    def is_found(self, key: bytes) -> bool:
+        """Whether the key's KV is here."""
+        return key in self._found
 
     def has(self, key: bytes) -> bool:
         """Whether the key's KV is here or arriving. Counts as a use."""
@@ -93,12 +109,23 @@ class PageTier:
         """Whether the key's KV is arriving."""
         return key in self._arriving_keys
 
-    def add(self, key: bytes, page: int, blocks: Sequence[int] = (), *, is_from_device: bool = True) -> None:
-        """Note that the key's KV, with the blocks of those hashes, is on its way to a page, from the tree's pages
-        or from elsewhere. There must be none yet.
+    def add(
+        self,
+        key: bytes,
+        page: int,
+        blocks: Sequence[int] = (),
+        *,
+        more: Sequence[int] = (),
+        is_from_device: bool = True,
+    ) -> None:
+        """Note that the key's KV, with the blocks of those hashes, is on its way to a page, and to `more` with it,
+        from the tree's pages or from elsewhere. There must be none yet.
         """
         assert key not in self._found and key not in self._arriving_keys
-        self._arriving[page] = TierPage(key, page, blocks)
+        self._arriving[page] = TierPage(self._num_added, key, page, blocks, more)
+        self._num_added += 1
+        self._num_more += len(more)
+        self._num_more_arriving += len(more)
         self._arriving_keys.add(key)
         self._counts.add(blocks)
         (self._log.keep if is_from_device else self._log.bring)(blocks)
@@ -115,34 +142,39 @@ class PageTier:
             self._log.keep(page.blocks)
 
     def settle(self, pages: Iterable[int]) -> Settled:
-        """Note that KV has arrived, which is found from now on. Ignores pages in which none was arriving."""
+        """Note that KV has arrived, which is found from now on; what was added first counts as used first. Ignores
+        pages in which none was arriving.
+        """
         settled = Settled([], [])
-        for page in pages:
-            arrived = self._arriving.pop(page, None)
-            if arrived is None:
-                continue
+        there = [arrived for page in pages if (arrived := self._arriving.pop(page, None)) is not None]
+        for arrived in sorted(there, key=attrgetter("number")):
+            self._num_more_arriving -= len(arrived.more)
             if arrived.is_wanted:
                 self._arriving_keys.remove(arrived.key)
-                self._found[arrived.key] = self._idle[arrived.key] = arrived
+                self._found[arrived.key] = arrived
+                self._rest(arrived)
                 settled.found.append(arrived)
             else:
-                settled.unwanted.append(page)
+                self._num_more -= len(arrived.more)
+                settled.unwanted.extend(arrived.pages)
         return settled
 
     def drop(self, pages: Iterable[int]) -> list[int]:
-        """Note that KV has not arrived; return those of the pages that are free now."""
-        dropped = [page for page in pages if page in self._arriving]
+        """Note that KV has not arrived; return the pages that are free now."""
+        dropped = [self._arriving.pop(page) for page in list(pages) if page in self._arriving]
         for page in dropped:
-            self._forget_arriving(self._arriving.pop(page))
-        return dropped
+            self._num_more -= len(page.more)
+            self._num_more_arriving -= len(page.more)
+            self._forget_arriving(page)
+        return [number for page in dropped for number in page.pages]
 
-    def count(self, keys: PageKeys, first: int, stop: int) -> int:
+    def count(self, keys: PageKeys | Sequence[bytes], first: int, stop: int) -> int:
         """Count the pages from `first` on, before `stop`, that are found without a gap. O(result)."""
         if not self._found:
             return 0
         return next((page - first for page in range(first, stop) if keys[page] not in self._found), stop - first)
 
-    def pin(self, keys: PageKeys, first: int, stop: int) -> list[TierPage]:
+    def pin(self, keys: PageKeys | Sequence[bytes], first: int, stop: int) -> list[TierPage]:
         """Keep the pages `first` to `stop`, all of which are found, where they are until `unpin`."""
         pinned = [self._found[keys[page]] for page in range(first, stop)]
         for page in pinned:
@@ -152,14 +184,15 @@ class PageTier:
     def pin_page(self, page: TierPage) -> None:
         """Keep a page that is found where it is until `unpin`."""
         page.pins += 1
-        self._idle.pop(page.key, None)
+        if self._idle.pop(page.key, None) is not None:
+            self._num_more_idle -= len(page.more)
 
     def unpin(self, pages: Iterable[TierPage]) -> None:
         """Undo one `pin`, which counts as a use: a prefix's first page as the last, so that its end goes first."""
         for page in reversed(list(pages)):
             page.pins -= 1
             if not page.pins:
-                self._idle[page.key] = page
+                self._rest(page)
 
     def lend(self, keys: PageKeys, first: int, stop: int) -> list[TierPage]:
         """Keep the pages `first` to `stop`, all of which are found, where they are until `take_back`."""
@@ -175,13 +208,16 @@ class PageTier:
                 del self._loans[page]
         self.unpin(pages)
 
-    def reclaim(self) -> int | None:
-        """Forget the page that was not used for the longest time and return it; None if all are in use. O(1)."""
+    def reclaim(self) -> list[int]:
+        """Forget the page that was not used for the longest time and return it, with those that belong to it; none
+        if all are in use. O(result).
+        """
         if not self._idle:
-            return None
+            return []
         _, page = self._idle.popitem(last=False)
+        self._num_more_idle -= len(page.more)
         self._forget(page)
-        return page.page
+        return page.pages
 
     def clear(self) -> list[int]:
         """Forget all pages that are not in use, and return them. Those that arrive are returned by `settle`."""
@@ -189,12 +225,18 @@ class PageTier:
             self._forget_arriving(page)
         idle = list(self._idle.values())
         self._idle.clear()
+        self._num_more_idle = 0
         for page in idle:
             self._forget(page)
-        return [page.page for page in idle]
+        return [number for page in idle for number in page.pages]
+
+    def _rest(self, page: TierPage) -> None:
+        self._idle[page.key] = page
+        self._num_more_idle += len(page.more)
 
     def _forget(self, page: TierPage) -> None:
         del self._found[page.key]
+        self._num_more -= len(page.more)
         self._log.drop(self._counts.remove(page.blocks))
 
     def _forget_arriving(self, page: TierPage) -> None:

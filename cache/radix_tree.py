@@ -381,6 +381,15 @@ def sequence(node: Node) -> array[int]:
     return tokens
 
 
+def page_of(node: Node, slot: int) -> int:
+    """Return the page in which a node, or one above it that ends inside the page, has a slot's tokens."""
+    step = node
+    while step.first_slot > slot:
+        assert step.parent is not None, "the first page belongs to somebody"
+        step = step.parent
+    return step.pages[slot - step.first_slot]
+
+
 def common_prefix(run: array[int], tokens: Sequence[int], start: int, stop: int) -> int:
     """Count the leading tokens of `run` that equal those of tokens[start:stop]. O(result): compares slices.
 

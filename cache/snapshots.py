@@ -52,7 +52,7 @@ class Snapshots(NodeStates):
         if not self._pool.num_free:
             if not self._idle:
                 return None
-            self.drop(next(iter(self._idle)))
+            self.give_up(next(iter(self._idle)))
         self._num_private += 1
         return self._pool.allocate(1)[0]
 

@@ -110,21 +110,23 @@ class WindowTails(NodeStates):
         self._count(rows, -1, 0)
 
     def make(self, rows: Sequence[Row]) -> int:
-        """Make a tail, which shares the rows of the request that asks for it."""
+        """Make a tail, which shares the rows of the request that asks for it. It counts as a request until a node
+        carries it: only then can it be given up.
+        """
         self._num_made += 1
         self._tails[self._num_made] = rows
-        self._count(rows, 0, 1)
+        self.hold(rows)
         return self._num_made
 
     def free(self, tail: int) -> None:
         """Give up a tail that no node carries."""
-        self._count(self._tails.pop(tail), 0, -1)
+        self.leave(self._tails.pop(tail))
 
     def _carried(self, tail: int) -> None:
-        """It counts for its rows since it was made."""
+        self._count(self._tails[tail], -1, 1)
 
     def _dropped(self, tail: int) -> None:
-        self.free(tail)
+        self._count(self._tails.pop(tail), 0, -1)
 
     def pin(self, node: Node) -> int:
         """Keep a node's tail until `unpin`. Its rows count as used."""
@@ -136,17 +138,22 @@ class WindowTails(NodeStates):
         super().unpin(node)
         self.leave(self.rows_at(node))
 
-    def drop_before(self, leaf: Node | None) -> bool:
-        """Drop the least recently used tail if `leaf`, the next to be evicted, was used since, or is None; return
-        whether there was one. It may free no page, where other tails or requests use its rows.
+    def give_up_before(self, leaf: Node | None) -> bool:
+        """Give up the least recently used tail if `leaf`, the next to be evicted, was used since, or is None;
+        return whether there was one. It may free no page, where other tails or requests use its rows.
         """
         if not self._idle:
             return False
         node, used_at = next(iter(self._idle.items()))
         if leaf is not None and leaf.last_access <= used_at:
             return False
-        self.drop(node)
+        self.give_up(node)
         return True
+
+    def drop_all(self) -> None:
+        """Drop all tails that may be given up."""
+        for node in list(self._idle):
+            self.drop(node)
 
     def _count(self, rows: Sequence[Row], by_requests: int, by_tails: int) -> None:
         for row in rows:
@@ -177,11 +184,23 @@ class LeaseWindow:
         """The slot of the page table that `rows[0]` fills."""
         self.kept: list[tuple[int, int]] = []
         """Positions after which tails are kept that no node carries yet, and the tails."""
+        self.is_awaited = False
+        """Whether its first chunk begins with rows that are to be filled before it (`await_at`)."""
         if origin is not None:
             self.rows = list(tails.rows_at(origin))
             self.first = origin.end // self._page_size - len(self.rows)
             tails.hold(self.rows)
             tails.use(origin)
+
+    def await_at(self, num_tokens: int) -> None:
+        """Go on after so many tokens, from rows that `grow` takes and somebody fills before the first chunk."""
+        assert not self.rows
+        self.first, self.is_awaited = self._tails.window.first_needed(num_tokens, self._page_size), True
+
+    def rows_before(self, num_tokens: int) -> list[Row]:
+        """Return the rows from which a request can go on after so many tokens: those of computed ones."""
+        first = self._tails.window.first_needed(num_tokens, self._page_size)
+        return self.rows[first - self.first : -(-num_tokens // self._page_size) - self.first]
 
     @property
     def num_slots(self) -> int:
@@ -219,6 +238,7 @@ class LeaseWindow:
         """Note that a chunk of the tokens `start` to `end` is planned, and keep the tails at `borders` (start <=
         border < end), which are multiples of the page size.
         """
+        self.is_awaited = False
         for border in borders:
             self._keep(border)
 

@@ -70,8 +70,9 @@ class EngineConfig(SchedulerSettings):
     """What happens to the KV of a preempted request: "swap" copies it to host memory while there is room,
     "recompute" drops it to compute it again, "auto" takes the way that will probably be cheaper."""
     host_kv_gib: float = 0.0
-    """Host memory for the KV of preempted requests and of evicted prefixes, in GiB, allocated at the start and
-    pinned if there is a GPU. 0: all is computed again."""
+    """Host memory for the KV of preempted requests and of evicted prefixes, with the recurrent states and windows
+    from which these go on, in GiB; allocated at the start, and pinned if there is a GPU. 0: all is computed
+    again."""
     host_kv_min_uses: int = 2
     """Requests that must have used an evicted prefix, the one that computed it included, for its KV to be copied
     to host memory; 1 copies all."""

@@ -143,6 +143,7 @@ class Engine:
             config.block_tokens,
             runner.lower_tier,
             self.cache.block_hashes,
+            self.cache,
         )
         speculator = _speculator(config.speculation, drafter)
         longest = config.max_model_len or self.model.max_position_embeddings

@@ -1,4 +1,5 @@
-"""The memory behind host page ids, which holds the KV of preempted requests and of evicted prefixes."""
+"""The memory behind host page ids, which holds the KV of preempted requests and of evicted prefixes, and recurrent
+states after them, each cut in pages."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from engine.attention.copy_streams import CopyStreams, Event, StreamName, streams_of
 from engine.attention.kv_pages import KVPages
 from engine.attention.pinned import on_device
+from engine.scheduling.host_pool import StateCopy
 
 _NUM_SLOTS = 4
 _SLOT_BYTES = 16 * 2**20
@@ -30,6 +33,11 @@ class _Slot:
     is_free: Event | None = None
     """After which it may be filled again."""
 
+    @property
+    def bytes(self) -> torch.Tensor:
+        """The same memory as uint8 [num_layers, room, bytes of a page in a layer]."""
+        return self.pages.flatten(2).view(torch.uint8)
+
 
 class HostKVPages:
     """Host pages of the same shape and type as a device's KV pages; pinned if the device is a GPU.
@@ -43,7 +51,7 @@ class HostKVPages:
 
     A slot is room for some pages on the device. Transfers (═) run on streams of their own beside the steps. Each
     waits for what it depends on, and for nothing else: what fills or empties its slot, and transfers that still
-    use its host pages. The host does not wait.
+    use its host pages. The host does not wait. A recurrent state is packed into such slots as if it were pages.
     """
 
     def __init__(self, device_pages: KVPages, num_pages: int, streams: CopyStreams | None = None) -> None:
@@ -53,7 +61,7 @@ class HostKVPages:
         device = device_pages.raw
         num_layers, parts, _, *page = device.shape
         self.num_pages = num_pages
-        self._device = device
+        self._device, self._states = device, device_pages.states
         self._streams = streams or streams_of(device.device)
         self.data = torch.empty(
             (num_layers, num_pages, parts, *page), dtype=device.dtype, pin_memory=device.device.type == "cuda"
@@ -68,27 +76,64 @@ class HostKVPages:
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy pages (device, host) to the host, in all layers."""
         for slot, part in self._parts(pairs):
-            hosts = [host for _, host in part]
             self._gather([device for device, _ in part], slot)
-            self._streams.wait("out", self._streams.record("steps"))
-            self._wait("out", self._draining, hosts)
-            with self._streams.on("out"):
-                self._send(slot, hosts)
-            slot.is_free = self._written = self._streams.record("out")
-            self._filling.update(dict.fromkeys(hosts, slot.is_free))
+            self._send_out(slot, [host for _, host in part])
 
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy pages (device, host) to the device, in all layers."""
         for slot, part in self._parts(pairs, filled_by="in"):
-            hosts = [host for _, host in part]
-            self._wait("in", self._filling, hosts)
-            with self._streams.on("in"):
-                self._fetch(hosts, slot)
-            there = self._streams.record("in")
-            self._draining.update(dict.fromkeys(hosts, there))
-            self._streams.wait("steps", there)
+            self._fetch_in([host for _, host in part], slot)
             self._scatter(slot, [device for device, _ in part])
             slot.is_free = self._streams.record("steps")
+
+    def copy_states_out(self, copies: Sequence[StateCopy]) -> None:
+        """Copy recurrent states to the host, each to `state_pages` pages."""
+        for state, hosts in copies:
+            assert self._states is not None and len(hosts) == self.state_pages
+            packed = F.pad(
+                self._states.packed(state), (0, len(hosts) * self.page_bytes - self._states.state_bytes)
+            )
+            pages = packed.view(len(hosts), len(self.data), -1).transpose(0, 1)
+            for slot, part in self._parts(list(enumerate(hosts))):
+                first, last = part[0][0], part[-1][0] + 1
+                slot.bytes[:, : last - first] = pages[:, first:last]
+                self._send_out(slot, [host for _, host in part])
+
+    def copy_states_in(self, copies: Sequence[StateCopy]) -> None:
+        """Copy recurrent states from the host."""
+        for state, hosts in copies:
+            assert self._states is not None and len(hosts) == self.state_pages
+            packed = torch.empty(len(hosts) * self.page_bytes, dtype=torch.uint8, device=self._device.device)
+            pages = packed.view(len(hosts), len(self.data), -1).transpose(0, 1)
+            for slot, part in self._parts(list(enumerate(hosts)), filled_by="in"):
+                first, last = part[0][0], part[-1][0] + 1
+                self._fetch_in([host for _, host in part], slot)
+                pages[:, first:last] = slot.bytes[:, : last - first]
+                slot.is_free = self._streams.record("steps")
+            self._states.unpack(state, packed[: self._states.state_bytes])
+
+    @property
+    def state_pages(self) -> int:
+        """Pages that a recurrent state takes; 0 in a model without any."""
+        return 0 if self._states is None else -(-self._states.state_bytes // self.page_bytes)
+
+    def _send_out(self, slot: _Slot, hosts: Sequence[int]) -> None:
+        """Send what a slot was filled with to these host pages."""
+        self._streams.wait("out", self._streams.record("steps"))
+        self._wait("out", self._draining, hosts)
+        with self._streams.on("out"):
+            self._send(slot, hosts)
+        slot.is_free = self._written = self._streams.record("out")
+        self._filling.update(dict.fromkeys(hosts, slot.is_free))
+
+    def _fetch_in(self, hosts: Sequence[int], slot: _Slot) -> None:
+        """Fill a slot from these host pages, for the steps that follow."""
+        self._wait("in", self._filling, hosts)
+        with self._streams.on("in"):
+            self._fetch(hosts, slot)
+        there = self._streams.record("in")
+        self._draining.update(dict.fromkeys(hosts, there))
+        self._streams.wait("steps", there)
 
     def fence(self) -> Callable[[], None]:
         """Return what waits until all pages are in host memory that were copied out so far."""

@@ -71,6 +71,22 @@ class StateSlots:
         """Bytes of all slots."""
         return self._inputs.nbytes + self._matrices.nbytes + self._drafts.nbytes
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a slot's state, without draft tokens, which it does not contain."""
+        return self._inputs[:, 0].nbytes + self._matrices[:, 0].nbytes
+
+    def packed(self, slot: int) -> torch.Tensor:
+        """Return a copy of the state in a slot: uint8 [state_bytes]."""
+        return torch.cat([part[:, slot].flatten().view(torch.uint8) for part in (self._inputs, self._matrices)])
+
+    def unpack(self, slot: int, packed: torch.Tensor) -> None:
+        """Put a packed state in a slot."""
+        first = self._inputs[:, slot].nbytes
+        for part, data in ((self._inputs, packed[:first]), (self._matrices, packed[first:])):
+            own = part[:, slot]
+            own.copy_(data.view(part.dtype).view(own.shape))
+
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu" or not math.prod(shape):

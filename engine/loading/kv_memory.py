@@ -118,18 +118,23 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
 
 
-def host_pages_for(config: EngineConfig, bytes_per_token: int, bytes_free: int | None = None) -> int:
-    """Return the number of host pages for KV, given `bytes_free` bytes of RAM (None: all that is available).
+def host_pages_for(
+    config: EngineConfig, bytes_per_token: int, bytes_free: int | None = None, state_bytes: int = 0
+) -> int:
+    """Return the number of host pages for KV, given `bytes_free` bytes of RAM (None: all that is available). A
+    page takes `bytes_per_token` for each of its tokens; a recurrent state takes as many pages as it fills.
 
-    Raises ValueError if `config.host_kv_gib` is more than that, or less than a page.
+    Raises ValueError if `config.host_kv_gib` is more than that, or less than a page and a state.
     """
     if not config.host_kv_gib:
         return 0
     bytes_free = available_ram() if bytes_free is None else bytes_free
     wanted, bytes_per_page = int(config.host_kv_gib * 2**30), bytes_per_token * config.page_size
-    if not bytes_per_page <= wanted <= bytes_free:
+    least = bytes_per_page + -(-state_bytes // bytes_per_page) * bytes_per_page
+    if not least <= wanted <= bytes_free:
+        what = "a page with a recurrent state takes" if state_bytes else "a page takes"
         raise ValueError(
-            f"host_kv_gib is {config.host_kv_gib:g}, but a page takes {bytes_per_page / 2**30:.6f} GiB and "
+            f"host_kv_gib is {config.host_kv_gib:g}, but {what} {least / 2**30:.6f} GiB and "
             f"{bytes_free / 2**30:.1f} GiB of RAM are free; set it between these, or to 0 to do without"
         )
     return wanted // bytes_per_page

@@ -78,7 +78,7 @@ def load_model(
     if is_graphed:
         loading.add_graphs(runner)
     loading.warm_up(runner)
-    runner.add_host_pages(host_pages_for(config, runner.kv_bytes_per_token * ranks.shard.size))
+    runner.add_host_pages(loading.num_host_pages(runner))
     if config.kv_tier is not None and ranks.shard.rank == 0:
         runner.add_lower_tier(config.kv_tier)
     loading.report(runner)
@@ -181,7 +181,7 @@ class _Loading:
         per_token = small.kv_bytes_per_token + self._kv_bytes_beside
         beside = self._reserved + self._bytes_beside
         if config.host_kv_gib and self._device.type == "cuda":
-            beside += HostKVPages.device_bytes(config.page_size * small.kv_bytes_per_token)
+            beside += HostKVPages.device_bytes(config.page_size * self._in_a_page(small.kv_bytes_per_token))
         free = max(0, free - beside)
         slots, state_bytes = 0, self._model.state_bytes(self._dtype.itemsize, max_drafts(config))
         if state_bytes:
@@ -199,6 +199,14 @@ class _Loading:
         if self._groups is None:
             return bytes_per_token
         return self._groups.bytes_per_token(bytes_per_token)
+
+    def num_host_pages(self, runner: ModelRunner) -> int:
+        """Return how many pages of host memory each rank gets."""
+        size = self._ranks.shard.size
+        state_bytes = self._model.state_bytes(self._dtype.itemsize) * size
+        return host_pages_for(
+            self._config, self._in_a_page(runner.kv_bytes_per_token) * size, state_bytes=state_bytes
+        )
 
     def add_graphs(self, runner: ModelRunner) -> None:
         """Record the graphs now, or leave that to the first steps that use them."""

@@ -10,13 +10,12 @@ def check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
     """Raise ValueError if the settings ask for something that such a model cannot have."""
     if model.delta_net is None:
         return
-    reason = "keeps KV outside of the engine's memory, but not the recurrent state that this model needs after it"
-    for name, is_set in (("host_kv_gib", bool(config.host_kv_gib)), ("kv_tier", config.kv_tier is not None)):
-        if is_set:
-            raise ValueError(
-                f"{name} {reason} ({model.architecture}); leave it out. More prefixes stay reusable "
-                "with a larger state_snapshots"
-            )
+    if config.kv_tier is not None:
+        raise ValueError(
+            "kv_tier keeps KV in files, but not the recurrent state that this model needs after it "
+            f"({model.architecture}); leave it out. More prefixes stay reusable with a larger host_kv_gib, which "
+            "keeps both in host memory"
+        )
 
 
 def max_drafts(config: EngineConfig) -> int:

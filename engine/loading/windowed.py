@@ -34,6 +34,11 @@ def layer_groups(
         reason = (
             f"its longest request, {max_model_len} tokens, is shorter than {_SHORT} windows of {groups.window}"
         )
+    if reason is None and config.host_kv_gib:
+        reason = (
+            "host_kv_gib is set, through which replicas fetch KV of all layers from each other; set windowed_kv "
+            'to "on" to have more room instead'
+        )
     if reason is None and has_graphs:
         reason = 'CUDA graphs replay steps with one page table; set windowed_kv to "on" to have more room instead'
     return groups if reason is None else reason
@@ -46,8 +51,8 @@ def has_graphs_on_gpus(config: EngineConfig, model: ModelConfig) -> bool:
 
 def _excluded(config: EngineConfig) -> str | None:
     """Return which setting needs one page table for all layers; None if none does."""
-    if config.host_kv_gib:
-        return "host_kv_gib keeps KV in host memory by pages of all layers"
+    if config.kv_tier is not None:
+        return "kv_tier keeps KV in files by pages of all layers"
     if config.speculation is not None and config.speculation.method == "draft_model":
         return "the draft model of speculation has pages with the numbers of the model's own, for all its layers"
     return None

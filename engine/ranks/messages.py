@@ -24,7 +24,7 @@ from engine.graphs.step_graphs import DecodeSize
 from engine.runner.prepared_step import PreparedStep
 from engine.sampling.pooled import PooledRow
 from engine.sampling.prompt_logprobs import PromptSpan
-from engine.scheduling.host_pool import PagePair
+from engine.scheduling.host_pool import PagePair, StateCopy
 
 T = TypeVar("T")
 MAX_REPORT_BYTES = 2**20
@@ -121,6 +121,8 @@ class StepTask(msgspec.Struct, frozen=True, array_like=True, tag=0):
     sampled_positions: torch.Tensor
     wanted: Sequence[PromptSpan]
     pooled: Sequence[PooledRow]
+    states_out: Sequence[StateCopy]
+    states_in: Sequence[StateCopy]
 
     @classmethod
     def of(cls, step: PreparedStep) -> StepTask:

@@ -101,7 +101,8 @@ class ModelRunner:
         """Allocate host pages for the KV of preempted requests, and measure how long copying takes."""
         if num_pages:
             self._host = HostKVPages(self._pages, num_pages)
-            self.host_memory = HostMemory(num_pages, self._host.measure(), self._host.page_bytes)
+            host = self._host
+            self.host_memory = HostMemory(num_pages, host.measure(), host.page_bytes, host.state_pages)
 
     def add_lower_tier(self, settings: KVTier) -> None:
         """Keep prefixes in files too. Needs host pages. Raises ValueError when the directory cannot be used."""
@@ -322,6 +323,9 @@ class ModelRunner:
     def _copy_pages(self, step: PreparedStep | GraphStep) -> None:
         if self._host is not None:
             self._host.copy_out(step.swap_out)
+            if isinstance(step, PreparedStep):  # Graphs run no models with states.
+                self._host.copy_states_out(step.states_out)
+                self._host.copy_states_in(step.states_in)
             self._host.copy_in(step.swap_in)
         self._pages.copy(step.copies)
 

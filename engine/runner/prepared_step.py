@@ -21,7 +21,7 @@ from engine.request import PENDING
 from engine.sampling.pooled import PooledRow, rows_to_pool
 from engine.sampling.prompt_logprobs import PromptSpan, spans_to_score
 from engine.sampling.row import SamplingRow
-from engine.scheduling.host_pool import PagePair
+from engine.scheduling.host_pool import PagePair, StateCopy
 from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
 
 
@@ -64,6 +64,8 @@ class PreparedStep:
     """Prompt tokens to score."""
     pooled: Sequence[PooledRow] = ()
     """Tokens of which something else is wanted than the next one."""
+    states_out: Sequence[StateCopy] = ()
+    states_in: Sequence[StateCopy] = ()
 
     @classmethod
     def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
@@ -101,6 +103,8 @@ class PreparedStep:
             plan.num_drafts > 0,
             spans_to_score(chunks),
             rows_to_pool(plan),
+            plan.states_out,
+            plan.states_in,
         )
         places.rows = _first_rows(sampling)
         return prepared

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cache import Found, KVCacheManager, Lease
 from cache.node import Namespace
 from cache.page_keys import PageKeys
 from cache.page_tier import TierPage
 from cache.prefix_log import PrefixLog
 from engine.request import Request
-from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, HostTraffic, PagePair
+from engine.scheduling.host_ends import host_ends
+from engine.scheduling.host_pool import Copies, HostAccount, HostMemory, HostPool, HostTraffic
 from engine.scheduling.host_prefixes import HostPrefixes
 from engine.scheduling.lower_tier import NO_LOWER_TIER, LowerTier, TierTotals
 from engine.scheduling.peers import NO_PEERS, KVPeers, PeerTotals
+from engine.scheduling.plan import StepPlan
 from engine.scheduling.swap import SwapSpace
 
 
@@ -34,20 +37,27 @@ class HostKV:
         block_tokens: int = 0,
         lower: LowerTier = NO_LOWER_TIER,
         hashes: Callable[[Namespace, Sequence[int]], Sequence[int]] | None = None,
+        cache: KVCacheManager | None = None,
     ) -> None:
         """`page_size` in tokens; `preemption` is one of `swap.MODES`. Raises ValueError when it is not.
 
         `log` is told of the blocks, each of `block_tokens` tokens, that are here. `lower` holds more prefixes.
-        `hashes` returns the hashes of a prompt's blocks.
+        `hashes` returns the hashes of a prompt's blocks. `cache` is the device's, which tells what has to be at
+        the ends of prefixes; None: nothing.
         """
         self._lower = lower
         self._peers: KVPeers = NO_PEERS
         self._pool = HostPool(memory or HostMemory(), log)
         self._page_size, self._num_out, self._num_in, self._saved_seconds = page_size, 0, 0, 0.0
         self._swap = SwapSpace(self._pool, page_size, preemption)
-        self._prefixes = HostPrefixes(self._pool, page_size, min_uses, block_tokens, self._lower, hashes)
+        self._ends = None if cache is None else host_ends(cache, self._pool)
+        self._prefixes = HostPrefixes(
+            self._pool, page_size, min_uses, block_tokens, self._lower, hashes, self._ends
+        )
         self.on_evict = self._prefixes.on_evict
         """To be called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
+        self.on_give_up = self._prefixes.on_give_up
+        """To be called with each node of which only what is at its end is given up (`NodeStates.on_give_up`)."""
 
     @property
     def num_pages(self) -> int:
@@ -96,29 +106,41 @@ class HostKV:
 
     # --- to the host ---------------------------------------------------------------------------------------
 
-    def swap_out(
-        self, request: Request, table: Sequence[int], start: int, end: int, tokens_per_second: float
-    ) -> list[PagePair]:
-        """Note that a request is preempted (`SwapSpace.swap_out`); returns the copies to be made."""
-        self._prefixes.forget(request.request_id)
-        return self._swap.swap_out(request.request_id, table, start, end, tokens_per_second)
+    def swap_out(self, request: Request, start: int, end: int, tokens_per_second: float) -> Copies:
+        """Note that a request loses the pages of its lease, in which `end` tokens have KV; only it held those from
+        `start` on. Returns the copies to be made (`SwapSpace.swap_out`).
+        """
+        name, lease = request.request_id, request.lease
+        assert lease is not None
+        self._prefixes.forget(name)
+        num_at_end = 0
+        if self._ends is not None and not self._swap.holds(name):
+            end = self._ends.reaches(lease, end)
+            num_at_end = self._ends.num_pages(lease, end) if end else 0
+        start = min(start, end)
+        pages = self._swap.swap_out(name, lease.pages, start, end, tokens_per_second, num_at_end)
+        copies, at_end = Copies(pages, []), self._swap.at_end(name)
+        if num_at_end and at_end:
+            assert self._ends is not None
+            copies.add(self._ends.save(lease, end, at_end))
+        return copies
 
-    def take_copies(self) -> list[PagePair]:
+    def take_copies(self) -> Copies:
         """Return the copies of evicted prefixes that the step which is being planned has to make first."""
         return self._prefixes.take_copies()
 
-    def copied(self, copies: Sequence[PagePair]) -> None:
+    def copied(self, plan: StepPlan) -> None:
         """Note that a step has made its copies to the host."""
-        if copies:
-            self._num_out += len(copies)
-            self._prefixes.settle(copies)
+        if hosts := _hosts(plan):
+            self._num_out += len(plan.swap_out) + sum(len(copy.hosts) for copy in plan.states_out)
+            self._prefixes.settle(hosts)
 
-    def failed(self, copies: Sequence[PagePair], preempted: Sequence[Request]) -> None:
-        """Note that a step failed, and what it should have copied for those that were preempted in it and for
-        others.
+    def failed(self, plan: StepPlan) -> None:
+        """Note that a step failed, and perhaps has not copied what it should have for those that were preempted in
+        it and for others.
         """
-        self._prefixes.drop(copies)
-        for request in preempted:
+        self._prefixes.drop(_hosts(plan))
+        for request in plan.preempted:
             self._swap.forget(request.request_id)
 
     # --- to the device -------------------------------------------------------------------------------------
@@ -135,29 +157,49 @@ class HostKV:
         """Return how many leading tokens of a waiting request have KV when that has come; 0 if nothing comes."""
         return self._prefixes.num_coming(request_id)
 
-    def reach(self, request: Request, num_found: int, tokens_per_second: float) -> int:
-        """Return how many leading tokens of a waiting request have KV, given that the device's tree has
-        `num_found`. `tokens_per_second` (0: not known) is the rate at which they would be computed.
+    def reach(self, request: Request, found: Found, tokens_per_second: float) -> int:
+        """Return after how many leading tokens a waiting request can go on, given what the device's tree has of
+        them. `tokens_per_second` (0: not known) is the rate at which they would be computed.
         """
-        reached = self._swap.reach(request.request_id, num_found)
-        if reached > num_found:
+        reached = self._swap.end(request.request_id, found.held)
+        if reached > found.length:
             return reached
-        return self._prefixes.reach(request, num_found, tokens_per_second)
+        return self._prefixes.reach(request, found, tokens_per_second)
 
-    def start(self, request: Request, num_found: int, tokens_per_second: float) -> int:
+    def hold(self, request: Request, found: Found, reached: int) -> None:
+        """Keep what `reach` promised to a request until it starts, `release` or `forget`."""
+        if reached > max(found.length, self._swap.end(request.request_id, found.held)):
+            self._prefixes.hold(request, found, reached)
+
+    def release(self, request_id: str) -> None:
+        """Undo `hold`. Idempotent."""
+        self._prefixes.release(request_id)
+
+    def start(self, request: Request, found: Found, tokens_per_second: float) -> int:
         """Return what `reach` does, and keep it for the request until `load` or `forget`."""
-        reached = self.reach(request, num_found, tokens_per_second)
-        if reached > self._swap.reach(request.request_id, num_found):
-            self._prefixes.hold(request, num_found, reached)
-        if reached > num_found and tokens_per_second:
-            pages = -(-(reached - num_found) // self._page_size)
-            self._saved_seconds += (reached - num_found) / tokens_per_second - pages * self._pool.page_seconds
+        self.release(request.request_id)
+        reached = self.reach(request, found, tokens_per_second)
+        self.hold(request, found, reached)
+        if reached > found.length and tokens_per_second:
+            pages = -(-(reached - found.held) // self._page_size) + self._pool.state_pages
+            self._saved_seconds += (reached - found.length) / tokens_per_second - pages * self._pool.page_seconds
         return reached
 
-    def load(self, request_id: str, table: list[int], num_found: int) -> list[PagePair]:
-        """Return the copies to the device for a request that was started and continues in the pages of `table`."""
-        copies = [*self._swap.swap_in(request_id, table, num_found), *self._prefixes.load(request_id, table)]
-        self._num_in += len(copies)
+    def is_of_prefix(self, request_id: str) -> bool:
+        """Whether a request that was started begins with what a prefix has in host memory."""
+        return self._prefixes.holds(request_id)
+
+    def load(self, request_id: str, lease: Lease) -> Copies:
+        """Return the copies to the device for a request that was started and continues in the pages of a lease."""
+        at_end, end = self._swap.at_end(request_id), self._swap.end(request_id, lease.num_cached)
+        is_awaited = lease.state is not None and lease.state.is_awaited
+        pages = self._swap.swap_in(request_id, lease.pages, lease.num_cached, has_end=not is_awaited)
+        copies = Copies(pages, [])
+        if at_end and is_awaited and not self.is_of_prefix(request_id):
+            assert self._ends is not None
+            copies.add(self._ends.restore(lease, end, at_end))
+        copies.add(self._prefixes.load(request_id, lease))
+        self._num_in += len(copies.pages) + sum(len(copy.hosts) for copy in copies.states)
         return copies
 
     # --- to other engines ----------------------------------------------------------------------------------
@@ -177,3 +219,8 @@ class HostKV:
         """Let go of everything of a request that has ended. Idempotent."""
         self._swap.forget(request_id)
         self._prefixes.forget(request_id)
+
+
+def _hosts(plan: StepPlan) -> list[int]:
+    """Return the host pages that a step fills, of a state its first."""
+    return [*[copy.hosts[0] for copy in plan.states_out], *[host for _, host in plan.swap_out]]

@@ -1,7 +1,8 @@
 """Host pages: who holds them, and when they can be used again.
 
-Preempted requests (`swap`) and evicted prefixes (`host_prefixes`) share them. A preempted request takes pages of
-prefixes that nobody reads, as it is certain to need its KV again; a prefix takes no pages of requests.
+Preempted requests (`swap`) and evicted prefixes (`host_prefixes`) share them, with the recurrent states and the
+windows from which these go on (`host_ends`). A preempted request takes pages of prefixes that nobody reads, as it
+is certain to need its KV again; a prefix takes no pages of requests.
 """
 
 from __future__ import annotations
@@ -15,6 +16,25 @@ from cache.prefix_log import PrefixLog
 
 PagePair = tuple[int, int]
 """A device page and a host page, one of which is copied to the other."""
+
+
+class StateCopy(NamedTuple):
+    """A slot of recurrent states, and the host pages to which its content is copied, or from which it comes."""
+
+    slot: int
+    hosts: tuple[int, ...]
+
+
+class Copies(NamedTuple):
+    """What a step copies to the host, or from it."""
+
+    pages: list[PagePair]
+    states: list[StateCopy]
+
+    def add(self, others: Copies) -> None:
+        """Add other copies to these."""
+        self.pages.extend(others.pages)
+        self.states.extend(others.states)
 
 
 class HostAccount(NamedTuple):
@@ -44,6 +64,8 @@ class HostMemory(NamedTuple):
     """Seconds to copy a page in one direction, as one of many."""
     page_bytes: int = 0
     """Bytes of a page, of this rank."""
+    state_pages: int = 0
+    """Pages that a recurrent state takes; 0 in a model without any."""
 
 
 class HostTraffic(NamedTuple):
@@ -66,7 +88,7 @@ class HostPool:
 
     def __init__(self, memory: HostMemory, log: PrefixLog | None = None) -> None:
         """`log` is told which blocks of prefixes are here."""
-        self.num_pages, self.page_seconds, self.page_bytes = memory
+        self.num_pages, self.page_seconds, self.page_bytes, self.state_pages = memory
         self.tier = PageTier(log)
         """The pages of prefixes."""
         self.num_evicted = 0
@@ -92,15 +114,15 @@ class HostPool:
 
     def take(self, count: int) -> list[int]:
         """Return `count` pages, which must be available: free ones, then those of prefixes."""
-        pages = []
-        for _ in range(count):
+        pages: list[int] = []
+        while len(pages) < count:
             if self._free:
                 pages.append(heapq.heappop(self._free))
                 continue
-            page = self.tier.reclaim()
-            assert page is not None, "more host pages were wanted than are available"
-            self.num_evicted += 1
-            pages.append(page)
+            reclaimed = self.tier.reclaim()
+            assert reclaimed, "more host pages were wanted than are available"
+            self.num_evicted += len(reclaimed)
+            self.free(reclaimed)
         return pages
 
     def free(self, pages: Iterable[int]) -> None:

@@ -5,7 +5,9 @@
     a prompt begins with it ──▶ held ──▶ copied back in the prompt's first step, which computes the rest
 
 Host memory keeps whole pages, and keeps them when they are copied back: what the device evicts again is there
-already. A prefix that was used once is not worth a copy, as most prompts never come again.
+already. A prefix that was used once is not worth a copy, as most prompts never come again. In models that need
+more at the end of a prefix than its pages, that is kept by the same rules (`host_ends`), and a prefix is of use up
+to such an end alone.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from cache.lease import Found, Lease
 from cache.node import Namespace, Node
 from cache.page_keys import PageKeys
 from cache.page_tier import TierPage
-from cache.radix_tree import sequence
+from cache.radix_tree import page_of, sequence
 from engine.request import Request
 from engine.scheduling.arriving_prefixes import ArrivingPrefixes
-from engine.scheduling.host_pool import HostPool, PagePair
+from engine.scheduling.host_ends import HostEnd, HostEnds
+from engine.scheduling.host_pool import Copies, HostPool
 from engine.scheduling.lower_tier import NO_LOWER_TIER, LowerTier
 from engine.scheduling.peers import KVPeers
 
@@ -30,6 +34,10 @@ class _Held(NamedTuple):
     first: int
     """The slot of its page table that the first page fills."""
     pages: list[TierPage]
+    end: HostEnd | None
+    """Where it goes on, in a model that needs something there."""
+    at_end: list[TierPage]
+    """What it needs there."""
 
 
 class HostPrefixes:
@@ -43,13 +51,14 @@ class HostPrefixes:
         block_tokens: int = 0,
         lower: LowerTier = NO_LOWER_TIER,
         hashes: Callable[[Namespace, Sequence[int]], Sequence[int]] | None = None,
+        ends: HostEnds | None = None,
     ) -> None:
         """A page is kept if at least `min_uses` requests have used it, the one that computed it included. What is
         kept goes on to `lower`, and comes back from there.
 
         Routers are told of what is here if a page is one or more blocks of `block_tokens` tokens; 0: they are
         told nothing. `hashes` returns the hashes of a prompt's blocks; without it, of what comes from elsewhere
-        they are told when the device evicts it.
+        they are told when the device evicts it. `ends`: what prefixes need at their ends; None for nothing.
         """
         if min_uses < 1:
             raise ValueError(f"every prefix has at least 1 use, so min_uses must be at least 1, got {min_uses}")
@@ -57,9 +66,9 @@ class HostPrefixes:
         self._page_size = page_size
         self._min_uses = min_uses
         self._block_tokens = block_tokens if block_tokens and page_size % block_tokens == 0 else 0
-        self._hashes = hashes
+        self._hashes, self._ends = hashes, ends
         self._arriving = ArrivingPrefixes(lower, pool, page_size)
-        self._outgoing: list[PagePair] = []
+        self._outgoing = Copies([], [])
         self._keys: dict[str, PageKeys] = {}
         self._held: dict[str, _Held] = {}
         self._being_read: list[TierPage] = []
@@ -72,8 +81,9 @@ class HostPrefixes:
         A page that nodes above begin and this one fills goes too: without it, what follows would not be found.
         The copies are those that the next `take_copies` returns.
         """
+        self.on_give_up(node)
         first, num_whole = node.start // self._page_size, node.end // self._page_size
-        if node.hits + 1 < self._min_uses or not self._pool.num_pages or first >= num_whole:
+        if not self._is_worth_keeping(node) or first >= num_whole:
             return
         keys = PageKeys(node.namespace, sequence(node), self._page_size, first)
         for slot in range(num_whole - 1, first - 1, -1):  # so that a prefix's end is the older
@@ -82,7 +92,20 @@ class HostPrefixes:
             elif self._pool.available:
                 (host,) = self._pool.take(1)
                 self._tier.add(keys[slot], host, self._blocks_in(node, slot))
-                self._outgoing.append((_page_of(node, slot), host))
+                self._outgoing.pages.append((page_of(node, slot), host))
+
+    def on_give_up(self, node: Node) -> None:
+        """Note that the device gives up what a node has at its end, which counts as older than the pages that lead
+        to it, as these are of use to others. O(its tokens and those above it).
+        """
+        if self._ends is None or node.state is None or not self._is_worth_keeping(node):
+            return
+        tokens = sequence(node)
+        keys = PageKeys(node.namespace, tokens, self._page_size, self._ends.first_key(node.end))
+        self._outgoing.add(self._ends.keep(node, keys, tokens))
+
+    def _is_worth_keeping(self, node: Node) -> bool:
+        return self._pool.num_pages > 0 and node.hits + 1 >= self._min_uses
 
     def _blocks_in(self, node: Node, slot: int) -> list[int]:
         """Return the hashes of the blocks in a page that a node fills; nodes above may have begun it."""
@@ -98,20 +121,20 @@ class HostPrefixes:
             step = step.parent
         return blocks
 
-    def take_copies(self) -> list[PagePair]:
+    def take_copies(self) -> Copies:
         """Return the copies to the host that the step which is being planned has to make first."""
-        copies, self._outgoing = self._outgoing, []
+        copies, self._outgoing = self._outgoing, Copies([], [])
         return copies
 
-    def settle(self, copies: Iterable[PagePair]) -> None:
-        """Note that a step has made its copies to the host."""
-        found, unwanted = self._tier.settle(host for _, host in copies)
+    def settle(self, hosts: Iterable[int]) -> None:
+        """Note that a step has made its copies to these pages of the host."""
+        found, unwanted = self._tier.settle(hosts)
         self._pool.free(unwanted)
         self._arriving.save(found)
 
-    def drop(self, copies: Iterable[PagePair]) -> None:
+    def drop(self, hosts: Iterable[int]) -> None:
         """Note that a step failed and perhaps has not made its copies."""
-        self._pool.free(self._tier.drop(host for _, host in copies))
+        self._pool.free(self._tier.drop(hosts))
 
     def reset(self) -> int:
         """Forget all that no request is about to read; return the number of pages that are free now."""
@@ -151,41 +174,73 @@ class HostPrefixes:
         """Return how many leading tokens of a request have KV when what `fetch` began to load has come."""
         return self._arriving.num_coming(request_id)
 
-    def reach(self, request: Request, num_found: int, tokens_per_second: float) -> int:
-        """Return how many leading tokens of a waiting request have KV, given that the device has `num_found`.
+    def reach(self, request: Request, found: Found, tokens_per_second: float) -> int:
+        """Return after how many leading tokens a waiting request can go on, given what the device has of them.
 
         What would be computed sooner, at `tokens_per_second` (0: not known), than copied does not count.
         """
-        first, last = num_found // self._page_size, (len(request.reusable) - 1) // self._page_size
-        if first >= last or not self._tier.num_pages:
-            return num_found
-        count = self._tier.count(self._keys_of(request, first), first, last)
-        reached = (first + count) * self._page_size
-        saved = (reached - num_found) / (tokens_per_second or 1e-9)
-        return reached if count and count * self._pool.page_seconds < saved else num_found
+        first, last = found.held // self._page_size, (len(request.reusable) - 1) // self._page_size
+        if not self._tier.num_pages or (first >= last and self._ends is None):
+            return found.length
+        if self._ends is None:
+            num_pages = self._tier.count(self._keys_of(request, first), first, last)
+            reached = (first + num_pages) * self._page_size
+        else:
+            end = self._end(request, found)
+            if end is None:
+                return found.length
+            reached = end.num_tokens
+            num_pages = self._pool.state_pages + len(end.keys) + max(0, reached // self._page_size - first)
+        saved = (reached - found.length) / (tokens_per_second or 1e-9)
+        return reached if num_pages and num_pages * self._pool.page_seconds < saved else found.length
 
-    def hold(self, request: Request, num_found: int, reached: int) -> None:
+    def _end(self, request: Request, found: Found) -> HostEnd | None:
+        """Return where a request can go on at the deepest by what is in host memory at the ends of prefixes."""
+        assert self._ends is not None
+        tokens, first = request.reusable, found.held // self._page_size
+        keys = self._keys_of(request, self._ends.first_key(found.length))
+        count = self._tier.count(keys, first, (len(tokens) - 1) // self._page_size)
+        reached = max(found.held, (first + count) * self._page_size)
+        return self._ends.deepest(keys, tokens, found.length, reached)
+
+    def hold(self, request: Request, found: Found, reached: int) -> None:
         """Keep for a request what `reach` promised, until it is copied or the request forgotten."""
-        first, stop = num_found // self._page_size, reached // self._page_size
+        first, stop = found.held // self._page_size, reached // self._page_size
+        end = None if self._ends is None else self._end(request, found)
+        at_end = [] if end is None else self._tier.pin(end.keys, 0, len(end.keys))
         pages = self._tier.pin(self._keys_of(request, first), first, stop)
-        self._held[request.request_id] = _Held(first, pages)
+        self._held[request.request_id] = _Held(first, pages, end, at_end)
 
-    def load(self, request_id: str, table: list[int]) -> list[PagePair]:
-        """Return the copies to the device for a request that continues in the pages of `table`."""
+    def holds(self, request_id: str) -> bool:
+        """Whether something is kept for a request."""
+        return request_id in self._held
+
+    def load(self, request_id: str, lease: Lease) -> Copies:
+        """Return the copies to the device for a request that continues in the pages of its lease."""
         held = self._held.pop(request_id, None)
         self._keys.pop(request_id, None)
+        copies = Copies([], [])
         if held is None:
-            return []
-        self._being_read += held.pages
-        return [(table[held.first + index], page.page) for index, page in enumerate(held.pages)]
+            return copies
+        self._being_read += [*held.pages, *held.at_end]
+        copies.pages.extend((lease.pages[held.first + index], page.page) for index, page in enumerate(held.pages))
+        if held.end is not None:
+            assert self._ends is not None
+            hosts = [host for page in held.at_end for host in page.pages]
+            copies.add(self._ends.restore(lease, held.end.num_tokens, hosts))
+        return copies
 
     def forget(self, request_id: str) -> None:
         """Let go of what was held for a request that has ended or was preempted. Idempotent."""
         self._arriving.forget(request_id)
-        held = self._held.pop(request_id, None)
         self._keys.pop(request_id, None)
+        self.release(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Let go of what was held for a request that does not start yet. Idempotent."""
+        held = self._held.pop(request_id, None)
         if held is not None:
-            self._tier.unpin(held.pages)
+            self._tier.unpin([*held.pages, *held.at_end])
 
     def begin_step(self) -> None:
         """Begin to plan a step: what steps before it read may be replaced, which its copies do after theirs."""
@@ -207,12 +262,3 @@ class HostPrefixes:
             keys = PageKeys(request.namespace, request.tokens, self._page_size, first)
             self._keys[request.request_id] = keys
         return keys
-
-
-def _page_of(node: Node, slot: int) -> int:
-    """Return the page in which a node, or one above it that ends inside the page, has a slot's tokens."""
-    step = node
-    while step.first_slot > slot:
-        assert step.parent is not None, "the first page belongs to somebody"
-        step = step.parent
-    return step.pages[slot - step.first_slot]

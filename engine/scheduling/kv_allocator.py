@@ -14,7 +14,7 @@ import bisect
 import enum
 from collections.abc import Sequence
 
-from cache import KVCacheManager, Lease, Match, OutOfPages
+from cache import Found, KVCacheManager, Lease, Match, OutOfPages
 from engine.request import Request, Status
 from engine.scheduling import beam_group, recurrent
 from engine.scheduling.host_kv import HostKV
@@ -87,8 +87,8 @@ class KVAllocator:
 
     def enqueue(self, request: Request) -> None:
         """Put a request at its position in the queue."""
-        num_found = self.cache.peek(request.namespace, request.reusable)
-        num_reached = self.host.reach(request, num_found, self._budget.prefill_rate)
+        found = self.cache.find(request.namespace, request.reusable)
+        num_reached = self.host.reach(request, found, self._budget.prefill_rate)
         request.num_expected_cached = max(num_reached, self.host.num_coming(request.request_id))
         self.waiting.add(request)
 
@@ -144,32 +144,39 @@ class KVAllocator:
         if not self._has_rows(request, self._num_rows):
             return AdmissionOutcome.NO_MEMORY
         match = self.cache.match(request.namespace, request.reusable, now)
-        num_reached = self.host.reach(request, match.length, self._budget.prefill_rate)
+        found = Found(match.length, match.seen)
+        num_reached = self.host.reach(request, found, self._budget.prefill_rate)
         if self.host.is_awaited(request.request_id, now) or self._is_being_computed(request, num_reached):
             self.num_deferred += 1
             return AdmissionOutcome.DEFERRED
+        if num_reached > found.length and self.cache.ends is not None:
+            # Hold before locking: the lease may take a state's slot, and that state take pages of the host.
+            self.host.hold(request, found, num_reached)
+            match = self.cache.match_bare(request.namespace, request.reusable, num_reached, now)
         lease = self.cache.lock(match, priority=request.priority)
         # The copy is not needed if the host has the page that the match ends in, and it may be one page too many.
         if num_reached > match.length or not self._fits(request, lease):
-            lease = self._without_partial(lease, match, request.priority, now)
+            lease = self._without_partial(lease, match, num_reached, request.priority, now)
         if not self._fits(request, lease):
             if self.running:
                 self.cache.finish(lease, [], now)
+                self.host.release(request.request_id)
                 return AdmissionOutcome.NO_MEMORY
             self.cache.reset()  # It fits alone, except for pages that other requests extended.
         self.waiting.remove(request)
-        self._start(request, lease.num_cached, now)
+        self._start(request, lease, min(found.length, lease.num_cached), now)
         request.lease = lease
         if lease.state is not None:
-            recurrent.begin(request, lease.num_cached, match.seen, self.cache.page_size)
+            is_of_prefix = self.host.is_of_prefix(request.request_id)
+            recurrent.begin(request, match.seen, self.cache.page_size, keeps_start=is_of_prefix)
         self._enter(request)
         return AdmissionOutcome.STARTED
 
-    def _without_partial(self, lease: Lease, match: Match, priority: int, now: float) -> Lease:
+    def _without_partial(self, lease: Lease, match: Match, num_reached: int, priority: int, now: float) -> Lease:
         """Return a lease without the tokens that need a copy; alone with a recurrent state or a window, without
-        any, as what has to be there after fewer tokens may not be held.
+        any, as what has to be there after fewer tokens may not be held, unless more come from host memory.
         """
-        if self.cache.ends is None:
+        if self.cache.ends is None or num_reached > match.length:
             self.cache.drop_partial(lease)
         elif not self.running and match.length:
             self.cache.finish(lease, [], now)
@@ -212,7 +219,7 @@ class KVAllocator:
                 if self.is_in_flight or self.running != [request] or not self.cache.reset():
                     return False
         if begins:
-            step.swap_in += self.host.load(request.request_id, lease.pages, lease.num_cached)
+            step.from_host.add(self.host.load(request.request_id, lease))
         return True
 
     def grow_beams(self, step: StepBuilder, request: Request, now: float) -> bool:
@@ -267,10 +274,15 @@ class KVAllocator:
             if other.is_prefilling
         )
 
-    def _start(self, request: Request, num_cached: int, now: float) -> None:
-        """Record an admission. Cache hits count at the first one only; later ones count as recomputation."""
-        is_repeat = request.num_cached is not None or request.num_resumed > 0
-        num_reached = self.host.start(request, num_cached, self._budget.prefill_rate)
+    def _start(self, request: Request, lease: Lease, num_found: int, now: float) -> None:
+        """Record an admission, after `num_found` tokens without host memory. Cache hits count at the first one
+        only; later ones count as recomputation.
+        """
+        is_repeat, num_cached = request.num_cached is not None or request.num_resumed > 0, lease.num_cached
+        num_reached = self.host.start(request, Found(num_found, num_cached), self._budget.prefill_rate)
+        assert num_reached >= num_cached, "pages were locked that lead to nothing"
+        if lease.state is not None and num_reached > num_found:
+            lease.state.await_at(num_reached)
         self.cache.record_admission(
             request.num_tokens, num_cached, recompute=is_repeat, host_tokens=num_reached - num_cached
         )
@@ -359,11 +371,11 @@ class KVAllocator:
         """
         if request.lease is not None:
             start, end = self.cache.shared_tokens(request.lease), len(self._held_tokens(request))
-            rate = self._budget.prefill_rate
-            copies = self.host.swap_out(request, request.lease.pages, start, end, rate)
-            step.swap_out += copies
-            self.is_swapping |= bool(copies)
-            self.num_swapped += bool(copies)
+            copies = self.host.swap_out(request, start, end, self._budget.prefill_rate)
+            step.to_host.add(copies)
+            is_swapped = bool(copies.pages or copies.states)
+            self.is_swapping |= is_swapped
+            self.num_swapped += is_swapped
         self._release_pages(request, now, keep=True)
         if request.search is not None:
             beam_group.begin(request)  # the search restarts after the prompt

@@ -17,7 +17,7 @@ from cache import LeaseWindow, PageCopy, StateStep
 from engine.logprobs import PackedLogprobs
 from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
-from engine.scheduling.host_pool import PagePair
+from engine.scheduling.host_pool import PagePair, StateCopy
 from engine.stream_delta import StreamDelta
 from engine.structs import Struct
 
@@ -69,11 +69,15 @@ class StepPlan:
     """Last deltas of requests that ended without a step: aborted, or resumed after their last token."""
     pooled: tuple[Chunk, ...] = ()
     """Those of the chunks that reach the end of a pooled request's prompt."""
+    states_out: tuple[StateCopy, ...] = ()
+    """States to copy to the host, before anything else is written."""
+    states_in: tuple[StateCopy, ...] = ()
+    """States to copy from the host after that."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to run."""
-        return not self.chunks and not self.swap_out
+        return not self.chunks and not self.swap_out and not self.states_out
 
     @cached_property
     def num_tokens(self) -> int:

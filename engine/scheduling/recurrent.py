@@ -17,13 +17,15 @@ from cache import StateStep
 from engine.request import Request
 
 
-def begin(request: Request, num_cached: int, num_seen: int, page_size: int) -> None:
-    """Note where the state of a request is to be kept that starts after `num_cached` tokens; KV of `num_seen` is
-    held, so there an earlier request has gone another way.
+def begin(request: Request, num_seen: int, page_size: int, *, keeps_start: bool = False) -> None:
+    """Note where the state of a request is to be kept that starts; KV of `num_seen` tokens is held, so there an
+    earlier request has gone another way. `keeps_start`: where it starts, too, as its state comes from host memory.
     """
-    last = request.num_tokens - 1
+    start, last = request.num_planned, request.num_tokens - 1
     places = {num_seen - num_seen % page_size, last - last % page_size}
-    request.state_borders = sorted(place for place in places if place > num_cached)
+    request.state_borders = sorted(place for place in places if place > start)
+    if keeps_start:
+        request.state_borders.insert(0, start)
 
 
 def plan_state(request: Request, start: int, end: int, *, has_drafts: bool) -> StateStep | None:

@@ -74,6 +74,8 @@ class Scheduler:
         self.waiting = WaitingQueue(settings.max_waiting, settings.max_waiting_tokens)
         host = host or HostKV(page_size=cache.page_size)
         cache.on_evict = host.on_evict
+        if cache.ends is not None:
+            cache.ends.on_give_up = host.on_give_up
         self.allocator = KVAllocator(cache, self.waiting, settings.max_running, host, self._budget)
         self._lender = Lender(cache, host)
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
@@ -174,7 +176,7 @@ class Scheduler:
         self._place_prompts(step, now)
         for request in step.preempted:
             self._speculator.forget(request)
-        step.swap_out += allocator.host.take_copies()
+        step.to_host.add(allocator.host.take_copies())
         plan = step.build(ended)
         self._num_in_flight += not plan.is_empty
         return plan
@@ -244,7 +246,7 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[StreamDelta]:
         """Apply the result of the oldest step in flight, which took `seconds`; returns its requests' deltas."""
-        self.allocator.host.copied(plan.swap_out)
+        self.allocator.host.copied(plan)
         events, token_ids, scores = [], list(result.token_ids), result.prompt_logprobs
         found: dict[Request, list[TokenLogprobs | None]] = {}  # by beam search, what was found for its beams
         counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
@@ -280,7 +282,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str, now: float) -> list[StreamDelta]:
         """End all requests of a step that failed. The content of their pages is unknown, so no KV is kept."""
         self._num_in_flight -= 1
-        self.allocator.host.failed(plan.swap_out, plan.preempted)
+        self.allocator.host.failed(plan)
         return [
             self._end(chunk.request.leader or chunk.request, "error", now, keep=False, error=message)
             for chunk in plan.chunks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cache import PageCopy
 from engine.request import Request
-from engine.scheduling.host_pool import PagePair
+from engine.scheduling.host_pool import Copies
 from engine.scheduling.plan import Chunk, StepPlan
 from engine.stream_delta import StreamDelta
 
@@ -19,17 +19,18 @@ class StepBuilder:
         self.prompts: list[Request] = []
         """Running requests with more than one token to compute."""
         self.preempted: list[Request] = []
-        self.swap_out: list[PagePair] = []
-        self.swap_in: list[PagePair] = []
+        self.to_host, self.from_host = Copies([], []), Copies([], [])
 
     def build(self, ended: list[StreamDelta]) -> StepPlan:
         """Return the finished plan. `ended` are the last deltas of requests that ended without a step."""
         return StepPlan(
             tuple(self.chunks),
             tuple(self.copies),
-            tuple(self.swap_out),
-            tuple(self.swap_in),
+            tuple(self.to_host.pages),
+            tuple(self.from_host.pages),
             tuple(self.preempted),
             tuple(ended),
             tuple(self.pooled),
+            tuple(self.to_host.states),
+            tuple(self.from_host.states),
         )

@@ -6,7 +6,7 @@ host                    [ copies of the whole pages of these tokens ]
 
 A preempted request's KV stays in the radix tree while there is room. The part that only this request held is
 evicted first, so that part is copied: out in the step that takes its pages, and back, as far as the tree lost it,
-in the first step after its readmission.
+in the first step after its readmission. With it goes what has to be after it to go on, in models that need more.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class _SwappedRequest(NamedTuple):
     """Tokens whose KV was computed."""
     pages: list[int]
     """Host pages of its tokens, from the page in which `start` lies; empty if they will be computed again."""
+    at_end: list[int]
+    """Host pages of what it needs after its last token to go on."""
 
 
 class SwapSpace:
@@ -56,7 +58,8 @@ class SwapSpace:
 
     def account(self) -> HostAccount:
         """Count the pool's pages by state; the invariant is that they add up to its `num_pages`."""
-        held, tier = sum(len(swapped.pages) for swapped in self._swapped.values()), self.pool.tier
+        held = sum(len(swapped.pages) + len(swapped.at_end) for swapped in self._swapped.values())
+        tier = self.pool.tier
         return HostAccount(
             self.pool.num_free,
             held + self.pool.num_being_read,
@@ -66,9 +69,16 @@ class SwapSpace:
         )
 
     def swap_out(
-        self, request_id: str, table: Sequence[int], start: int, end: int, tokens_per_second: float
+        self,
+        request_id: str,
+        table: Sequence[int],
+        start: int,
+        end: int,
+        tokens_per_second: float,
+        num_at_end: int = 0,
     ) -> list[PagePair]:
-        """Note that a request loses its pages, which `table` lists; only it held the tokens `start` to `end`.
+        """Note that a request loses its pages, which `table` lists; only it held the tokens `start` to `end`. It
+        needs `num_at_end` more host pages, which are `at_end`'s, for what is to be after them.
 
         Returns the copies to the host, to be made before these pages are written to; none if the host has no room
         or recomputing, at `tokens_per_second` (0: not known), is cheaper. Does nothing for a request that has not
@@ -77,23 +87,44 @@ class SwapSpace:
         if request_id in self._swapped:
             return []
         pages = table[start // self._page_size : -(-end // self._page_size)] if end > start else []
-        swap_seconds = (1 + self._share_lost) * len(pages) * self.pool.page_seconds
+        num_pages = len(pages) + num_at_end
+        swap_seconds = (1 + self._share_lost) * num_pages * self.pool.page_seconds
         recompute_seconds = self._share_lost * (end - start) / (tokens_per_second or 1e-9)
-        if len(pages) > self.pool.available or not self._pays(swap_seconds, recompute_seconds):
-            pages = []
-        hosts = self.pool.take(len(pages))
-        self._swapped[request_id] = _SwappedRequest(start, end, hosts)
+        if num_pages > self.pool.available or not self._pays(swap_seconds, recompute_seconds):
+            pages, num_at_end = [], 0
+        hosts, at_end = self.pool.take(len(pages)), self.pool.take(num_at_end)
+        self._swapped[request_id] = _SwappedRequest(start, end, hosts, at_end)
         return list(zip(pages, hosts, strict=True))
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request was preempted that has not started again."""
+        return request_id in self._swapped
+
+    def at_end(self, request_id: str) -> list[int]:
+        """Return the host pages of what a request needs after its last token that was swapped out."""
+        swapped = self._swapped.get(request_id)
+        return [] if swapped is None else swapped.at_end
+
+    def end(self, request_id: str, num_found: int) -> int:
+        """Return after how many leading tokens a request can go on by what was swapped out, given that the
+        device's tree has KV of `num_found`; 0: it cannot.
+        """
+        swapped = self._swapped.get(request_id)
+        if swapped is None or not (swapped.pages or swapped.at_end):
+            return 0
+        if num_found // self._page_size < swapped.start // self._page_size:
+            return 0  # There is a gap before what the host has: all tokens from the gap on are computed.
+        return swapped.end if swapped.pages or num_found >= swapped.end else 0
 
     def reach(self, request_id: str, num_found: int) -> int:
         """Return how many leading tokens of a request have KV, given that the device's tree has `num_found`."""
-        swapped = self._swapped.get(request_id)
-        if swapped is None or not swapped.pages or num_found // self._page_size < swapped.start // self._page_size:
-            return num_found  # There is a gap before what the host has: all tokens from the gap on are computed.
-        return max(num_found, swapped.end)
+        return max(num_found, self.end(request_id, num_found))
 
-    def swap_in(self, request_id: str, table: Sequence[int], num_found: int) -> list[PagePair]:
-        """Note that a request continues in the pages of `table`; the tree had KV of `num_found` tokens.
+    def swap_in(
+        self, request_id: str, table: Sequence[int], num_found: int, *, has_end: bool = True
+    ) -> list[PagePair]:
+        """Note that a request continues in the pages of `table`; the tree had KV of `num_found` tokens, and unless
+        `has_end`, nothing to go on from there.
 
         Returns the copies to the device: what `reach` promised, from the page in which `num_found` lies. The host
         pages are free again at the pool's next `begin_step`.
@@ -102,9 +133,10 @@ class SwapSpace:
         swapped = self._swapped.pop(request_id, None)
         if swapped is None:
             return []
-        self.pool.free_after_reading(swapped.pages)
+        self.pool.free_after_reading([*swapped.pages, *swapped.at_end])
         if swapped.end > swapped.start:
-            lost = (swapped.end - max(num_found, swapped.start)) / (swapped.end - swapped.start)
+            kept = max(num_found if has_end else 0, swapped.start)
+            lost = (swapped.end - kept) / (swapped.end - swapped.start)
             self._share_lost += _SMOOTHING * (max(lost, 0.0) - self._share_lost)
         if reached == num_found:
             return []
@@ -115,4 +147,4 @@ class SwapSpace:
     def forget(self, request_id: str) -> None:
         """Free the host pages of a request that has ended or whose copies may be invalid. Idempotent."""
         swapped = self._swapped.pop(request_id, None)
-        self.pool.free([] if swapped is None else swapped.pages)
+        self.pool.free([] if swapped is None else [*swapped.pages, *swapped.at_end])

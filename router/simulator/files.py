@@ -32,9 +32,10 @@ class FileTier:
         for block in hashes:
             if self._tier.has(_name(block)):
                 continue
-            place = self._free.pop() if self._free else self._tier.reclaim()
-            if place is None:
+            self._free += [] if self._free else self._tier.reclaim()
+            if not self._free:
                 break  # all others are being written or read
+            place = self._free.pop()
             self._tier.add(_name(block), place, (block,))
             self._hash_of[place] = block
             places.append(place)

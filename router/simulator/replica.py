@@ -220,7 +220,7 @@ class SimulatedReplica:
         reader = None if host is None else host.reader(str(id(job)), tokens)
         reached = match.length if host is None or reader is None else host.begin(reader, match.length)
         cache.extend(lease, num_pages)
-        copying = 0.0 if host is None or reader is None else host.load(reader, lease.pages)
+        copying = 0.0 if host is None or reader is None else host.load(reader, lease)
         self._waiting.remove(job)
         self._waiting_tokens -= job.expected_tokens
         job.lease = lease
@@ -263,7 +263,7 @@ class SimulatedReplica:
         reached = match.length if host is None or reader is None else host.begin(reader, match.length)
         cache.extend(lease, num_blocks)
         job.fetching, job.num_coming = lease, num_blocks
-        copying = 0.0 if host is None or reader is None else host.load(reader, lease.pages)
+        copying = 0.0 if host is None or reader is None else host.load(reader, lease)
         self._num_transfers += 1
         return Reserved(copying, reached - match.length, num_blocks - reached)
 

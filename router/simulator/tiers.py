@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache import KVCacheManager, Namespace
+from cache import Found, KVCacheManager, Lease, Namespace
 from cache.prefix_log import PrefixLog
 from cache.tiers import Tier
 from engine.request import Request
@@ -121,29 +121,30 @@ class HostTier:
         """Count the leading blocks that the device, which has `num_found`, and the host hold, if a copy is
         sooner there than they are computed.
         """
-        reached = self._prefixes.reach(reader, num_found, self._blocks_per_second)
+        reached = self._prefixes.reach(reader, Found(num_found, num_found), self._blocks_per_second)
         self._prefixes.forget(reader.request_id)
         return reached
 
     def begin(self, reader: Request, num_found: int) -> int:
         """Return what `reach` does, and keep it there until `load` or `forget`."""
         self._prefixes.begin_step()
-        reached = self._prefixes.reach(reader, num_found, self._blocks_per_second)
+        found = Found(num_found, num_found)
+        reached = self._prefixes.reach(reader, found, self._blocks_per_second)
         if reached > num_found:
-            self._prefixes.hold(reader, num_found, reached)
+            self._prefixes.hold(reader, found, reached)
         return reached
 
     def forget(self, reader: Request) -> None:
         """Let go of what was kept for a prompt that is not begun after all."""
         self._prefixes.forget(reader.request_id)
 
-    def load(self, reader: Request, table: list[int]) -> float:
-        """Copy what was kept to the pages of `table`, and what these pages have lost to the host; return the
+    def load(self, reader: Request, lease: Lease) -> float:
+        """Copy what was kept to the pages of a lease, and what these pages have lost to the host; return the
         seconds that both take.
         """
-        loads = self._prefixes.load(reader.request_id, table)
-        copies = self._prefixes.take_copies()
-        self._prefixes.settle(copies)
+        loads = self._prefixes.load(reader.request_id, lease).pages
+        copies = self._prefixes.take_copies().pages
+        self._prefixes.settle(host for _, host in copies)
         self.blocks_in += len(loads)
         self.blocks_out += len(copies)
         return (len(loads) + len(copies)) * self.page_seconds

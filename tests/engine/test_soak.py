@@ -14,6 +14,7 @@ from cache.loans import Loan, Loans
 from cache.node import Node
 from cache.page_keys import PageKeys
 from cache.page_tier import PageTier, TierPage
+from engine.scheduling.host_pool import Copies
 from engine.scheduling.host_prefixes import HostPrefixes
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.swap import SwapSpace
@@ -45,9 +46,8 @@ Wrap = Callable[[Any], Any]
 
 
 def copies_nothing_back(swap_in: Any) -> Any:
-    def wrong(*args: Any) -> list[Any]:
-        swap_in(*args)
-        return []
+    def wrong(*args: Any, **options: Any) -> Any:
+        return Copies([], []) if isinstance(swap_in(*args, **options), Copies) else []
 
     return wrong
 

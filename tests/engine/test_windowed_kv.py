@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.drafting.settings import Speculation
+from engine.kv_tier.settings import KVTier
 from engine.sampling_params import SamplingParams
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.whole_engines import engine_for, run_prompts, tokens_of
@@ -54,10 +55,35 @@ def test_the_same_memory_holds_more_requests(model: Path) -> None:
     assert most["off"] == 2 and most["on"] > 2
 
 
-def test_what_does_not_go_with_windows_is_named_at_the_start(model: Path) -> None:
+def test_what_does_not_go_with_windows_is_named_at_the_start(model: Path, tmp_path: Path) -> None:
     assert engine_for(model, 8, 480, host_kv_gib=0.01).runner.layer_groups is None
-    with pytest.raises(ValueError, match=r'windowed_kv is "on", but host_kv_gib'):
-        engine_for(model, 8, 480, host_kv_gib=0.01, windowed_kv="on")
+    with pytest.raises(ValueError, match=r'windowed_kv is "on", but kv_tier'):
+        engine_for(model, 8, 480, host_kv_gib=0.01, kv_tier=KVTier(str(tmp_path)), windowed_kv="on")
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_greedy_tokens_under_preemption(model: Path, preemption: str) -> None:
+    """Memory for about two of four requests, whose windows go to host memory and back with all other KV."""
+    host = {"preemption": preemption, "host_kv_gib": 2**-8, "windowed_kv": "on"}
+    engine = engine_for(model, 4, 96, max_step_tokens=16, max_running=4, **host)
+    params, prompts = SamplingParams(temperature=0, max_tokens=50), [random_ids(20 + i, 10 + i) for i in range(4)]
+    streams = run_prompts(engine, prompts, params)
+    for events, prompt in zip(streams, prompts, strict=True):
+        assert tokens_of(events) == oracle_greedy(model, prompt, 50)
+    load = engine.loop.load()
+    assert load.num_preemptions > 0
+    assert (load.num_swapped > 0, load.cache.recompute_host_tokens > 0) == (preemption == "swap",) * 2
+
+
+def test_prefixes_come_back_from_host_memory_with_their_windows(model: Path) -> None:
+    """Pages for one prompt: each evicts what came before it."""
+    host = {"host_kv_gib": 2**-7, "host_kv_min_uses": 1, "windowed_kv": "on"}
+    engine = engine_for(model, 8, 104, max_step_tokens=16, max_running=1, **host)
+    prompts = [PROMPT, random_ids(9, 90), random_ids(7, 90), [*PROMPT[:88], *random_ids(8, 9)]]
+    for prompt in prompts:
+        [events] = run_prompts(engine, [prompt], GREEDY)
+        assert tokens_of(events) == oracle_greedy(model, prompt, GREEDY.max_tokens)
+    assert events[-1].num_cached == 88 and engine.loop.load().cache.host_hit_tokens > 0
 
 
 def test_a_draft_model_with_windows_keeps_all_of_its_kv_as_its_model_does(model: Path) -> None:

@@ -18,7 +18,7 @@ from deployments.wire.server import WireTimings
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.grammar.spec import Grammar
-from tests.deployments.support.in_process_engines import InProcessEngines, request, until
+from tests.deployments.support.in_process_engines import CountingRunner, InProcessEngines, request, until
 
 
 @pytest.fixture
@@ -189,6 +189,19 @@ def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> Non
         assert asyncio.run(scenario()) == ["a1", "b1", "a2", "a3"]
     finally:
         engines.close()
+
+
+def test_a_role_is_refused_where_pages_alone_are_not_enough_to_go_on() -> None:
+    runner = CountingRunner(64)
+    runner.num_state_slots = 8
+    config = EngineConfig(model="hybrid", max_running=4)
+    with pytest.raises(ValueError, match=r"engines\.roles .* hybrid needs more .*recurrent states.*remove roles"):
+        EngineReplica(
+            config,
+            ReplicaSettings(role="decode"),
+            engine_factory=lambda config: Engine.from_config(config, runner),
+            whereabouts=lambda: ("hybrid-1", "127.0.0.1"),
+        )
 
 
 class _Loaded(Exception):

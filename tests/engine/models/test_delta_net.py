@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.drafting.settings import Speculation
 from engine.engine import Engine
+from engine.kv_tier.settings import KVTier
 from engine.loading.kv_memory import slots_for
 from engine.models.delta_net import advance, advance_by_many
 from engine.sampling_params import SamplingParams
@@ -72,9 +74,60 @@ def test_shared_prefixes_are_computed_to_their_end(model: Path) -> None:
     assert request.output_ids[:11] == oracle_greedy(model, LONG, GREEDY.max_tokens)[:11]
 
 
-def test_kv_outside_of_the_engines_memory_is_refused(model: Path) -> None:
-    with pytest.raises(ValueError, match="host_kv_gib keeps KV outside"):
-        Engine.from_config(EngineConfig(model=str(model), device="cpu", kv_pages=8, host_kv_gib=0.1))
+@pytest.mark.parametrize("speculation", [None, Speculation(method="ngram", adaptive=False)])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_greedy_tokens_under_preemption(model: Path, preemption: str, speculation: Speculation | None) -> None:
+    """Memory holds about two of six requests; their states go to host memory with their pages, or they compute
+    again.
+    """
+    host = {"preemption": preemption, "host_kv_gib": 2**-5, "state_snapshots": 0, "speculation": speculation}
+    engine = engine_for(model, 4, 112, max_step_tokens=24, max_running=6, **host)
+    params, prompts = SamplingParams(temperature=0, max_tokens=20), [random_ids(20 + i, 25 + i) for i in range(6)]
+    streams = run_prompts(engine, prompts, params)
+    for events, prompt in zip(streams, prompts, strict=True):
+        assert tokens_of(events) == oracle_greedy(model, prompt, 20)
+    load = engine.loop.load()
+    assert load.num_preemptions > 0
+    assert (load.num_swapped > 0, load.cache.recompute_host_tokens > 0) == (preemption == "swap",) * 2
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_prompts_go_on_from_states_in_host_memory(model: Path, page_size: int) -> None:
+    """Pages for one of three prompts, and one slot beside a running request's: each evicts what came before it.
+    Whether a turn of a conversation goes on from inside a page, too.
+    """
+    host = {"host_kv_gib": 2**-5, "host_kv_min_uses": 1, "state_snapshots": 1}
+    engine = engine_for(model, page_size, 192, max_step_tokens=64, max_running=1, **host)
+    turn = [*LONG[:70], *oracle_greedy(model, LONG[:70], GREEDY.max_tokens), 7, 8]
+    for prompt, num_cached in ((LONG[:70], 0), (LONG[50:], 0), (turn, 81), (LONG[40:], 0), (turn, 81)):
+        (events,) = run_prompts(engine, [prompt], GREEDY)
+        assert tokens_of(events) == oracle_greedy(model, prompt, GREEDY.max_tokens)
+        assert events[-1].num_cached == num_cached
+    assert engine.loop.load().cache.host_hit_tokens > 0
+
+
+def test_a_stream_that_another_engine_began_goes_on_with_the_same_tokens(model: Path) -> None:
+    first, second = (engine_for(model, 16, 512, max_running=2) for _ in range(2))
+    (events,) = run_prompts(first, [LONG], GREEDY)
+    tokens = tokens_of(events)
+    request = second.new_request("r", LONG, GREEDY, output_ids=tokens[:5])
+    second.loop.submit(request)
+    while second.loop.has_work:
+        second.loop.step()
+    assert request.output_ids == tokens == oracle_greedy(model, LONG, GREEDY.max_tokens)
+
+
+def test_files_are_refused_with_what_to_set_instead(model: Path, tmp_path: Path) -> None:
+    config = EngineConfig(
+        model=str(model), device="cpu", kv_pages=8, host_kv_gib=0.1, kv_tier=KVTier(str(tmp_path))
+    )
+    with pytest.raises(ValueError, match=r"kv_tier keeps KV in files, .*larger host_kv_gib"):
+        Engine.from_config(config)
+
+
+def test_host_memory_for_less_than_a_state_is_refused(model: Path) -> None:
+    with pytest.raises(ValueError, match=r"host_kv_gib is 1e-05, but a page with a recurrent state takes 0\.0"):
+        Engine.from_config(EngineConfig(model=str(model), device="cpu", kv_pages=8, host_kv_gib=1e-5))
 
 
 def test_slots_take_at_most_half_of_the_memory_unless_the_settings_say_so() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
+from engine.kv_tier.settings import KVTier
 from engine.loading.windowed import layer_groups
 from engine.models.config import ModelConfig
 from engine.models.layer_groups import LayerGroups
@@ -70,7 +71,7 @@ def test_pages_of_a_request() -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"host_kv_gib": 1.0}, "host_kv_gib"),
+        ({"host_kv_gib": 1.0, "kv_tier": KVTier("files")}, "kv_tier"),
         ({"speculation": Speculation(method="draft_model", model="demo")}, "draft model"),
     ],
 )

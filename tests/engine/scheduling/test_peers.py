@@ -62,7 +62,7 @@ def test_only_what_is_not_here_is_fetched(engine: Make) -> None:
     keys, pool = PageKeys(Namespace("m"), A, 4), receiver.host._pool
     for page in (5, 6, 9):
         pool.tier._idle.move_to_end(keys[page], last=False)
-        pool.free([pool.tier.reclaim() or 0])
+        pool.free(pool.tier.reclaim())
     assert receiver.cache.peek(Namespace("m"), A) == 13
     assert receiver.num_computed(ask(receiver, A, source=WHOLE)) == 2
     assert peers.asked == [("a", 0, 10), ("a", 5, 2), ("a", 9, 1)]

@@ -134,6 +134,8 @@ def test_a_prefix_that_all_share_is_found_with_its_state() -> None:
     st.booleans(),
     st.sampled_from([0.0, 0.5, 1.0, None]),
     st.sampled_from([3, 16, 64]),
+    st.sampled_from([(0, 2), (12, 2), (40, 1), (60, 3)]),
+    st.integers(1, 2),
 )
 def test_every_request_gets_the_tokens_it_would_get_alone(
     actions: list[Action],
@@ -142,8 +144,12 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     overlap: bool,
     right: float | None,
     step_tokens: int,
+    host: tuple[int, int],
+    host_min_uses: int,
 ) -> None:
-    """Whatever is preempted, ended, drafted and forgotten: states and pages are those of a request's tokens."""
+    """Whatever is preempted, swapped, ended, drafted and forgotten: states and pages are those of a request's
+    tokens, and host pages add up.
+    """
     num_pages, page_size = shape
     script = Script(
         num_pages=num_pages,
@@ -152,7 +158,11 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         overlap=overlap,
         limits={"max_running": 3, "max_step_tokens": step_tokens},
         drafter=None if right is None else ScriptedDrafts(right=right),
+        host_pages=host[0],
+        state_pages=host[1],
+        host_min_uses=host_min_uses,
     )
     play(script, actions)
+    assert script.host.account().free == script.host_pages
     assert script.cache.snapshots is not None
     assert script.cache.snapshots.account().free == script.state_slots

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache import KVCacheManager, Namespace, OutOfPages, Window
 from engine.beam_search import BeamParams
 from engine.errors import NeverFits
 from tests.engine.support.draft_sources import ScriptedDrafts
@@ -130,6 +131,25 @@ def test_the_longest_request_that_is_taken_fits() -> None:
         script.arrive([9] * longest, max_tokens=1)
 
 
+def test_rows_of_a_tail_that_no_node_carries_yet_make_no_room() -> None:
+    """The tail of 8 tokens is kept in a chunk that is not computed, and the next one needs its rows no more."""
+    cache = KVCacheManager(12, 4, window=Window(4, 1, 8))
+    lease = cache.lock(cache.match(Namespace("m"), range(16), 0.0))
+    cache.extend(lease, 16, 0.0, (0, 12))
+    assert lease.window is not None
+    lease.window.plan(0, 12, [8], has_drafts=False)
+    cache.extend(lease, 16, 0.0, (12, 16))
+    assert lease.window.first == 2 and cache.available == 12 - 4 - 3
+    with pytest.raises(OutOfPages):
+        cache.extend(lease, 16 + 4 * (cache.available + 1), 0.0, (12, 16))
+    assert cache.account().total == 12
+    cache.insert(lease, range(12), 1.0)
+    cache.keep_states(lease, range(12), 12)
+    assert cache.available == 12 - 4 - 2, "now it can be given up"
+    cache.finish(lease, range(16), 2.0)
+    assert cache.available == 12
+
+
 def test_beam_search_is_refused_with_what_to_do() -> None:
     with pytest.raises(NeverFits, match=r"window.*several answers.*windowed_kv"):
         windowed().arrive(SYSTEM, beams=BeamParams(width=2))
@@ -158,6 +178,8 @@ def test_a_prefix_that_all_share_is_found_with_its_tail() -> None:
     st.sampled_from([0.0, 0.5, 1.0, None]),
     st.sampled_from([3, 16, 64]),
     st.booleans(),
+    st.sampled_from([0, 12, 60]),
+    st.integers(1, 2),
 )
 def test_every_request_gets_the_tokens_it_would_get_alone(
     actions: list[Action],
@@ -167,8 +189,12 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     right: float | None,
     step_tokens: int,
     prefix_cache: bool,
+    host_pages: int,
+    host_min_uses: int,
 ) -> None:
-    """Whatever is preempted, ended, drafted and forgotten: all pages are those of a request's tokens."""
+    """Whatever is preempted, swapped, ended, drafted and forgotten: all pages are those of a request's tokens, and
+    host pages add up.
+    """
     num_pages, page_size = shape
     script = Script(
         num_pages=num_pages,
@@ -178,6 +204,9 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         prefix_cache=prefix_cache,
         limits={"max_running": 3, "max_step_tokens": step_tokens},
         drafter=None if right is None else ScriptedDrafts(right=right),
+        host_pages=host_pages,
+        host_min_uses=host_min_uses,
     )
     play(script, actions)
+    assert script.host.account().free == host_pages
     assert script.scheduler.account().free == num_pages

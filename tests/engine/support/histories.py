@@ -12,15 +12,15 @@ from tests.engine.support.script import Script
 Action = tuple[str, int, int, int]
 
 
-def histories(longest_prompt: int) -> st.SearchStrategy[list[Action]]:
-    """Draw what is asked, gone on with, aborted, failed and forgotten between steps."""
+def histories(longest_prompt: int, fewest: int = 0) -> st.SearchStrategy[list[Action]]:
+    """Draw what is asked, gone on with, aborted, failed and forgotten between steps: at least so many actions."""
     action = st.tuples(
         st.sampled_from(["ask"] * 5 + ["step"] * 9 + ["turn", "turn", "abort", "fail", "reset"]),
         st.integers(0, 3),
         st.integers(1, longest_prompt),
         st.integers(1, 12),
     )
-    return st.lists(action, max_size=60)
+    return st.lists(action, min_size=fewest, max_size=60)
 
 
 def served(script: Script, prompt: list[int], **options: Any) -> int:

@@ -29,6 +29,8 @@ class MemoryRunner:
         self.memory: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.host: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.states: dict[int, list[int]] = {}
+        self.host_states: dict[int, tuple[int, list[int]]] = {}
+        """What a host page has of a state: which of its pages it is, and the tokens of the state."""
         self.drafts: dict[int, list[int]] = {}
         self.plans: list[StepPlan] = []
         self.eos_after: dict[str, int] = {}
@@ -86,10 +88,8 @@ class MemoryRunner:
                     for slot in (chunk.state.target, *(slot for _, slot in chunk.state.borders)):
                         self.states[slot] = [-2]
             raise RuntimeError("scripted failure")
-        for device, host in plan.swap_out:
-            _copy_page(self.memory, device, self.host, host, self.page_size)
-        for device, host in plan.swap_in:
-            _copy_page(self.host, host, self.memory, device, self.page_size)
+        self._copy_to_host(plan)
+        self._copy_from_host(plan)
         copied = [  # whole pages, as a device does it
             (copy.target, slot, self.memory.get((copy.source, slot), _NOTHING))
             for copy in plan.copies
@@ -125,6 +125,28 @@ class MemoryRunner:
                 self._sampled[chunk.request.request_id] = sampled[0]
         return StepResult(tokens, logprobs, counts, prompt_logprobs=scores)
 
+    def _copy_to_host(self, plan: StepPlan) -> None:
+        for device, host in plan.swap_out:
+            _copy_page(self.memory, device, self.host, host, self.page_size)
+            self.host_states.pop(host, None)
+        for slot, hosts in plan.states_out:
+            for index, host in enumerate(hosts):
+                self.host_states[host] = index, list(self.states[slot])
+                for inside in range(self.page_size):
+                    self.host[host, inside] = _NOTHING
+        filled = [host for _, host in plan.swap_out] + [host for copy in plan.states_out for host in copy.hosts]
+        if len(set(filled)) < len(filled):
+            self.mistakes.append(f"host pages written twice in a step: {filled}")
+
+    def _copy_from_host(self, plan: StepPlan) -> None:
+        for device, host in plan.swap_in:
+            _copy_page(self.host, host, self.memory, device, self.page_size)
+        for slot, hosts in plan.states_in:
+            parts = [self.host_states.get(host, (-1, [-1])) for host in hosts]
+            if parts != [(index, parts[0][1]) for index in range(len(parts))]:
+                self.mistakes.append(f"slot {slot} gets {parts} from the pages {hosts}")
+            self.states[slot] = list(parts[0][1])
+
     def _context(self, chunk: Chunk, groups: list[Table], ids: list[int]) -> list[int]:
         """Return the context that a request's pages hold, which must be its tokens."""
         held: list[int] = []
@@ -152,7 +174,8 @@ class MemoryRunner:
         if state != chunk.request.tokens[: chunk.start] and not is_lost:
             self.mistakes.append(f"{chunk.request.request_id} finds the state {state} at {chunk.start}")
         for position, slot in use.borders:
-            if not chunk.start < position < chunk.start + chunk.num_tokens:
+            first = chunk.start if use.num_missing else chunk.start + 1  # Its state may have to catch up only.
+            if not first <= position < chunk.start + chunk.num_tokens:
                 self.mistakes.append(
                     f"{chunk.request.request_id} keeps a state at {position}, outside of its chunk"
                 )

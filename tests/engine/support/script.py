@@ -57,6 +57,8 @@ class Script:
     eviction: str = "lru"
     state_slots: int = 0
     """Slots for recurrent states; 0: the model has none."""
+    state_pages: int = 2
+    """Host pages that a recurrent state takes."""
     window: tuple[int, int] | None = None
     """Tokens that layers with a window see, and the groups of such layers; None: there are none."""
 
@@ -76,7 +78,7 @@ class Script:
         self.runner = MemoryRunner(self.page_size, 0 if self.window is None else self.window[0])
         self.tier = ScriptedTier(self.runner.host, self.page_size)
         self.host = HostKV(
-            HostMemory(self.host_pages),
+            HostMemory(self.host_pages, state_pages=self.state_pages if self.state_slots else 0),
             self.page_size,
             self.preemption,
             self.host_min_uses,
@@ -84,6 +86,7 @@ class Script:
             self.block_tokens or 0,
             self.tier if self.has_lower_tier else NO_LOWER_TIER,
             self.cache.block_hashes,
+            self.cache,
         )
         speculator = None
         if self.drafter is not None:
@@ -179,7 +182,7 @@ class Script:
         for request in self.scheduler.allocator.running:
             if request.lease is not None and (window := request.lease.window) is not None:
                 by_requests.update(row[0] for row in window.rows)
-                by_tails.update(row[0] for _, tail in window.kept for row in tails._tails[tail])
+                by_requests.update(row[0] for _, tail in window.kept for row in tails._tails[tail])
         by_requests.update(row[0] for node in tails._pins for row in tails.rows_at(node))
         counted = {page: (by_requests[page], by_tails[page]) for page in by_requests | by_tails}
         assert counted == tails._uses
