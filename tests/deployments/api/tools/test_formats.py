@@ -74,7 +74,9 @@ values: dict[str, st.SearchStrategy[Any]] = {
 finds = st.lists(st.sampled_from(sorted(values)), unique=True).flatmap(
     lambda keys: st.tuples(st.just("find"), st.fixed_dictionaries({key: values[key] for key in keys}))
 )
-made_calls = st.lists(finds | st.sampled_from([("clock", {}), ("get-it_2", {})]), min_size=1, max_size=3)
+made_calls: st.SearchStrategy[list[tuple[str, dict[str, Any]]]] = st.lists(
+    finds | st.sampled_from([("clock", {}), ("get-it_2", {})]), min_size=1, max_size=3
+)
 scraps = st.lists(st.sampled_from(_SCRAPS), max_size=16).map("".join)
 
 
