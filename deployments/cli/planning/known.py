@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,7 @@ import yaml
 
 from engine.loading.model_directory import resolve_metadata
 from engine.models.config import ModelConfig
+from engine.models.encoders.config import encoder_of
 from engine.models.errors import ModelLoadError
 
 
@@ -71,9 +73,11 @@ def planned_model(model: str, config: Path | None = None) -> PlannedModel:
     """
     if config is not None:
         path = config / "config.json" if config.is_dir() else config
+        _check_generates(model, path)
         return PlannedModel(model, ModelConfig.from_file(path), str(path))
     if model == "demo" or Path(model).expanduser().is_dir():
         directory = resolve_metadata(model)
+        _check_generates(model, directory / "config.json")
         return PlannedModel(model, ModelConfig.from_directory(directory), str(directory / "config.json"))
     if (name := _known_name(model)) is not None:
         known = known_models()[name]
@@ -85,7 +89,21 @@ def planned_model(model: str, config: Path | None = None) -> PlannedModel:
             f"cannot plan for {model}: it is not a directory here, not one of the models that Raydix knows "
             f"({', '.join(known_models())}), and: {error}. Give its config.json with --config, or a directory."
         ) from None
+    _check_generates(model, directory / "config.json")
     return PlannedModel(model, ModelConfig.from_directory(directory), f"the hub's {model}/config.json")
+
+
+def _check_generates(model: str, config: Path) -> None:
+    """Raise ModelLoadError if a config.json describes an encoder."""
+    try:
+        encoder = encoder_of(json.loads(config.read_bytes()))
+    except (OSError, ValueError):
+        return  # what is wrong with the file is said when it is read as a model's that generates
+    if encoder is not None:
+        raise ModelLoadError(
+            f"there is nothing to plan for {model}: {encoder} is an encoder, which keeps no KV and runs wherever "
+            "its weights and a step of engine.max_step_tokens tokens fit; see `raydix info`"
+        )
 
 
 def _known_name(model: str) -> str | None:

@@ -175,6 +175,14 @@ def test_other_experts_of_deepseek_and_unknown_quantization_are_refused(tmp_path
         RUNNER.invoke(app, ["plan", str(tmp_path)], catch_exceptions=False)
 
 
+def test_there_is_nothing_to_plan_for_encoders(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta"}))
+    for arguments in (["bge", "--config", str(config)], ["bge", "--config", str(tmp_path)], [str(tmp_path)]):
+        with pytest.raises(UserError, match=r"XLMRobertaModel is an encoder, which keeps no KV"):
+            RUNNER.invoke(app, ["plan", *arguments], catch_exceptions=False)
+
+
 def test_quantization_leaves_more_room_for_kv() -> None:
     plain = json.loads(plan("Llama-3.1-8B", "--json"))
     rounded = json.loads(plan("Llama-3.1-8B", "--quantization", "fp8", "--json"))
