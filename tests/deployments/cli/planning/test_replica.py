@@ -13,6 +13,7 @@ from deployments.cli.planning.replica import Assumptions, ReplicaPlan, smallest_
 from deployments.cli.planning.report import with_and_without
 from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
+from engine.kv_tier.settings import KVTier
 from engine.loading.kv_memory import pages_for
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
@@ -137,7 +138,10 @@ def test_gpt_oss_20b_on_an_h100_holds_nearly_twice_as_many_requests_with_windows
     assert with_and_without(plan, 8192) == [("on", apart.num_pages // 521), ("off", whole.num_pages // 512)]
     assert apart.num_tokens == (apart.num_pages - (128 + 2048) // 16 - 2) * 16
     with_host = replace(plan, engine=replace(ENGINE, host_kv_gib=1.0))
-    assert with_host.layer_groups is None and with_and_without(with_host, 8192) == []
+    assert with_host.layer_groups is None, "replicas fetch pages of all layers through host memory by default"
+    assert with_and_without(with_host, 8192) == with_and_without(plan, 8192)
+    with_files = replace(plan, engine=replace(ENGINE, host_kv_gib=1.0, kv_tier=KVTier("kv")))
+    assert with_files.layer_groups is None and with_and_without(with_files, 8192) == []
 
 
 def test_gemma_3_27b_replays_graphs_with_one_page_table_unless_told_otherwise() -> None:
