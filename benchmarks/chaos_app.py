@@ -42,6 +42,10 @@ class Size:
         return -(-self.replicas // max(1, self.nodes - 1))
 
 
+_LOOKS = 4
+"""Requests for each ingress that tell whether all of them are connected."""
+
+
 class App:
     """A running application. `name` distinguishes its processes from those of others in the same Ray."""
 
@@ -76,8 +80,24 @@ class App:
         return {r["replica"] for r in (await self.health())["replicas"] if r["is_connected"]}
 
     async def is_whole(self) -> bool:
-        """Whether all replicas are connected."""
-        return len(await self.connected()) >= self.size.replicas and len(self.ingresses()) >= self.size.ingresses
+        """Whether all ingresses listen, each connected to all replicas: new connections go to any of them."""
+        listening = [self._listens(ingress) for ingress in self.ingresses()]  # none does behind Serve's proxy
+        if len(listening) < self.size.ingresses or (any(listening) and not all(listening)):
+            return False
+        for _ in range(_LOOKS * self.size.ingresses):
+            if len(await self.connected()) < self.size.replicas:
+                return False
+        return True
+
+    def _listens(self, ingress: int) -> bool:
+        """Whether a process listens on the application's port."""
+        with contextlib.suppress(psutil.Error):
+            sockets = psutil.Process(ingress).net_connections("tcp")
+            return any(
+                one.status == psutil.CONN_LISTEN and one.laddr.port == self._client.base_url.port
+                for one in sockets
+            )
+        return False
 
     async def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's samples with these labels; 0 while it cannot be read."""
@@ -112,7 +132,7 @@ class App:
 
     async def _get(self, path: str) -> httpx.Response:
         # In a thread: an asynchronous client would be bound to one event loop.
-        return await asyncio.to_thread(self._client.get, path)
+        return await asyncio.to_thread(self._client.get, path, headers={"Connection": "close"})
 
     # --- its processes -------------------------------------------------------------------------------------
 
