@@ -119,11 +119,15 @@ def test_a_full_queue_elsewhere_is_tried_before_the_client_hears_of_overload() -
         async with ClientAndEngines(2, max_running=1, max_waiting=1) as (client, engines):
             for runner in engines.runners:
                 runner.gate.clear()
-            streams = []
+            streams: list[Stream] = []
+
+            def is_settled() -> bool:  # the first of each engine runs
+                return sum(map(_num_running, engines.replicas)) == (len(streams) + 1) // 2
+
             with pytest.raises(Overloaded) as refused:
                 for number in range(20):
                     streams.append(await client.generate(request(f"q{number}", max_tokens=2)))
-                    await asyncio.sleep(0.02)
+                    await until(is_settled)
             assert len(streams) == 4  # one running and one waiting in each
             assert refused.value.retry_after_s >= 1
             assert engines.calls[-2:] == ["r0", "r1"]
@@ -261,7 +265,7 @@ def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
 
 def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(1) as (client, engines):
+        async with ClientAndEngines(1, health={"lost_after_s": 2.0}) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=40))
             await anext(stream)
@@ -708,6 +712,11 @@ async def _connected(client: Any) -> Any:
 
 def _has_tokens(message: Any) -> bool:
     return any(delta.token_ids for delta in getattr(message, "deltas", ()))
+
+
+def _num_running(replica: Any) -> int:
+    running: int = replica._engine.loop.load().num_running
+    return running
 
 
 def _is_idle(replica: Any) -> bool:
