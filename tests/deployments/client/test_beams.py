@@ -9,7 +9,7 @@ from engine.beam_search import BeamParams, Hypothesis
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from tests.deployments.support.api_over_engines import PROMPT, api_over
-from tests.deployments.support.in_process_engines import ClientAndEngines, until
+from tests.deployments.support.in_process_engines import SILENCE, ClientAndEngines, until
 from tests.deployments.support.time_limit import run_scenario
 
 
@@ -34,7 +34,7 @@ def test_what_was_found_survives_the_wire_and_is_sent_again_whole() -> None:
 
 def test_a_lost_replica_s_search_starts_over_elsewhere_with_the_same_result() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(2) as (client, engines):
+        async with ClientAndEngines(2, health=SILENCE) as (client, engines):
             alone = [event async for event in await client.generate(request("alone"))]
             engines.runners[0].step_s = 0.05
             stream = await client.generate(request("a"))

@@ -16,7 +16,7 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Step, StepPlan
 from engine.stream_delta import StreamDelta
-from tests.deployments.support.in_process_engines import ClientAndEngines, CountingRunner, until
+from tests.deployments.support.in_process_engines import SILENCE, ClientAndEngines, CountingRunner, until
 from tests.deployments.support.time_limit import run_scenario
 
 PROMPT = list(range(40))
@@ -69,7 +69,7 @@ def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost
     """The replica is lost in the middle of the prompt, and in the middle of the output."""
 
     async def scenario() -> None:
-        async with ClientAndEngines(2, **SMALL_STEPS) as (client, engines):
+        async with ClientAndEngines(2, **SMALL_STEPS, health=SILENCE) as (client, engines):
             hang_after(engines.runners[0], num_steps)
             stream = await client.generate(request())
             events = [await anext(stream)]

@@ -10,7 +10,7 @@ import pytest
 
 from monitoring.metrics import Metrics
 from tests.deployments.support.api_over_engines import api_over
-from tests.deployments.support.in_process_engines import LOST_AFTER_S, until
+from tests.deployments.support.in_process_engines import SILENCE, until
 from tests.deployments.support.time_limit import run_scenario
 from tests.support.metric_values import count_of
 
@@ -23,8 +23,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(health: dict[str, Any], o
 
     async def scenario() -> None:
         metrics = Metrics("m", "ingress", "ingress")
-        silence = {"lost_after_s": LOST_AFTER_S}
-        async with api_over(1, metrics=metrics, health={**silence, **health}, kv_pages=400) as api:
+        async with api_over(1, metrics=metrics, health={**SILENCE, **health}, kv_pages=400) as api:
             [replica], [runner] = api.engines.replicas, api.engines.runners
             runner.step_s = 0.01  # the streams last longer than it takes to lose their replica
             asked = [asyncio.create_task(api.complete(stream=True, max_tokens=480)) for _ in range(3)]

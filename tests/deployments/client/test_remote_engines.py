@@ -23,6 +23,7 @@ from deployments.wire import messages
 from engine.grammar.spec import Grammar
 from router.state import RouterState
 from tests.deployments.support.in_process_engines import (
+    SILENCE,
     TIMINGS,
     ChosenPlacer,
     ClientAndEngines,
@@ -163,7 +164,7 @@ def test_without_replicas_a_request_is_refused_and_does_not_wait() -> None:
 
 def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnoticed() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(2) as (client, engines):
+        async with ClientAndEngines(2, health=SILENCE) as (client, engines):
             engines.runners[0].gate.clear()
             stream = await client.generate(request("a", max_tokens=5))
             await until(lambda: client._connections["r0"].is_answering)
@@ -178,7 +179,7 @@ def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnotice
 
 def test_a_replica_that_falls_silent_before_it_accepts_is_replaced_unnoticed() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(2) as (client, engines):
+        async with ClientAndEngines(2, health=SILENCE) as (client, engines):
             await _connected(client)
             _fall_silent(engines.replicas[0])
             streams = await asyncio.gather(*(client.generate(request(f"s{n}", max_tokens=5)) for n in range(3)))
@@ -219,7 +220,7 @@ def test_a_replica_whose_process_died_is_given_up_at_once_whether_it_accepted_or
 
 def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(2) as (client, engines):
+        async with ClientAndEngines(2, health=SILENCE) as (client, engines):
             engines.runners[0].step_s = 0.02
             streams = [await client.generate(request(f"s{n}", max_tokens=60)) for n in range(5)]
             begun = [await anext(stream) for stream in streams]
@@ -237,7 +238,7 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
 
 def test_the_migrations_of_a_stream_are_limited() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(2, health={"max_migrations": 0}) as (client, engines):
+        async with ClientAndEngines(2, health={**SILENCE, "max_migrations": 0}) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
@@ -251,7 +252,7 @@ def test_the_migrations_of_a_stream_are_limited() -> None:
 
 def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(1, health={"migration_wait_s": 0.2}) as (client, engines):
+        async with ClientAndEngines(1, health={**SILENCE, "migration_wait_s": 0.2}) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
@@ -281,7 +282,7 @@ def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
 
 def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(2, max_running=1, max_waiting=1) as (client, engines):
+        async with ClientAndEngines(2, max_running=1, max_waiting=1, health=SILENCE) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=60))
             await anext(stream)
@@ -303,7 +304,7 @@ def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
 
 def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(3) as (client, engines):
+        async with ClientAndEngines(3, health=SILENCE) as (client, engines):
             for runner in engines.runners:
                 runner.step_s = 0.02
             stream = await client.generate(request("a", max_tokens=120))
@@ -472,7 +473,7 @@ def test_a_lost_delta_is_replaced_by_a_snapshot() -> None:
 
 def test_the_index_lags_while_a_replica_is_silent_and_while_its_deltas_cannot_be_applied() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(1) as (client, engines):
+        async with ClientAndEngines(1, health=SILENCE) as (client, engines):
             connection = await _connected(client)
             await until(lambda: connection.is_synced)
             await until(lambda: client.index_lag() < 1.0)  # heartbeats, though nothing changes
@@ -738,7 +739,7 @@ async def _reports(engines: InProcessEngines, expected: dict[str, float]) -> Non
 
 def test_what_waits_in_an_ingress_is_told_to_one_replica_and_to_another_when_that_is_lost() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(3) as (client, engines):
+        async with ClientAndEngines(3, health=SILENCE) as (client, engines):
             assert await _held_back(engines) == {"r0": 0, "r1": 0, "r2": 0}
             client.report_backlog(lambda role: messages.Backlog(7, 7000))
             await _reports(engines, {"r0": 7, "r1": 0, "r2": 0})

@@ -103,11 +103,8 @@ async def api_over(
 ) -> AsyncIterator[Api]:
     """Run the API over `count` engines; with `tenants`, `ADMIN_KEY` is the admin's. `shared` are prefixes. `files`
     is the directory of the tokenizer; None: the embedded model's.
-
-    An engine that a busy machine keeps silent is not lost: a test that ends one says how soon that is noticed.
     """
-    settings = {"lost_after_s": 60.0, **(health or {})}
-    async with ClientAndEngines(count, health=settings, shared=shared, **config) as (client, engines):
+    async with ClientAndEngines(count, health=health, shared=shared, **config) as (client, engines):
         api = Api(client, engines, listeners, tenants, shared, files)
         async with api.http:
             yield api

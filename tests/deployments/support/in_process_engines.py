@@ -34,7 +34,8 @@ from router.roles import Role
 from router.state import RouterState
 
 TIMINGS = ClientTimings(accept_s=5, tick_s=0.03)
-LOST_AFTER_S = 0.6
+SILENCE = {"lost_after_s": 0.6}
+"""How soon tests of silence notice it. In others it never is: a busy machine keeps replicas silent, too."""
 WIRE = WireTimings(heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
 
 
@@ -228,7 +229,7 @@ class ClientAndEngines:
     ) -> None:
         self._watcher, self._placer = watcher, placer
         self._count, self._timings, self._config, self._metrics = count, timings, config, metrics
-        self._health = HealthSettings(**{"lost_after_s": LOST_AFTER_S, **(health or {})})
+        self._health = HealthSettings(**{"lost_after_s": 60.0, **(health or {})})
 
     async def __aenter__(self) -> tuple[RemoteEngines, InProcessEngines]:
         self._engines = InProcessEngines(self._count, **self._config)

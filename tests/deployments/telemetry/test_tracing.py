@@ -19,7 +19,7 @@ from deployments.config.settings import TracingSettings
 from deployments.telemetry import tracing
 from deployments.telemetry.tracing import open_tracing
 from tests.deployments.support.api_over_engines import PROMPT, api_over, events
-from tests.deployments.support.in_process_engines import LOST_AFTER_S, until
+from tests.deployments.support.in_process_engines import SILENCE, until
 from tests.deployments.support.otlp_receiver import Collector, Received, collector
 from tests.deployments.support.time_limit import run_scenario
 
@@ -109,7 +109,7 @@ def test_a_requests_spans_follow_each_other_inside_its_own(sink: Collector, trac
 
 def test_a_stream_that_moved_shows_both_replicas_and_the_loss(sink: Collector, tracer: tracing.Tracer) -> None:
     async def scenario() -> None:
-        async with api_over(2, tracer, health={"lost_after_s": LOST_AFTER_S}) as api:
+        async with api_over(2, tracer, health=SILENCE) as api:
             api.engines.runners[0].step_s = 0.02
             asked = asyncio.create_task(api.complete(stream=True, max_tokens=200))
             await until(lambda: any(len(stream.journal) > 5 for stream in api.client._tasks))

@@ -14,7 +14,7 @@ from engine import LLM
 from engine.loading.load_model import load_model
 from engine.loading.model_directory import demo_model_path
 from tests.deployments.support.api_over_engines import Api, api_over
-from tests.deployments.support.in_process_engines import LOST_AFTER_S, is_nothing_left, until
+from tests.deployments.support.in_process_engines import SILENCE, is_nothing_left, until
 from tests.engine.support.oracle import oracle_logits
 
 TEXTS = ["Return the largest item", "heapq", "Return the smallest item of an iterable"]
@@ -109,7 +109,7 @@ def test_a_replica_that_dies_has_its_prompts_computed_elsewhere() -> None:
     """Nothing of them was sent, so they are retried, whatever they had got to."""
 
     async def play() -> None:
-        async with api_over(2, health={"lost_after_s": LOST_AFTER_S}) as api:
+        async with api_over(2, health=SILENCE) as api:
             api.engines.runners[0].gate.clear()
             asked = asyncio.create_task(embed(api, input=[[1, 2, 3], [4, 5]], normalize=False))
             await until(lambda: api.engines.replicas[0]._wire.num_live == 2)

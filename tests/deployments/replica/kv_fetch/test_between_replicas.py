@@ -59,7 +59,7 @@ async def serving(**settings: float | str) -> AsyncIterator[Service]:
     options = KvFetchSettings(expected_mib_per_s=100_000.0, **settings)  # type: ignore[arg-type]
     async with ClientAndEngines(
         2, placer=WeighingPlacer, load=load_model, model="demo", kv_pages=256, page_size=16, host_kv_gib=0.02,
-        kv_fetch=options, health={"lost_after_s": 60.0},  # a busy machine keeps them silent for long
+        kv_fetch=options,
     ) as (client, engines):  # fmt: skip
         yield Service(client, engines)
 
