@@ -84,9 +84,9 @@ def _start(body: str, spec: OutputParseSpec, special: SpecialId, budget: Thinkin
     if budget is not None:
         begin = budget.thoughts if spec.is_thinking else f"({budget.opened} {budget.thoughts} GAP)?"
         return f"start: {begin}{' GAP' if spec.is_thinking else ''} ({body})\n{budget.rules}\nGAP: /\\n{{0,2}}/"
-    opens, closes, label = spec.thoughts
-    inside = up_to_mark("inside", closes, special)
-    opened = f"({literal(opens + label, (opens,), special)} inside GAP)?"
+    opens = spec.thoughts.opens
+    inside = up_to_mark("inside", spec.thoughts.closes, special)
+    opened = f"({literal(opens + spec.thoughts.label, (opens,), special)} inside GAP)?"
     return f"start: {'inside GAP' if spec.is_thinking else opened} ({body})\n{inside}\nGAP: /\\n{{0,2}}/"
 
 

@@ -49,7 +49,7 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
         thoughts = HARMONY  # Without it, even an answer's text would have the marks of its channel.
     elif settings.reasoning != "none":
         words = _vocabulary(tokenizer).keys()
-        shown = [marks for marks in KNOWN if marks.closes in template]
+        shown = [marks for marks in KNOWN if marks.is_shown(template)]
         shown += [marks for marks in KNOWN if set(marks.marks) <= words]
         thoughts = next(iter(shown), THINK if settings.reasoning == "think" else None)
     merges = settings.late_system == "merge" or (

@@ -67,6 +67,8 @@ def test_the_format_of_calls(template: str | None, tools: str | None, has_place:
 
 SEED, MISTRAL = Thoughts("<seed:think>", "</seed:think>"), Thoughts("[THINK]", "[/THINK]")
 GEMMA = Thoughts("<|channel>", "<channel|>", "thought\n")
+GRANITE_33 = Thoughts("<think>", "</think>", around_answer=("<response>", "</response>"))
+GRANITE_32 = Thoughts("Here is my thought process:", "Here is my response:")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,12 @@ GEMMA = Thoughts("<|channel>", "<channel|>", "thought\n")
         (None, SEED.marks, SEED),
         (PLAIN, GEMMA.marks, GEMMA),
         ("{{ '<|channel>thought\\n<channel|>' }}", (), GEMMA),
+        ("{{ 'between <think></think>, and your response between <response></response>' }}", (), GRANITE_33),
+        (
+            "{{ 'after Here is my thought process:, and your response after Here is my response:' }}",
+            (),
+            GRANITE_32,
+        ),
     ],
 )
 def test_whether_it_thinks_and_between_which_marks(

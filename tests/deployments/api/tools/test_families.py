@@ -34,6 +34,7 @@ def bars(text: str) -> str:
 
 SEED_THINKS = FAMILIES["seed_oss"].replace("think>", "seed:think>")
 MISTRAL_THINKS, LIST_THINKS = (FAMILIES[name] + "{# [THINK] [/THINK] #}" for name in ("mistral", "mistral_list"))
+GRANITE_32_THINKS = "{# after 'Here is my thought process:' and your response after 'Here is my response:' #}"
 OSLO = '{"city": "Oslo"}'
 DOCUMENTED = {
     "gpt-oss": Family(
@@ -127,6 +128,21 @@ DOCUMENTED = {
         f'<|tool_call|>[{{"name": "get_weather", "arguments": {OSLO}}}, '
         '{"name": "clock", "arguments": {"zone": "utc"}}]',
         "<think>Rain? In Oslo.</think>",
+    ),
+    "Granite 3.3": Family(
+        "granite",
+        f'<|tool_call|>[{{"name": "get_weather", "arguments": {OSLO}}}, '
+        '{"name": "clock", "arguments": {"zone": "utc"}}]',
+        "<think>Rain? In Oslo.</think>",
+        "<response>Let me see.</response>",
+        template=FAMILIES["granite"] + "{# Write your response between <response></response> #}",
+    ),
+    "Granite 3.2": Family(
+        "granite",
+        f'<|tool_call|>[{{"name": "get_weather", "arguments": {OSLO}}}, '
+        '{"name": "clock", "arguments": {"zone": "utc"}}]',
+        "Here is my thought process:\nRain? In Oslo.\n\nHere is my response:\n",
+        template=FAMILIES["granite"].replace("think>", "thought>") + GRANITE_32_THINKS,
     ),
     "Phi-4-mini": Family(
         "phi4",

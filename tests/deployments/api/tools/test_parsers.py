@@ -201,7 +201,7 @@ def test_what_is_thought_and_what_is_said(
     marks: Thoughts, is_open: bool, whole: str, thought: str, content: str
 ) -> None:
     """Between each family's marks, character by character."""
-    opens, closes, label = marks
+    opens, closes, label = marks.opens, marks.closes, marks.label
 
     def spelled(part: str) -> str:
         known = part.replace("<think>", opens + label).replace("</think>", closes)

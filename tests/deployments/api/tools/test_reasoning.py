@@ -42,9 +42,9 @@ def test_reasoning_is_no_content(talk: Make, template: str, says: str, chunk: in
 @pytest.mark.parametrize("marks", KNOWN)
 def test_the_marks_are_those_of_the_template(talk: Make, marks: Thoughts) -> None:
     """Character by character, also where the answer has to be JSON."""
-    it = talk(f"{LLAMA3}{{# {marks.opens} {marks.closes} #}}")
-    opens = marks.opens + marks.label
-    it.engine.says, it.engine.chunk = f"{opens}Rain?{marks.closes}It is.", 1
+    it = talk(f"{LLAMA3}{{# {' '.join(marks.marks)} #}}")
+    opens, (before, after) = marks.opens + marks.label, marks.around_answer or ("", "")
+    it.engine.says, it.engine.chunk = f"{opens}Rain?{marks.closes}{before}It is.{after}", 1
     message = it.whole().choices[0].message
     assert (message.reasoning, message.content) == ("Rain?", "It is.") == streamed(it)
     grammar = answer_grammar({"type": "object"}, None, OutputParseSpec(marks), lambda text: None)
@@ -52,6 +52,26 @@ def test_the_marks_are_those_of_the_template(talk: Make, marks: Thoughts) -> Non
         matcher = compiler().compile(grammar).matcher.deep_copy()
         assert matcher.consume_tokens(ids(said))
         assert matcher.is_accepting() is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("says", "content"),
+    [
+        ("<response>\nIt is.\n</response>\n", "It is."),
+        ("\n<response> It is.", "It is."),
+        ("\n<resp> is no mark", "<resp> is no mark"),
+        ("<res", "<res"),
+        ("It is. <response>", "It is. <response>"),
+        ("<response></response>", ""),
+        ("", ""),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_marks_around_an_answer_are_no_part_of_it(talk: Make, says: str, content: str, chunk: int) -> None:
+    it = talk(f"{LLAMA3}{{# <think></think> <response></response> #}}")
+    it.engine.says, it.engine.chunk = f"<think>Rain?</think>{says}", chunk
+    message = it.whole().choices[0].message
+    assert (message.reasoning, message.content) == ("Rain?", content) == streamed(it)
 
 
 def test_how_many_tokens_are_reasoning_does_not_depend_on_how_they_come(talk: Make) -> None:
