@@ -29,11 +29,12 @@ SHAPES = {
     "Qwen3-0.6B output": (1024, 2048),
     "Qwen3-0.6B gate, up": (6144, 1024),
     "Qwen3-0.6B down": (1024, 3072),
+    "Gemma 3 0.5B qkv": (1536, 1024),
     "Llama 15M qkv": (768, 256),
     "Llama 15M down": (256, 768),
 }
 """Outputs and inputs."""
-ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
+ROWS = (1, 2, 4, 8, 16, 32, 128, 256, 512)
 _CACHES = 200_000_000
 """Bytes of weights that take turns, so that each is read from memory; fewer for small matrices."""
 _MOST_COPIES = 64

@@ -11,6 +11,7 @@
 #include "pack.c"
 #include "panel.c"
 #include "panel_amx.c"
+#include "panel_widened.c"
 #include "quant.c"
 #ifndef RAYDIX_BF16
 #include "sample.c" /* Logits are float32 whatever the model's type. */

@@ -8,9 +8,13 @@
 #include "gemm.h"
 
 #define BLOCK_BYTES (1 << 20) /* bytes of a block of rows: half of today's L2 caches */
+#ifdef WIDENS
+#define MOST_ROWS_OF_ITEM WIDE_MOST_ROWS
+#else
 #define MOST_ROWS_OF_ITEM 512
+#endif
 #define LEAST_ROWS_OF_ITEM 128 /* With fewer rows, panels would be read too often. */
-#define PRODUCTS (MOST_ROWS_OF_ITEM * 2 * PANEL) /* products of an item: 128 KB on the stack */
+#define PRODUCTS (1024 * PANEL) /* products of an item: 128 KB on the stack */
 #define MOST_PANELS_OF_ITEM 8
 #define STREAMED_BYTES (1 << 20) /* Results of at least this size are written past the caches. */
 
@@ -125,25 +129,40 @@ static bool is_streamed(const Linear *linear, int rows, Product product, const v
            ((uintptr_t)out | ldo * sizeof(float)) % VECTOR_BYTES == 0;
 }
 
+/* Multiply the rows of an item with its panels, the first of which is number `panel`. */
+static void multiply_panels(const Linear *linear, const elem *a, ptrdiff_t lda, int rows, int panel, int panels,
+                            float *c, ptrdiff_t ldc)
+{
+    int inputs = round_up(linear->inputs, 32);
+    size_t size = (size_t)PANEL * inputs;
+    const int8_t *bytes = (const int8_t *)linear->packed + panel * size;
+    const elem *elems = (const elem *)linear->packed + panel * size;
+#ifdef WIDENS
+    bool is_int8 = linear->scales != NULL;
+    if (rows >= (is_int8 ? WIDE_ROWS_INT8 : WIDE_ROWS)) {
+        NAME(panels_multiply_widened)(a, lda, rows, is_int8 ? (const void *)bytes : elems, is_int8, panels, inputs, c,
+                                      ldc);
+        return;
+    }
+#endif
+    for (int p = 0; p < panels; p++)
+        if (linear->scales)
+            NAME(panel_multiply_int8)(a, lda, rows, bytes + p * size, inputs, c + p * PANEL, ldc);
+        else
+            NAME(panel_multiply)(a, lda, rows, elems + p * size, inputs, c + p * PANEL, ldc, false);
+}
+
 /* Compute one item of the product of a[rows][lda] and a matrix; `c` has room for PRODUCTS. */
 static void run_item(const Linear *linear, const Items *items, int item, const elem *a, ptrdiff_t lda, int rows,
                      Product product, bool streams, void *out, ptrdiff_t ldo, float *c)
 {
-    int inputs = round_up(linear->inputs, 32), all_panels = round_up(linear->outputs, PANEL) / PANEL;
+    int all_panels = round_up(linear->outputs, PANEL) / PANEL;
     int panel = item % items->panel_groups * items->panels, row = item / items->panel_groups * items->rows;
     int panels = all_panels - panel < items->panels ? all_panels - panel : items->panels;
     int count = rows - row < items->rows ? rows - row : items->rows;
     size_t width = is_gated(product) ? sizeof(elem) : sizeof(float);
     ptrdiff_t ldc = items->panels * PANEL;
-    for (int p = 0; p < panels; p++) {
-        size_t at = (size_t)(panel + p) * PANEL * inputs;
-        if (linear->scales)
-            NAME(panel_multiply_int8)(a + row * lda, lda, count, (const int8_t *)linear->packed + at, inputs,
-                                      c + p * PANEL, ldc);
-        else
-            NAME(panel_multiply)(a + row * lda, lda, count, (const elem *)linear->packed + at, inputs, c + p * PANEL,
-                                 ldc, false);
-    }
+    multiply_panels(linear, a + row * lda, lda, count, panel, panels, c, ldc);
     finish_item(linear, c, ldc, count, panel, panels, product, streams, (char *)out + row * ldo * width, ldo);
 }
 

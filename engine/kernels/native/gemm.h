@@ -32,6 +32,19 @@ void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *pa
 void NAME(panel_multiply_int8)(const elem *a, ptrdiff_t lda, int rows, const int8_t *panel, int inputs, float *c,
                                ptrdiff_t ldc);
 
+/* Where bfloat16 has no dot products, many rows and their panels are widened to float32 first, a slice at a time. */
+#if defined(RAYDIX_BF16) && !defined(__AVX512BF16__)
+#define WIDENS
+#define WIDE_ROWS 16     /* From so many rows on, that costs less than widening in each product. */
+#define WIDE_ROWS_INT8 8 /* The same for panels of bytes, which are widened in any case. */
+#define WIDE_MOST_ROWS 256
+
+/* c[rows][panels * 32] = a[rows][inputs] * packed consecutive panels, of bytes if so, else of elem: the same sums as
+ * panel_multiply and panel_multiply_int8 find. rows: at most WIDE_MOST_ROWS. */
+void NAME(panels_multiply_widened)(const elem *a, ptrdiff_t lda, int rows, const void *packed, bool is_int8, int panels,
+                                   int inputs, float *c, ptrdiff_t ldc);
+#endif
+
 /* Pack rows (outputs) of `inputs` elements each, `stride` apart, into one panel; missing rows are zeros. */
 void NAME(pack_rows)(const elem *rows, ptrdiff_t stride, int num_rows, int inputs, elem *panel);
 

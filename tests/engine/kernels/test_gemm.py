@@ -109,7 +109,8 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("product", [TO_FLOATS, ADD_FLOATS, SWIGLU])
 @pytest.mark.parametrize(
-    ("rows", "outputs", "inputs"), [(1, 32, 32), (5, 96, 64), (17, 160, 288), (33, 64, 544), (300, 64, 96)]
+    ("rows", "outputs", "inputs"),
+    [(1, 32, 32), (5, 96, 64), (17, 160, 288), (33, 64, 544), (300, 64, 96), (300, 1088, 288)],
 )
 def test_products_are_those_of_torch(
     any_kernels: native.Kernels, rows: int, outputs: int, inputs: int, product: int, has_bias: bool, is_int8: bool

@@ -1,0 +1,81 @@
+/* Products of many rows in bfloat16 where there are no dot products of it. Both factors are widened, which is exact,
+ * and multiplied by float32's kernel: no instruction between its multiply-adds is spent on bfloat16.
+ *
+ *     for each slice of inputs        rows widened once for all panels, in the L2 cache
+ *         for each panel              its slice widened once for all rows, in the L1 cache
+ *             c += rows * panel       c stays in the L2 cache
+ */
+#include "gemm.h"
+
+#ifdef WIDENS
+
+#define SLICE 128 /* inputs: of a panel in float32 16 KB, half of the L1 cache */
+#define FETCHED_ROWS 12  /* rows between prefetches: a multiple of what float32's kernel holds in registers */
+
+typedef uint32_t vu_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
+typedef int16_t vs_anywhere __attribute__((vector_size(VECTOR_BYTES / 2), aligned(1), may_alias));
+
+void JOIN(panel_multiply, f32, ISA)(const float *a, ptrdiff_t lda, int rows, const float *panel, int inputs, float *c,
+                                    ptrdiff_t ldc, bool add);
+
+/* Widen a panel's inputs from pairs to float32's layout, one row of outputs for each input. */
+static void widen_elems(const elem *panel, int inputs, float *to)
+{
+    for (int i = 0; i < inputs; i += PAIR, panel += PAIR * PANEL, to += PAIR * PANEL)
+        for (int output = 0; output < PANEL; output += LANES) {
+            vu pairs = *(const vu_anywhere *)(panel + output * PAIR);
+            vstore(to + output, (vf)(pairs << 16));
+            vstore(to + PANEL + output, (vf)(pairs & 0xffff0000u));
+        }
+}
+
+static void widen_bytes(const int8_t *panel, int inputs, float *to)
+{
+    for (int i = 0; i < inputs; i += PAIR, panel += PAIR * PANEL, to += PAIR * PANEL)
+        for (int output = 0; output < PANEL; output += LANES) {
+            vi pairs = __builtin_convertvector(*(const vs_anywhere *)(panel + output * PAIR), vi);
+            vstore(to + output, __builtin_convertvector((vi)((vu)pairs << 24) >> 24, vf));
+            vstore(to + PANEL + output, __builtin_convertvector(pairs >> 8, vf));
+        }
+}
+
+/* Multiply with a widened panel, and fetch the next one's slice meanwhile. */
+static void multiply_fetching(const float *a, int rows, const float *panel, int inputs, float *c, ptrdiff_t ldc,
+                              bool add, const char *next, int num_bytes)
+{
+    int lines = num_bytes / 64, strips = (rows + FETCHED_ROWS - 1) / FETCHED_ROWS, fetched = 0;
+    for (int strip = 0; strip < strips; strip++) {
+        int row = strip * FETCHED_ROWS, count = rows - row < FETCHED_ROWS ? rows - row : FETCHED_ROWS;
+        for (; fetched < lines * (strip + 1) / strips; fetched++)
+            __builtin_prefetch(next + fetched * 64, 0, 2);
+        JOIN(panel_multiply, f32, ISA)(a + row * SLICE, SLICE, count, panel, inputs, c + row * ldc, ldc, add);
+    }
+}
+
+void NAME(panels_multiply_widened)(const elem *a, ptrdiff_t lda, int rows, const void *packed, bool is_int8, int panels,
+                                   int inputs, float *c, ptrdiff_t ldc)
+{
+    _Alignas(64) float wide_rows[WIDE_MOST_ROWS * SLICE], wide_panel[SLICE * PANEL];
+    size_t item = is_int8 ? 1 : sizeof(elem);
+    for (int first = 0; first < inputs; first += SLICE) {
+        int count = inputs - first < SLICE ? inputs - first : SLICE;
+        for (int r = 0; r < rows; r++)
+            for (int i = 0; i < count; i += LANES)
+                vstore(wide_rows + r * SLICE + i, vload_elem(a + r * lda + first + i));
+        for (int p = 0; p < panels; p++) {
+            const char *slice = (const char *)packed + ((size_t)p * inputs + first) * PANEL * item;
+            if (is_int8)
+                widen_bytes((const int8_t *)slice, count, wide_panel);
+            else
+                widen_elems((const elem *)slice, count, wide_panel);
+            const char *next_slices = (const char *)packed + (size_t)(first + SLICE) * PANEL * item;
+            const char *next = p + 1 < panels ? slice + (size_t)inputs * PANEL * item : next_slices;
+            multiply_fetching(wide_rows, rows, wide_panel, count, c + p * PANEL, ldc, first > 0, next,
+                              count * PANEL * (int)item);
+        }
+    }
+}
+
+#undef SLICE
+#undef FETCHED_ROWS
+#endif
