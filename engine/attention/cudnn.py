@@ -33,7 +33,7 @@ _OLDEST: Capability = (8, 0)
 _OLDEST_CUDNN = 90100
 """Version 9.1, the first whose kernels for Hopper GPUs torch calls."""
 _LARGEST_HEAD = 128
-_SHORTEST = 2048
+SHORTEST = 2048
 """Tokens of a prompt from which on attention takes so much of a step that another kernel is worth a call."""
 _MULTIPLE = 512
 """Lengths are padded to multiples of this: thirteen plans up to 8,192 tokens."""
@@ -184,4 +184,4 @@ def _unfit(shape: AttentionShape, dtype: torch.dtype) -> str | None:
 def _whole_prompts(batch: AttentionBatch) -> list[int]:
     """Return the rows that compute all of their positions, if these are many. Decode rows come before them."""
     lens = zip(batch.query_lens, batch.kv_lens_host, strict=True)
-    return [row for row, (count, end) in enumerate(lens) if count == end and count >= _SHORTEST]
+    return [row for row, (count, end) in enumerate(lens) if count == end and count >= SHORTEST]

@@ -36,7 +36,7 @@ def test_packages_come_after_what_is_our_own() -> None:
 def test_a_mixed_batch(
     monkeypatch: pytest.MonkeyPatch, name: str, page_size: int, window: int | None, heads: Heads
 ) -> None:
-    monkeypatch.setattr(cudnn, "_SHORTEST", 256)
+    monkeypatch.setattr(cudnn, "SHORTEST", 256)
     rows = [(700, 1), (15, 1), (0, 1), (0, 300), (1000, 33), (16, 16)]
     case = Paged(rows, heads, page_size, window, BF16)
     backend = backend_for(name, case)
