@@ -127,9 +127,11 @@ class _Whole:
         own = query[self._tokens]
         padded = F.pad(own, (0, 0, 0, 0, 0, self._missing))
         keys, values = (kind.flatten(0, 1).index_select(0, self._slots) for kind in pages)
-        heads = (part.transpose(0, 1)[None] for part in (padded, keys, values))  # [1, heads, tokens, head_dim]
+        queries, keys, values = (part.transpose(0, 1)[None] for part in (padded, keys, values))  # [1, H, T, D]
         with sdpa_kernel(_KERNELS):
-            attended = F.scaled_dot_product_attention(*heads, is_causal=True, scale=scale, enable_gqa=True)
+            attended = F.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
+            )
         out[self._tokens] = attended[0].transpose(0, 1)[: len(own)].flatten(1)
 
 

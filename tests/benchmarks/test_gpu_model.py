@@ -60,10 +60,10 @@ def test_steps_are_modelled_by_the_kernels_that_the_engine_launches() -> None:
     spent = r"prefill, 32768 by triton +([\d.]+)% .*\(products (\d+)%, attention (\d+)%, gaps (\d+)%\)"
     found = re.search(spent, aims)
     assert found is not None
-    share, *parts = map(float, found.groups())
+    reached, *parts = map(float, found.groups())
     assert sum(parts) == pytest.approx(100, abs=1.5)
     # Of 8B at 32,768 tokens, 38 operations of a hundred are attention's; of its pairs, a fourth lie in one step.
-    assert share == pytest.approx(100 / (62 / 90 + 0.38 / (477 / 989) * (3 / 4 + 1 / 4 / 0.85)), abs=0.7)
+    assert reached == pytest.approx(100 / (62 / 90 + 0.38 / (477 / 989) * (3 / 4 + 1 / 4 / 0.85)), abs=0.7)
     assert 60 < told["qwen3-0.6b", "offline, 256 requests"] < 90
     assert 0 < told["llama-3.1-8b", "top-p, 1 rows"] < told["llama-3.1-8b", "top-p, 128 rows"] < 5
     eight_b = [row for row in rows if row[:3] == ["llama-3.1-8b", "bfloat16", "1"]]

@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             lengths.append(query.shape[2])
         return attention(query, *rest, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cudnn.F, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
     monkeypatch.setattr(cudnn, "_KERNELS", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
     monkeypatch.setattr(cudnn, "TritonAttention", ReferenceAttention)
     for name, size in (("SHORTEST", 12), ("_MULTIPLE", 8)):

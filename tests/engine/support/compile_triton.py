@@ -153,7 +153,7 @@ def sampling(vocab_size: int) -> None:
 
 def rows() -> None:
     numbers, long = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
-    words = RowWords(numbers, numbers, numbers, numbers, torch.zeros(3, 20, dtype=torch.int32))
+    words = RowWords(numbers, numbers, numbers, numbers, torch.zeros(1, 3, 20, dtype=torch.int32))
     enter(words, RowInputs(long, long, numbers, long, long), 3, 16)
     leave(words, long, long, 3)
 
