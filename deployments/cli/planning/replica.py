@@ -163,7 +163,8 @@ class ReplicaPlan:
     def bytes_read(self, num_running: float) -> float:
         """Return the bytes of weights that a step of at least one request reads on all GPUs together."""
         unread = self.facts.num_parameters - self.facts.parameters_read(max(num_running, 1.0))
-        return self.weight_bytes - unread * self.facts.expert_weight_bytes(self.element_bytes)
+        each = self.facts.expert_weight_bytes(self.element_bytes, self.engine.quantization)
+        return self.weight_bytes - unread * each
 
     @property
     def decode_flops(self) -> int:
