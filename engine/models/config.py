@@ -316,10 +316,8 @@ class ModelConfig:
 
     def expert_weight_bytes(self, element_bytes: int, quantization: str | None = None) -> float:
         """Return the bytes of one weight of an expert in memory, scales included; arguments as `weight_bytes`."""
-        if quantization == "fp8":
-            shapes, stored = self.rounded()._matrices_of_experts()[:2], Fp8Format()
-        else:
-            shapes, stored = self._matrices_of_experts()[:2], self.weight_format
+        model = self.rounded() if quantization == "fp8" else self
+        shapes, stored = model._matrices_of_experts()[:2], Fp8Format() if model is not self else self.weight_format
         if not shapes or stored is None or isinstance(stored, Int8Format):
             return element_bytes
         return sum(stored.matrix_bytes(*shape) for shape in shapes) / sum(map(math.prod, shapes))
