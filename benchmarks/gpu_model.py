@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from benchmarks.gpu_sections.aims import ATTENTION_SHARE, Aim, StepModel, aims_of
+from benchmarks.gpu_sections.aims import MASKED, PUBLISHED, Aim, StepModel, aims_of
 from benchmarks.gpu_sections.launches import count_launches
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.shapes import MIXTURES, MODELS, Size
@@ -106,10 +106,14 @@ def main() -> None:
             least = limits.decode(rows, read)
             figures = f"{1e3 * seconds:>8.2f}{1e3 * least:>10.2f}{least / seconds:>7.0%}{1e3 * alone:>8.2f}"
             print(f"{name:14}{weights:>9}{rows:>6}{late + early:>9}{early:>7}{figures}")
-    print(f"\naims, with {ATTENTION_SHARE:.0%} of the rate in attention to prompts, and the host never waited for")
+    shares = ", ".join(f"{share:.0%} by {backend}" for backend, share in PUBLISHED.items())
+    print("\naims, the host being never waited for; in attention to prompts, of the rate, as published for H100:")
+    print(f"{shares}; {MASKED:.0%} of that where half is masked")
     for name, aim in aims:
         bound = f"at {'most' if aim.is_cost else 'least'} {aim.wanted:.0%}"
-        print(f"{name:14}{aim.what:>24}{aim.modelled:>8.1%}  {bound}{'' if aim.is_met else ', NOT REACHED'}")
+        spent = f" ({aim.spent})" if aim.spent else ""
+        missed = "" if aim.is_met else ", NOT REACHED"
+        print(f"{name:14}{aim.what:>28}{aim.modelled:>8.1%}  {bound}{missed}{spent}")
 
 
 if __name__ == "__main__":

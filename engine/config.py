@@ -104,9 +104,9 @@ class EngineConfig(SchedulerSettings):
     eviction: str = "lru"
     """Which cached prefixes are evicted first: "lru", "lfu" or "priority"."""
     attention: str = "auto"
-    """Attention backend: "native" (CPUs), "triton" (GPUs), "flash_attn" and "flashinfer" (GPUs, where installed),
-    "reference", or "auto" for the best that runs here. Two names with a comma between them ("flash_attn,triton"):
-    one for steps with prompts, and one for steps of decodes alone."""
+    """Attention backend: "native" (CPUs), "triton" and "cudnn" (GPUs), "flash_attn" and "flashinfer" (GPUs, where
+    installed), "reference", or "auto" for the best that runs here. Two names with a comma between them
+    ("flash_attn,triton"): one for steps with prompts, and one for steps of decodes alone."""
     cascade_attention: Cascade = "auto"
     """Whether requests that decode after the same cached prefix attend to it together, so that its KV is read once
     for all of them: "auto" where the backend can and it pays, or "off"."""

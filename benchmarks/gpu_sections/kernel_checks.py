@@ -61,7 +61,9 @@ class Layout(NamedTuple):
         """Return the rows of a kind of batch: (positions before, tokens of the step)."""
         ends = [1, 63, 65, 200] if is_tiny else [1, 63, 64, 65, 777, 4095, 8200]
         decodes = [(end - 1, 1) for end in ends]
-        extends = [(0, 5), (40, 33)] if is_tiny else [(0, 2), (0, 130), (63, 2), (1000, 700), (8000, 257)]
+        extends = (
+            [(0, 5), (40, 33)] if is_tiny else [(0, 2), (0, 130), (63, 2), (1000, 700), (8000, 257), (0, 2100)]
+        )
         return {"decode": decodes, "extend": extends, "mixed": decodes[:3] + extends}[kind]
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.attention.base import AttentionShape, consider, preferred
+from engine.attention.base import AttentionShape, preferred, sorted_out
 from engine.attention.native import NativeAttention
 from engine.kernels import native
 from engine.models import native_delta_net
@@ -18,17 +18,14 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 def attention_text(shape: AttentionShape, dtype: torch.dtype, device: str) -> str:
     """Return what `attention: auto` selects, and why, then a line for each other one: usable, or why not."""
-    usable, others = [], []
-    for name, backend in consider(shape, dtype, torch.device(device)):
-        if isinstance(backend, str):
-            others.append(f"not {name}: {backend}")
-        else:
-            usable.append(name)
+    usable, refused = sorted_out(shape, dtype, torch.device(device))
+    others = [f"not {name}: {reason}" for name, reason in refused.items()]
     if not usable:
         return "\n".join(("none", *others))
-    taken, why = preferred(usable, torch.device(device))
+    taken, why = preferred(usable, shape, torch.device(device))
     others += [f"{name}: when asked for by name" for name in usable if name not in taken.split(",")]
-    return "\n".join((taken if taken == usable[0] else f"{taken} ({why})", *others))
+    is_of_gpu = device == "cuda" and torch.cuda.is_available()
+    return "\n".join((f"{taken} ({why})" if is_of_gpu else taken, *others))
 
 
 def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:

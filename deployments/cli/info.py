@@ -19,7 +19,7 @@ from deployments.cli.units import count_text, size_text
 from engine.config import DType, EngineConfig
 from engine.loading.kv_memory import available_ram, beside_slots, pages_for, slots_for
 from engine.loading.model_directory import resolve_metadata
-from engine.loading.windowed import has_graphs_on_gpus, layer_groups
+from engine.loading.windowed import layer_groups
 from engine.machine import usable_cores
 from engine.models.any_model import model_facts
 from engine.models.config import ELEMENT_BYTES, ModelConfig
@@ -203,7 +203,7 @@ def machine(device: str) -> Machine:
 def _pages(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str:
     """Describe the pages that an engine would allocate in a share of the memory that its weights leave."""
     free, state_bytes = _free(facts, machine, element), facts.state_bytes(element)
-    groups = _groups(facts, config, machine)
+    groups = _groups(facts, config)
     try:
         slots = slots_for(config, free, state_bytes) if state_bytes else 0
         room = beside_slots(config, free, slots * state_bytes)
@@ -218,11 +218,9 @@ def _pages(facts: ModelConfig, config: EngineConfig, machine: Machine, element: 
     return f"{pages:,} ({pages * config.page_size:,} tokens, {size}; {share})"
 
 
-def _groups(facts: ModelConfig, config: EngineConfig, machine: Machine) -> LayerGroups | None:
-    """Return the groups of layers with page tables of their own that an engine here would have; None for one."""
-    has_graphs = machine.device == "cuda" and has_graphs_on_gpus(config, facts)
-    longest = config.max_model_len or facts.max_position_embeddings
-    groups = layer_groups(config, facts, longest, has_graphs=has_graphs)
+def _groups(facts: ModelConfig, config: EngineConfig) -> LayerGroups | None:
+    """Return the groups of layers with page tables of their own that an engine would have; None for one."""
+    groups = layer_groups(config, facts, config.max_model_len or facts.max_position_embeddings)
     return None if isinstance(groups, str) else groups
 
 
@@ -260,7 +258,7 @@ def _windows(facts: ModelConfig, config: EngineConfig, machine: Machine, element
         if n <= facts.max_position_embeddings
     ]
     num_windowed = sum(place.group > 0 for place in groups.places)
-    here = "off" if _groups(facts, config, machine) is None else "on"
+    here = "off" if _groups(facts, config) is None else "on"
     sees = f"{num_windowed} of {len(groups.places)}, which see {groups.window:,} tokens"
     return f"{sees}. With pages of their own, requests fit: {', '.join(fits)} (engine.windowed_kv: {here} here)"
 

@@ -12,7 +12,7 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
-from engine.attention.packages import capability
+from engine.attention.packages import capability, trtllm_misfit
 from engine.models.parts import AttentionConfig
 
 
@@ -131,14 +131,20 @@ class AttentionBackend(Protocol):
         ...
 
 
+_FEW = 16
+"""Tokens of a row up to which it is no prompt: a decode with its draft tokens, or the end of a prompt."""
+
+
 class HybridAttention:
-    """One backend for steps with prompts, and another for steps of decodes alone, on the same pages."""
+    """One backend for steps with prompts, and another for steps of decodes and their draft tokens, on the same
+    pages. Recorded steps have no prompts.
+    """
 
     def __init__(self, prompts: AttentionBackend, decodes: AttentionBackend) -> None:
         self._prompts, self._decodes = prompts, decodes
         self.name = f"{prompts.name},{decodes.name}"
         self.is_capturable, self.plans_by_bounds = decodes.is_capturable, decodes.plans_by_bounds
-        self.captures_prompts = prompts.captures_prompts
+        self.captures_prompts = decodes.captures_prompts
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -147,7 +153,7 @@ class HybridAttention:
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
         """Have one of the two prepare the step; it computes all of the step's rows."""
-        has_prompts = batch.num_decodes < len(batch.query_lens)
+        has_prompts = not batch.is_bounded and max(batch.query_lens) > _FEW
         return (self._prompts if has_prompts else self._decodes).prepare(batch, null_page)
 
 
@@ -158,12 +164,32 @@ _BACKENDS = (
     ("triton", "engine.attention.triton", "TritonAttention"),
     ("flash_attn", "engine.attention.flash_attn", "FlashAttention"),
     ("flashinfer", "engine.attention.flashinfer", "FlashInferAttention"),
+    ("cudnn", "engine.attention.cudnn", "CudnnAttention"),
     ("reference", "engine.attention.reference", "ReferenceAttention"),
 )
 """Name, module and class of each backend, the best first. A module is imported only when it is considered."""
-_OURS, _FLASH, _HOPPER = "triton", "flash_attn", 9
+_OURS = "triton"
 _LAST_ON_CPUS = _OURS
 """Backend that is considered last on CPUs, where it runs in an interpreter, for tests that ask for it."""
+
+
+_PREFERRED_FOR_PROMPTS: dict[int, tuple[tuple[str, str], ...]] = {
+    9: (
+        ("flash_attn", "FlashAttention's kernels are made for Hopper GPUs"),
+        ("flashinfer", "FlashInfer has FlashAttention-3's kernels for Hopper GPUs"),
+        ("cudnn", "cuDNN has kernels for Hopper GPUs, for prompts that begin in a step"),
+    ),
+    10: (
+        ("flashinfer", "FlashInfer brings TensorRT-LLM's kernels for Blackwell GPUs"),
+        ("cudnn", "cuDNN has kernels for Blackwell GPUs, for prompts that begin in a step"),
+    ),
+}
+"""By a GPU's generation, the first number of its compute capability: which backends' kernels for prompts are
+quicker than our own, the best first, and why. vLLM and SGLang choose alike: FlashAttention-3 on Hopper GPUs, and
+TensorRT-LLM's kernels by FlashInfer on Blackwell GPUs (their pages on attention backends). Elsewhere kernels in
+Triton take a few hundredths more of a prompt's time than FlashInfer's (sglang#5211)."""
+_BY_TRTLLM = "flashinfer", 10
+_WHY_OURS = "Triton for decodes, as CUDA graphs hold it and what rows share is read once"
 
 
 def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
@@ -176,30 +202,34 @@ def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device:
         return HybridAttention(first, second)
     if name != "auto":
         return _named(name, shape, dtype, device)
-    usable, reasons = [], []
-    for label, backend in consider(shape, dtype, device):
-        if isinstance(backend, str):
-            reasons.append(f"{label}: {backend}")
-        else:
-            usable.append(label)
+    usable, refused = sorted_out(shape, dtype, device)
+    reasons = [f"{label}: {reason}" for label, reason in refused.items()]
     if not usable:
         raise ValueError(f"attention: auto cannot run on {device}: {'; '.join(reasons)}")
     for reason in reasons:
         logger.info("attention: not %s", reason)
-    chosen, why = preferred(usable, device)
+    chosen, why = preferred(usable, shape, device)
     logger.info("attention: %s (%s)", chosen, why)
     return choose_backend(chosen, shape, dtype, device)
 
 
-def preferred(usable: Sequence[str], device: torch.device) -> tuple[str, str]:
-    """Return the name that "auto" stands for, and why. `usable`: backends that run, the best first; not empty."""
+def preferred(usable: Sequence[str], shape: AttentionShape, device: torch.device) -> tuple[str, str]:
+    """Return the name that "auto" stands for, and why. `usable`: backends that run, the best first; not empty.
+
+    On GPUs with a backend whose kernels for prompts are quicker than our own, it is that one for prompts.
+    """
     gpu = capability(device) if device.type == "cuda" else None
-    if usable[0] == _OURS and _FLASH in usable and gpu is not None and gpu[0] == _HOPPER:
-        return (
-            f"{_FLASH},{_OURS}",
-            "FlashAttention for steps with prompts, as its kernels are made for Hopper GPUs",
-        )
-    return usable[0], "the first that runs, in order of preference"
+    if usable[0] != _OURS or gpu is None:
+        return usable[0], "the first that runs, in order of preference"
+    told = ""
+    for label, why in _PREFERRED_FOR_PROMPTS.get(gpu[0], ()):
+        if label not in usable:
+            continue
+        slow = trtllm_misfit(shape.page_size, shape.kv_dtype) if (label, gpu[0]) == _BY_TRTLLM else None
+        if slow is None:
+            return f"{label},{_OURS}", f"{told}{why}; {_WHY_OURS}"
+        told += f"not {label} for prompts, as {slow}; "
+    return _OURS, f"{told}nothing that runs is known to be quicker at compute capability {gpu[0]}.{gpu[1]}"
 
 
 def _named(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
@@ -217,6 +247,15 @@ def _named(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.d
             'or set attention to "auto", which takes the best one that runs'
         )
     return backend(shape)
+
+
+def sorted_out(
+    shape: AttentionShape, dtype: torch.dtype, device: torch.device
+) -> tuple[list[str], dict[str, str]]:
+    """Return the names of the backends that run, the best first, and why each of the others cannot."""
+    found = dict(consider(shape, dtype, device))
+    usable = [label for label, backend in found.items() if not isinstance(backend, str)]
+    return usable, {label: reason for label, reason in found.items() if isinstance(reason, str)}
 
 
 def consider(

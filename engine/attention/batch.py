@@ -81,7 +81,7 @@ class AttentionBatch:
         query_lens = [chunk.num_tokens for chunk in chunks]
         num_decodes = next((row for row, n in enumerate(query_lens) if n != 1), len(chunks))
         ends = [chunk.start + chunk.num_tokens for chunk in chunks]
-        pages = [_pages_of(chunk, num_groups) for chunk in chunks]
+        pages = [pages_of(chunk, num_groups) for chunk in chunks]
         table = _block_table(pages, [(end - 1) // page_size + 1 for end in ends], null_page)
         if num_decodes == len(chunks):  # Most steps: lists are quicker here than a dozen numpy calls.
             indptr, positions = np.arange(len(chunks) + 1, dtype=np.int32), np.array(ends, dtype=np.int64) - 1
@@ -117,7 +117,7 @@ def _last_slot(pages: Sequence[int], position: int, page_size: int) -> int:
     return pages[position // page_size] * page_size + position % page_size
 
 
-def _pages_of(chunk: Chunk, num_groups: int) -> Sequence[int]:
+def pages_of(chunk: Chunk, num_groups: int) -> Sequence[int]:
     """Return a chunk's pages of the layers without a window, or of all layers if they are one group.
 
     A chunk of a step outside of a scheduler says nothing of the other groups: its page p stands for the pages of
@@ -126,6 +126,15 @@ def _pages_of(chunk: Chunk, num_groups: int) -> Sequence[int]:
     if num_groups == 1 or chunk.window is not None:
         return chunk.pages
     return [page * num_groups for page in chunk.pages]
+
+
+def rows_of(chunk: Chunk, count: int, num_groups: int) -> tuple[int, Sequence[Sequence[int]]]:
+    """Return a chunk's pages of layers with a window, up to slot `count` of its page table: the first slot that
+    has any, and the pages of each from there on, one for each group after the first of `num_groups`.
+    """
+    if (window := chunk.window) is not None:
+        return window.first, window.rows[: count - window.first]
+    return 0, [range(page * num_groups + 1, (page + 1) * num_groups) for page in chunk.pages[:count]]
 
 
 def _block_table(
@@ -149,10 +158,6 @@ def _more_tables(
     tables = np.full((num_groups, len(chunks), width), null_page, dtype=np.int32)
     for row, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
         count = (end - 1) // page_size + 1
-        if (window := chunk.window) is not None:
-            rows = window.rows[: count - window.first]
-            tables[:, row, window.first : count] = np.array(rows, dtype=np.int32).T
-        else:
-            first = np.array(chunk.pages[:count]) * (num_groups + 1)
-            tables[:, row, :count] = first + np.arange(1, num_groups + 1)[:, None]
+        first, pages = rows_of(chunk, count, num_groups + 1)
+        tables[:, row, first:count] = np.array(pages, dtype=np.int32).T
     return tables

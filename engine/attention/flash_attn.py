@@ -37,8 +37,8 @@ class FlashAttention:
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         """Require a CUDA GPU, 16-bit numbers, and one of the packages, with pages and heads that it supports."""
-        if shape.latent is not None:
-            return "it does not compute latent KV (MLA)"
+        if shape.unusual is not None:
+            return f"it is not used for {shape.unusual}"
         if shape.kv_dtype not in (None, dtype):
             return "it supports fp8 pages only with fp8 queries; set kv_dtype to auto"
         found = misfit(dtype, device) or find_package(shape, device)

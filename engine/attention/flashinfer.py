@@ -20,12 +20,13 @@ import torch
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import FP8, UNSCALED, KVScales
-from engine.attention.packages import Capability, capability, imported, misfit
+from engine.attention.packages import Capability, capability, imported, misfit, trtllm_misfit
 from engine.attention.pinned import on_device
 
 _DECODE, _PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
 _HEAD_DIMS = (64, 128, 256)
 _OLDEST: Capability = (8, 0)
+_BLACKWELL = 10
 _WORKSPACE_BYTES = 128 << 20
 """Size FlashInfer recommends for the partial results of rows whose KV is split."""
 _GROUP_FOR_TENSOR_CORES = 4
@@ -82,12 +83,21 @@ class FlashInferAttention:
             if self._workspace is None:
                 self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
             options: dict[str, Any] = {}
+            if name == _PREFILL and self._takes_trtllm(device):
+                options["backend"] = "trtllm-gen"
             if name == _DECODE:
                 group = self._shape.num_heads // self._shape.num_kv_heads
                 options["use_tensor_cores"] = group >= _GROUP_FOR_TENSOR_CORES
             module = imported("flashinfer")
             self._wrappers[key] = getattr(module, name)(self._workspace, "NHD", **options)
         return self._wrappers[key]
+
+    def _takes_trtllm(self, device: torch.device) -> bool:
+        """Whether prompts are computed by TensorRT-LLM's kernels. Where it chooses itself, FlashInfer takes those
+        of FlashAttention-3 on Hopper GPUs, and elsewhere those of FlashAttention-2.
+        """
+        gpu, shape = capability(device), self._shape
+        return gpu is not None and gpu[0] == _BLACKWELL and trtllm_misfit(shape.page_size, shape.kv_dtype) is None
 
 
 class FlashInferStep:

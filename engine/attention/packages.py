@@ -15,6 +15,8 @@ Capability = tuple[int, int]
 HALF_TYPES = (torch.bfloat16, torch.float16)
 """Types that these packages compute in."""
 
+_TRTLLM_PAGES = (16, 32, 64)
+
 
 def imported(name: str) -> ModuleType | str:
     """Return the module, or why it does not import: "" when it is not installed at all."""
@@ -48,6 +50,18 @@ def misfit(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"it runs on CUDA GPUs, not on {device}"
     if dtype not in HALF_TYPES:
         return f"it computes in bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}; set dtype"
+    return None
+
+
+def trtllm_misfit(page_size: int, kv_dtype: torch.dtype | None) -> str | None:
+    """Return why TensorRT-LLM's kernels, which FlashInfer brings for Blackwell GPUs, cannot read such pages; None
+    when they can.
+    """
+    if kv_dtype not in (None, *HALF_TYPES):
+        return "TensorRT-LLM's kernels take pages in fp8 only with queries in fp8"
+    if page_size not in _TRTLLM_PAGES:
+        sizes = ", ".join(map(str, _TRTLLM_PAGES))
+        return f"TensorRT-LLM's kernels take pages of {sizes} tokens, not of {page_size}; set page_size"
     return None
 
 

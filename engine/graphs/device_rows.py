@@ -42,10 +42,10 @@ class DeviceRows:
         self._positions, self._tokens, self._in_use, self._num_prompt = (
             words(index) for index in (POSITION, TOKEN, IN_USE, NUM_PROMPT)
         )
-        self._tables = words(TABLE, layout.max_pages).view(size, layout.max_pages)
-        self._ids, self._long_positions, self._slots, self._num_output = torch.zeros(
-            4, size, dtype=torch.int64, device=device
-        )
+        groups = layout.num_groups
+        self._tables = words(TABLE, groups * layout.max_pages).view(groups, size, layout.max_pages)
+        self._ids, self._long_positions, self._num_output = torch.zeros(3, size, dtype=torch.int64, device=device)
+        self._slots = torch.zeros(groups, size, dtype=torch.int64, device=device)
         self._kv_lens = torch.zeros(size, dtype=torch.int32, device=device)
         self.kernels = row_kernels(device)
         self._qo_indptr = torch.arange(size + 1, dtype=torch.int32, device=device)
@@ -57,7 +57,7 @@ class DeviceRows:
         """Empty all rows."""
         self._words.zero_()
         self._tables.fill_(self._layout.null_page)
-        self._tables[:, 0] = self._layout.empty_page
+        self._tables[:, :, 0] = self._layout.empty_page
 
     def write(self, changes: RowChanges, before: torch.Tensor | None) -> None:
         """Bring the rows up to date for a step; `before` holds the tokens that the previous step sampled."""
@@ -80,11 +80,11 @@ class DeviceRows:
             self.kernels.enter(*self._arguments(), count, self._layout.page_size)
             return
         size, positions = self._layout.page_size, self._positions[:count].long()
-        pages = self._tables[:count].gather(1, (positions // size)[:, None])[:, 0].long()
+        pages = self._tables[:, torch.arange(count, device=positions.device), positions // size].long()
         self._ids[:count] = self._tokens[:count]
         self._long_positions[:count] = positions
         self._kv_lens[:count] = self._positions[:count] + 1
-        self._slots[:count] = pages * size + positions % size
+        self._slots[:, :count] = pages * size + positions % size
         self._num_output[:count] = positions + 1 - self._num_prompt[:count]
 
     def batch(self, count: int, longest: int) -> AttentionBatch:
@@ -93,16 +93,19 @@ class DeviceRows:
         Their page tables are cut to as many, too: some packages take the width of a table for a bound.
         """
         num_pages = -(-longest // self._layout.page_size)
+        has_more = self._layout.num_groups > 1
         return AttentionBatch(
             num_decodes=count,
             query_lens=[1] * count,
             kv_lens_host=[longest] * count,
             qo_indptr=self._qo_indptr[: count + 1],
             kv_lens=self._kv_lens[:count],
-            block_table=self._tables[:count, :num_pages],
-            slot_mapping=self._slots[:count],
+            block_table=self._tables[0, :count, :num_pages],
+            slot_mapping=self._slots[0, :count],
             positions=self._long_positions[:count],
             is_bounded=True,
+            more_tables=self._tables[1:, :count, :num_pages] if has_more else None,
+            more_slots=self._slots[1:, :count] if has_more else None,
         )
 
     def token_ids(self, count: int) -> torch.Tensor:

@@ -55,15 +55,16 @@ class DraftGraphs:
         empty_slot: int,
         hidden: torch.Tensor,
         capture: Capture,
+        num_groups: int = 1,
     ) -> None:
         """widths: from `draft_sizes`, as is `max_rows`; max_len: most positions of a row; hidden: [N, H], where
-        results go, for as many tokens as the largest graph has.
+        results go, for as many tokens as the largest graph has; num_groups: as `StepInputs` takes it.
         """
         self._layers, self._max_len, self._hidden = layers, max_len, hidden
         self._sizes = draft_sizes(widths, max_rows)
         most = max(size.rows for size in self._sizes)
         pages = -(-max_len // page_size)
-        self._inputs = StepInputs(len(hidden), empty_slot, hidden.device, most, pages)
+        self._inputs = StepInputs(len(hidden), empty_slot, hidden.device, most, pages, num_groups)
         self._graphs = StepGraphs(self._sizes, self._compute, capture)
 
     @property

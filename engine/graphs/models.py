@@ -11,7 +11,4 @@ def why_not_model(model: ModelConfig) -> str | None:
         return "its layers differ in their heads, and torch computes what they have beside them"
     if model.delta_net is not None:
         return "its gated delta nets are computed in torch, by rows of different kinds"
-    if model.experts is not None and model.experts.clamp is not None:
-        # Its page tables are one for each group of layers, which graphs do not hold (`windowed_kv`).
-        return "gpt-oss keeps KV of its windows alone, which leaves room for more requests"
     return None

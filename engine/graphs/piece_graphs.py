@@ -16,6 +16,7 @@ import torch
 from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.attention.layer_groups import GroupedStep, steps_of
 from engine.graphs.step_graphs import CutCapture, StepGraphs, next_size
 from engine.graphs.step_inputs import StepInputs
 
@@ -38,13 +39,15 @@ class PieceGraphs:
         empty_slot: int,
         hidden: torch.Tensor,
         capture: CutCapture,
+        num_groups: int = 1,
     ) -> None:
         """num_heads, head_dim: of attention's queries and results; hidden: [max_tokens, H] at least, where results
-        go.
+        go; num_groups: as `StepInputs` takes it.
         """
         self._layers, self._hidden, self._cut = layers, hidden, capture.cut
         self._sizes = piece_sizes(max_tokens)
-        self._inputs = StepInputs(max_tokens, empty_slot, hidden.device)
+        self._num_groups = num_groups
+        self._inputs = StepInputs(max_tokens, empty_slot, hidden.device, num_groups=num_groups)
         self._query = hidden.new_zeros(max_tokens, num_heads, head_dim)
         self._attended = hidden.new_zeros(max_tokens, num_heads * head_dim)
         self._step: AttentionStep | None = None
@@ -77,7 +80,9 @@ class PieceGraphs:
 
     @torch.inference_mode()
     def _compute(self, size: int) -> None:
-        step = _CutStep(self, self._inputs.batch(size))
+        batch, groups = self._inputs.batch(size), range(self._num_groups)
+        steps = [_CutStep(self, batch.of_group(group), group) for group in groups]
+        step = steps[0] if self._num_groups == 1 else GroupedStep(steps)
         self._hidden[:size] = self._layers(self._inputs.token_ids(size), step)
 
     def attend_outside(
@@ -87,22 +92,24 @@ class PieceGraphs:
         window: int | None,
         scales: KVScales,
         sinks: torch.Tensor | None,
+        group: int,
     ) -> torch.Tensor:
-        """Have the current step's attention computed between two pieces (`AttentionStep.attend`).
+        """Have the current step's attention computed between two pieces (`AttentionStep.attend`), for a layer of
+        this group.
 
         Queries and results of all layers lie in the same place, so that layers need no memory of their own.
         """
         size = len(query)
         self._query[:size] = query
-        self._cut(lambda: self._attend(pages, window, scales, sinks))
+        self._cut(lambda: self._attend(pages, window, scales, sinks, group))
         return self._attended[:size]
 
     def _attend(
-        self, pages: torch.Tensor, window: int | None, scales: KVScales, sinks: torch.Tensor | None
+        self, pages: torch.Tensor, window: int | None, scales: KVScales, sinks: torch.Tensor | None, group: int
     ) -> None:
-        step = self._step
-        if step is None:  # Nothing but the kernels between attentions is wanted, to record them.
+        if self._step is None:  # Nothing but the kernels between attentions is wanted, to record them.
             return
+        step = steps_of(self._step)[group]
         count = len(step.batch.positions)
         self._attended[:count] = step.attend(pages, self._query[:count], window, scales, sinks)
 
@@ -110,8 +117,8 @@ class PieceGraphs:
 class _CutStep:
     """Implements `AttentionStep` for layers that are recorded: attention is where one piece ends."""
 
-    def __init__(self, graphs: PieceGraphs, batch: AttentionBatch) -> None:
-        self._graphs, self.batch = graphs, batch
+    def __init__(self, graphs: PieceGraphs, batch: AttentionBatch, group: int) -> None:
+        self._graphs, self.batch, self._group = graphs, batch, group
 
     def attend(
         self,
@@ -122,7 +129,7 @@ class _CutStep:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Implement `AttentionStep.attend`."""
-        return self._graphs.attend_outside(pages, query, window, scales, sinks)
+        return self._graphs.attend_outside(pages, query, window, scales, sinks, self._group)
 
 
 def piece_sizes(max_tokens: int) -> list[int]:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache import Lease
+from engine.attention.batch import pages_of, rows_of
 from engine.request import PENDING
 from engine.sampling.graph_chooser import inverse_temperature
 from engine.scheduling.plan import Chunk
@@ -31,7 +32,9 @@ class RowLayout:
     """Layout of all rows in one array of int32 words: field by field, and within a field row by row. Fields begin
     at multiples of 16 bytes, as do tensors of their own, so that kernels compiled for these take them too.
 
-    seed (2 words) | inverse temperature (2) | position | token | whether in use | prompt length | page table
+    seed (2 words) | inverse temperature (2) | position | token | whether in use | prompt length | page tables
+
+    Page tables come last, for one group of layers after the other (`LayerGroups`).
     """
 
     max_rows: int
@@ -43,19 +46,21 @@ class RowLayout:
     """Page to which empty rows write their KV."""
     null_page: int
     """Page with which page tables are padded."""
+    num_groups: int = 1
+    """Groups of layers with page tables of their own."""
 
     @property
     def num_words(self) -> int:
         """Number of words of all rows."""
-        return self.field(TABLE) + self.max_rows * self.max_pages
+        return self.field(TABLE) + self.num_groups * self.max_rows * self.max_pages
 
     def field(self, index: int) -> int:
         """Return the place of a field's first word, that of row 0."""
         return index * (-(-self.max_rows // 4) * 4)
 
-    def table(self, row: int) -> int:
+    def table(self, row: int, group: int = 0) -> int:
         """Return the place of the first word of a row's page table."""
-        return self.field(TABLE) + row * self.max_pages
+        return self.field(TABLE) + (group * self.max_rows + row) * self.max_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class _Held:
     """Number of pages in its page table."""
     position: int
     """Position of the token that it computes next, unless another kind of step does."""
+    windowed: range = range(1)
+    """Slots that its page tables of layers with a window fill; in an empty row the first, with the empty page."""
 
 
 class RowAssigner:
@@ -156,23 +163,30 @@ class RowAssigner:
         _write(words, field(INVERSE) + 2 * row, np.array([inverse_temperature(request.sampling)]))
         words[field(IN_USE) + row] = 1
         words[field(NUM_PROMPT) + row] = request.num_prompt
-        if before is not None:  # Nothing stays of its predecessor's page table.
-            self._fill(row, range(1, before.num_pages), words)
-        self._held[row] = _Held(request.request_id, request.lease, None, -1, 0, -1)
+        before = before or _EMPTY  # Nothing stays of its predecessor's page tables.
+        self._fill(row, range(1, before.num_pages), words)
+        self._fill_windowed(row, before.windowed, words)
+        self._held[row] = _Held(request.request_id, request.lease, None, -1, 0, -1, range(0))
 
     def _clear(self, row: int, words: dict[int, int]) -> None:
         """Make a row empty, as at the start."""
-        field, table = self._layout.field, self._layout.table(row)
+        field = self._layout.field
         for word in (field(SEED) + 2 * row, field(INVERSE) + 2 * row):
             words[word] = words[word + 1] = 0
         for index in (POSITION, TOKEN, IN_USE, NUM_PROMPT):
             words[field(index) + row] = 0
         self._fill(row, range(1, self._held[row].num_pages), words)
-        words[table] = self._layout.empty_page
+        self._fill_windowed(row, self._held[row].windowed, words)
+        for group in range(self._layout.num_groups):
+            words[self._layout.table(row, group)] = self._layout.empty_page
 
-    def _fill(self, row: int, slots: range, words: dict[int, int]) -> None:
-        table = self._layout.table(row)
+    def _fill(self, row: int, slots: range, words: dict[int, int], group: int = 0) -> None:
+        table = self._layout.table(row, group)
         words.update(dict.fromkeys(range(table + slots.start, table + slots.stop), self._layout.null_page))
+
+    def _fill_windowed(self, row: int, slots: range, words: dict[int, int]) -> None:
+        for group in range(1, self._layout.num_groups):
+            self._fill(row, slots, words, group)
 
     def _write_pages(self, row: int, held: _Held, chunk: Chunk, words: dict[int, int]) -> None:
         """Write the pages that the row lacks. The cache replaces pages only along with the lease's node."""
@@ -183,9 +197,23 @@ class RowAssigner:
         else:
             first = held.num_pages
         if first < count:
-            table = self._layout.table(row)
-            words.update(zip(range(table + first, table + count), chunk.pages[first:count], strict=True))
+            table, pages = self._layout.table(row), pages_of(chunk, self._layout.num_groups)
+            words.update(zip(range(table + first, table + count), pages[first:count], strict=True))
             held.num_pages = max(held.num_pages, count)
+        if self._layout.num_groups > 1:
+            self._write_windowed(row, held, chunk, count, words)
+
+    def _write_windowed(self, row: int, held: _Held, chunk: Chunk, count: int, words: dict[int, int]) -> None:
+        """Write the pages of layers with a window that the row lacks, and none where the window has passed. A
+        lease never replaces those that it has.
+        """
+        first, pages = rows_of(chunk, count, self._layout.num_groups)
+        self._fill_windowed(row, range(held.windowed.start, min(first, held.windowed.stop)), words)
+        lacking = max(first, held.windowed.stop)
+        for slot, of_groups in enumerate(pages[lacking - first :], lacking):
+            for group, page in enumerate(of_groups, 1):
+                words[self._layout.table(row, group) + slot] = page
+        held.windowed = range(first, count)
 
 
 _EMPTY = _Held("", None, None, -1, 0, -1)

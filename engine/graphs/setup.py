@@ -88,11 +88,13 @@ def graph_bytes(
     *,
     is_planned: bool = False,
     is_draft_model: bool = False,
+    num_groups: int = 1,
 ) -> int:
     """Estimate the bytes of GPU memory to reserve for all graphs and what they read.
 
     `is_planned`: whether there are some for short rows (`contexts_up_to`). A draft model has none of plain
-    decodes. Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
+    decodes. `num_groups`: groups of layers with page tables of their own. Graphs share one pool, sized by the
+    largest: one layer's tensors, and the logits.
     """
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
@@ -108,7 +110,7 @@ def graph_bytes(
         layer += model.experts.per_token * (model.experts.intermediate_size + model.hidden_size)
         num_nodes += len(model.experts.layers) * _NODES_OF_EXPERTS
     logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
-    tables = 4 * (8 + -(-max_model_len // config.page_size))
+    tables = 4 * (8 + num_groups * -(-max_model_len // config.page_size))
     host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
     num_tables = rows[-1] + max([0, *(size.rows for size in drafts)])
     return num_tokens * layer * element_bytes + rows[-1] * logits + num_tables * tables + host + _BYTES_BESIDE

@@ -105,21 +105,24 @@ class _Loading:
         self._backend = self._attention(heads) if len(kinds) == 1 else self._by_heads(kinds)
         check_recurrent(config, self._whole)
         self._ungrouped = self._backend
-        self._not_graphed = why_not(config, self._backend, self._device, model)
-        self._not_in_pieces = why_no_pieces(config, self._device, model)
-        groups = layer_groups(config, self._whole, self._limit, has_graphs=self._not_in_pieces is None)
+        groups = layer_groups(config, self._whole, self._limit)
         self._groups = None if isinstance(groups, str) else groups
         self._not_grouped = groups if isinstance(groups, str) else ""
         if self._groups is not None:
             whole, windowed = shapes(heads)
             of_whole = choose_backend(config.attention, whole, self._dtype, self._device)
             self._backend = GroupedAttention(of_whole, self._attention(windowed))
-            tables = "layers with a window have page tables of their own"
-            self._not_graphed, self._not_in_pieces = self._not_graphed or tables, self._not_in_pieces or tables
+        self._not_graphed = why_not(config, self._backend, self._device, model)
+        self._not_in_pieces = why_no_pieces(config, self._device, model)
         self._reserved, self._bytes_beside = 0, bytes_beside
         if self._not_in_pieces is None:
             self._reserved = graph_bytes(
-                config, model, self._dtype.itemsize, self._limit, is_planned=self._backend.plans_by_bounds
+                config,
+                model,
+                self._dtype.itemsize,
+                self._limit,
+                is_planned=self._backend.plans_by_bounds,
+                num_groups=self._num_groups,
             )
 
     def _kinds(self) -> dict[KVShape, AttentionShape]:

@@ -21,6 +21,7 @@ from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
 from engine.loading.mxfp4 import mxfp4_group
 from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
+from engine.loading.stacked_experts import STACKED, round_stacked, stacked_group
 from engine.loading.target_parts import WeightTarget
 from engine.loading.targets import HEAD, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup
@@ -65,7 +66,7 @@ def load_decoder(
         tensors = open_tensors(files, stack)
         if not needs_head and not any(name.endswith(HEAD) for name in tensors):
             config = replace(config, tied_embeddings=True)
-        stored = Fp8Format() if fp8 else config.weight_format
+        config, stored = (config.rounded(), Fp8Format()) if fp8 else (config, config.weight_format)
         decoder, targets, groups = plan_loading(config, ranks, tensors, stored)
         _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
         # What only other ranks have stays zero: a bias, rows after the last token's.
@@ -95,6 +96,7 @@ def plan_loading(
         decoder = Decoder(ranks.shard.of(config), ranks)
         if isinstance(stored, KeptFormat):
             quantize_layers(decoder, _parts(targets), stored)
+            round_stacked(decoder, {target.parameter for target in targets.values()})
     return decoder, targets, list(_groups(decoder, targets, config, present))
 
 
@@ -133,6 +135,8 @@ def _groups(
             stored = config.weight_format if isinstance(config.weight_format, KeptFormat) else None
             groups = quantized_groups(layer, target.rows, matrix, stored, present)
             yield from map(_unread, groups) if target.rows == slice(0) else groups
+        elif isinstance(layer, Experts) and layer.apart is not None and attribute in STACKED:
+            yield stacked_group(layer, name, target)
         else:
             into = partial(_rows, layer, attribute, target.rows)
             if config.experts is not None and config.experts.is_mxfp4 and target.is_turned:

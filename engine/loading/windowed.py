@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.config import EngineConfig
-from engine.graphs.models import why_not_model
 from engine.models.config import ModelConfig
 from engine.models.layer_groups import LayerGroups
 
@@ -11,13 +10,9 @@ _SHORT = 2
 """A window is worth pages of its own if the longest request is at least so many times as long."""
 
 
-def layer_groups(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, *, has_graphs: bool = False
-) -> LayerGroups | str:
-    """Return the groups of layers with page tables of their own, or why all layers share one.
-
-    `has_graphs`: whether decode steps would be replayed as CUDA graphs. Raises ValueError where `windowed_kv` is
-    "on" and cannot be.
+def layer_groups(config: EngineConfig, model: ModelConfig, max_model_len: int) -> LayerGroups | str:
+    """Return the groups of layers with page tables of their own, or why all layers share one. Raises ValueError
+    where `windowed_kv` is "on" and cannot be.
     """
     if config.windowed_kv == "off":
         return "windowed_kv is off"
@@ -39,14 +34,7 @@ def layer_groups(
             "host_kv_gib is set, through which replicas fetch KV of all layers from each other; set windowed_kv "
             'to "on" to have more room instead'
         )
-    if reason is None and has_graphs:
-        reason = 'CUDA graphs replay steps with one page table; set windowed_kv to "on" to have more room instead'
     return groups if reason is None else reason
-
-
-def has_graphs_on_gpus(config: EngineConfig, model: ModelConfig) -> bool:
-    """Whether a GPU would replay a model's decode steps as CUDA graphs, if its attention backend can."""
-    return config.cuda_graphs != "off" and why_not_model(model) is None
 
 
 def _excluded(config: EngineConfig) -> str | None:

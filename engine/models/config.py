@@ -268,13 +268,19 @@ class ModelConfig:
         sparse = frozenset() if experts is None or experts.are_beside else experts.layers
         return [layer for layer in range(self.num_layers) if layer not in sparse]
 
+    def rounded(self) -> ModelConfig:
+        """Return the plain model as it is once `quantization: fp8` has rounded it: experts are, where they can."""
+        if self.experts is None or not self.experts.can_be_rounded:
+            return self
+        return replace(self, experts=replace(self.experts, are_quantized=True))
+
     def weight_bytes(self, element_bytes: int, quantization: str | None = None) -> int:
         """Return the bytes of all weights in memory, at `element_bytes` per plain number.
 
         `quantization` is the engine's setting: "fp8" rounds the layers' matrices, "int8" also the output head,
         which it copies when that is the embedding table.
         """
-        matrices = self._matrices()
+        matrices = (self.rounded() if quantization == "fp8" else self)._matrices()
         stored = Fp8Format() if quantization in ("fp8", "int8") else self.weight_format
         if stored is None or isinstance(stored, Int8Format):
             return self.num_parameters * element_bytes
@@ -308,9 +314,10 @@ class ModelConfig:
         inner = experts.intermediate_size
         return [(2 * inner, hidden), (hidden, inner)] * (len(experts.layers) * len(experts.held))
 
-    def expert_weight_bytes(self, element_bytes: int) -> float:
-        """Return the bytes of one weight of an expert in memory, scales included."""
-        shapes, stored = self._matrices_of_experts()[:2], self.weight_format
+    def expert_weight_bytes(self, element_bytes: int, quantization: str | None = None) -> float:
+        """Return the bytes of one weight of an expert in memory, scales included; arguments as `weight_bytes`."""
+        model = self.rounded() if quantization == "fp8" else self
+        shapes, stored = model._matrices_of_experts()[:2], Fp8Format() if model is not self else self.weight_format
         if not shapes or stored is None or isinstance(stored, Int8Format):
             return element_bytes
         return sum(stored.matrix_bytes(*shape) for shape in shapes) / sum(map(math.prod, shapes))

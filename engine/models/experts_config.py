@@ -107,6 +107,13 @@ class ExpertsConfig:
             shared_size=found.intermediate_size * int(raw.get("n_shared_experts") or 0),
         )
 
+    @property
+    def can_be_rounded(self) -> bool:
+        """Whether plain experts can be rounded to eight bits when they are loaded: no kernel takes rounded ones
+        with biases, or beside an MLP.
+        """
+        return self.clamp is None and not (self.are_beside or self.is_mxfp4)
+
     def num_parameters(self, hidden_size: int, experts_each: float) -> float:
         """Return the number of weights of a sparse layer of which `experts_each` experts are counted."""
         expert = 3 * hidden_size * self.intermediate_size

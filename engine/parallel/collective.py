@@ -59,8 +59,7 @@ class Collective:
         `Operations.add_norm_fp8` if the layer that reads it `rounds` so many numbers with one scale.
         """
         if part is not None and self.one_shot is not None and self.one_shot.takes(part):
-            normed = self.one_shot.add_norm(x, part, weight, eps)
-            return x, Rounded.of(normed, rounds) if rounds else normed
+            return x, self.one_shot.add_norm(x, part, weight, eps, rounds)
         branch = None if part is None else self.sum(part)
         if rounds:
             return operations.add_norm_fp8(x, branch, weight, eps, rounds)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from engine.models.linear import Rounded, makes_fp8
 from engine.parallel.peer_memory import PeerMemory, open_peer_memory
 from engine.parallel.shard import Shard
 
@@ -40,9 +41,11 @@ class OneShotSum:
         """Whether a part [N, size] is small enough."""
         return part.nbytes <= self._max_bytes
 
-    def add_norm(self, x: torch.Tensor, part: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Add the sum of all ranks' `part` to `x` in place, and return its RMS norm. All are [N, size], the weight
-        [size].
+    def add_norm(
+        self, x: torch.Tensor, part: torch.Tensor, weight: torch.Tensor, eps: float, rounds: int = 0
+    ) -> torch.Tensor | Rounded:
+        """Add the sum of all ranks' `part` to `x` in place, and return its RMS norm, rounded to float8 with a
+        scale for each `rounds` numbers if these are not 0. All are [N, size], the weight [size].
 
         Parts are added in float32 in the order of ranks, so the sums are the same on each rank, bit for bit.
         """
@@ -50,7 +53,12 @@ class OneShotSum:
 
         rank, size = self._shard.rank, self._shard.size
         memory, calls = self._memory.addresses, self._calls
-        return sum_add_norm(x, part, weight, eps, memory, calls, rank, size, self._max_bytes)
+        inputs = rounds if makes_fp8(x.device) else 0
+        place = memory, calls, rank, size, self._max_bytes
+        normed, scale = sum_add_norm(x, part, weight, eps, *place, inputs)
+        if scale is not None:
+            return Rounded(normed, scale, x.dtype)
+        return Rounded.of(normed, rounds) if rounds else normed
 
     def abort(self) -> None:
         """Have kernels that wait for a lost rank go on, from any thread. Sums are wrong from then on."""

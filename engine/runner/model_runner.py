@@ -138,7 +138,12 @@ class ModelRunner:
         contexts = contexts_up_to(limit, is_planned=self._attention.plans_by_bounds)
         sizes = DecodeSizes(sizes_up_to(max_running), contexts)
         layout = RowLayout(
-            sizes.rows[-1], -(-limit // self.page_size), self.page_size, self._reserve(), self._pages.null_page
+            sizes.rows[-1],
+            -(-limit // self.page_size),
+            self.page_size,
+            self._reserve(),
+            self._pages.null_page,
+            self._pages.num_groups,
         )
         choose = graph_chooser_for(self.device)
         self._decodes = DecodeGraphs(
@@ -169,15 +174,15 @@ class ModelRunner:
         assert isinstance(self._decoder, Decoder), "graphs are for GPUs"
         weight = self._decoder.embed.weight
         hidden = torch.zeros(most, config.hidden_size, dtype=weight.dtype, device=self.device)
-        drafts = pieces = None
+        drafts, pieces, num_groups = None, None, self._pages.num_groups
         if widths and self._attention.captures_prompts:
             limit = self.max_model_len
             sizes = widths, max_running, limit, self.page_size
-            drafts = DraftGraphs(self._layers, *sizes, empty_slot, hidden, capture)
+            drafts = DraftGraphs(self._layers, *sizes, empty_slot, hidden, capture, num_groups)
         if max_tokens and is_plain:
             decoder = partial(self._decoder, pages=self._pages)
             shape = heads.num_heads, heads.head_dim
-            pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture)
+            pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups)
         self._others = TokenGraphs(drafts, pieces)
         return self._others
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -43,12 +44,26 @@ def test_steps_are_modelled_by_the_kernels_that_the_engine_launches() -> None:
         weight_bytes = (experts * used + rest) * (1 + 1 / 1024) + 2 * 151_936 * 2048
         kv_bytes = int(at) * 1000 * 48 * 2 * 4 * 128 * 2
         assert float(mixture[6]) == pytest.approx((weight_bytes + kv_bytes) / 4.8e9, rel=0.01)
-    modelled = {tuple(line.split("%")[0].split(maxsplit=1)) for line in aims.splitlines()[1:]}
+    modelled = {tuple(line.split("%")[0].split(maxsplit=1)) for line in aims.splitlines()[2:]}
     told = {(model, what.rpartition(" ")[0].strip()): float(what.rpartition(" ")[2]) for model, what in modelled}
     for at, name in (("1", "1 row"), ("32", "32 rows"), ("128", "128 rows")):
         [step] = [row for row in rows if row[:3] == ["llama-3.1-8b", "bfloat16", at]]
         assert told["llama-3.1-8b", f"decode, {name}"] == pytest.approx(float(step[7].rstrip("%")), abs=0.5)
-    assert told["llama-3.1-8b", "prefill, 32768"] < told["llama-3.1-8b", "prefill, 1024"] < 90
+    prefill = {
+        (length, by): told["llama-3.1-8b", f"prefill, {length} by {by}"]
+        for length in (1024, 8192, 32768)
+        for by in ("flash_attn", "cudnn", "triton")
+    }
+    assert prefill[32768, "flash_attn"] < prefill[8192, "flash_attn"] < prefill[1024, "flash_attn"] < 90
+    for length in (1024, 8192, 32768):
+        assert prefill[length, "triton"] <= prefill[length, "cudnn"] < prefill[length, "flash_attn"]
+    spent = r"prefill, 32768 by triton +([\d.]+)% .*\(products (\d+)%, attention (\d+)%, gaps (\d+)%\)"
+    found = re.search(spent, aims)
+    assert found is not None
+    reached, *parts = map(float, found.groups())
+    assert sum(parts) == pytest.approx(100, abs=1.5)
+    # Of 8B at 32,768 tokens, 38 operations of a hundred are attention's; of its pairs, a fourth lie in one step.
+    assert reached == pytest.approx(100 / (62 / 90 + 0.38 / (477 / 989) * (3 / 4 + 1 / 4 / 0.85)), abs=0.7)
     assert 60 < told["qwen3-0.6b", "offline, 256 requests"] < 90
     assert 0 < told["llama-3.1-8b", "top-p, 1 rows"] < told["llama-3.1-8b", "top-p, 128 rows"] < 5
     eight_b = [row for row in rows if row[:3] == ["llama-3.1-8b", "bfloat16", "1"]]

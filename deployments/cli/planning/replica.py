@@ -21,7 +21,7 @@ from typing import get_args
 from deployments.cli.planning.known import Gpu
 from engine.config import DType, EngineConfig, WindowedKV
 from engine.loading.kv_memory import beside_slots, pages_for, slots_for
-from engine.loading.windowed import has_graphs_on_gpus, layer_groups
+from engine.loading.windowed import layer_groups
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 from engine.models.layer_groups import LayerGroups
 from engine.parallel.shard import Shard, check_divides, possible_sizes
@@ -107,8 +107,7 @@ class ReplicaPlan:
     @property
     def layer_groups(self) -> LayerGroups | None:
         """Groups of layers with page tables of their own, as the engine itself would have them; None for one."""
-        has_graphs = has_graphs_on_gpus(self.engine, self.facts)
-        groups = layer_groups(self.engine, self.facts, self.longest_request, has_graphs=has_graphs)
+        groups = layer_groups(self.engine, self.facts, self.longest_request)
         return None if isinstance(groups, str) else groups
 
     def with_windowed_kv(self, setting: WindowedKV) -> ReplicaPlan:
@@ -164,7 +163,8 @@ class ReplicaPlan:
     def bytes_read(self, num_running: float) -> float:
         """Return the bytes of weights that a step of at least one request reads on all GPUs together."""
         unread = self.facts.num_parameters - self.facts.parameters_read(max(num_running, 1.0))
-        return self.weight_bytes - unread * self.facts.expert_weight_bytes(self.element_bytes)
+        each = self.facts.expert_weight_bytes(self.element_bytes, self.engine.quantization)
+        return self.weight_bytes - unread * each
 
     @property
     def decode_flops(self) -> int:

@@ -31,11 +31,11 @@ class RowWords(NamedTuple):
     """0 or 1."""
     num_prompt: torch.Tensor
     tables: torch.Tensor
-    """int32 [R, P], contiguous."""
+    """int32 [G, R, P], contiguous: of each group of layers."""
 
 
 class RowInputs(NamedTuple):
-    """What a step reads: [R] each."""
+    """What a step reads: [R] each, but for the slots."""
 
     ids: torch.Tensor
     """int64."""
@@ -44,16 +44,26 @@ class RowInputs(NamedTuple):
     kv_lens: torch.Tensor
     """int32."""
     slots: torch.Tensor
-    """int64."""
+    """int64 [G, R], contiguous."""
     num_output: torch.Tensor
     """int64: tokens generated before the one to choose."""
 
 
 def enter(words: RowWords, inputs: RowInputs, count: int, page_size: int) -> None:
     """Write the inputs of the first `count` rows."""
-    grid = (triton.cdiv(count, _BLOCK),)
-    width = words.tables.shape[1]
-    launch(_enter, grid, *words, *inputs, count, PAGE_SIZE=page_size, MAX_PAGES=width, BLOCK=_BLOCK, num_warps=2)
+    groups, rows, width = words.tables.shape
+    launch(
+        _enter,
+        (triton.cdiv(count, _BLOCK), groups),
+        *words,
+        *inputs,
+        count,
+        rows,
+        PAGE_SIZE=page_size,
+        MAX_PAGES=width,
+        BLOCK=_BLOCK,
+        num_warps=2,
+    )
 
 
 def leave(words: RowWords, chosen: torch.Tensor, sampled: torch.Tensor, count: int) -> None:
@@ -72,7 +82,7 @@ def leave(words: RowWords, chosen: torch.Tensor, sampled: torch.Tensor, count: i
     )
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "max_rows"])
 def _enter(
     tokens,
     positions,
@@ -85,6 +95,7 @@ def _enter(
     slots_out,
     num_output_out,
     count,
+    max_rows,
     PAGE_SIZE: tl.constexpr,
     MAX_PAGES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -94,12 +105,14 @@ def _enter(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_row = row < count
     position = tl.load(positions + row, mask=is_row, other=0)
-    page = tl.load(tables + row.to(tl.int64) * MAX_PAGES + position // PAGE_SIZE, mask=is_row, other=0)
+    place = tl.program_id(1).to(tl.int64) * max_rows + row  # of the row among those of all groups of layers
+    page = tl.load(tables + place * MAX_PAGES + position // PAGE_SIZE, mask=is_row, other=0)
+    tl.store(slots_out + place, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE, mask=is_row)
+    is_row = is_row & (tl.program_id(1) == 0)
     output = position + 1 - tl.load(num_prompt + row, mask=is_row, other=0)
     tl.store(ids_out + row, tl.load(tokens + row, mask=is_row, other=0).to(tl.int64), mask=is_row)
     tl.store(positions_out + row, position.to(tl.int64), mask=is_row)
     tl.store(kv_lens_out + row, position + 1, mask=is_row)
-    tl.store(slots_out + row, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE, mask=is_row)
     tl.store(num_output_out + row, output.to(tl.int64), mask=is_row)
 
 

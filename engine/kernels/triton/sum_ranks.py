@@ -1,6 +1,6 @@
 """The sum of all ranks' parts, residual addition and RMS norm in one kernel, over memory that all ranks can read.
 
-    part ─▶ own memory ─▶ tell the others ─▶ wait for them ─▶ sum of all parts ─▶ + x ─▶ norm
+    part ─▶ own memory ─▶ tell the others ─▶ wait for them ─▶ sum of all parts ─▶ + x ─▶ norm (─▶ float8)
 
 Each program has rows of its own, and waits for the programs with the same number on the other ranks alone. Parts
 of even and odd calls lie apart: who hears of a call knows that the one before was read.
@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.fp8 import rounded_like, store_rounded
 from engine.kernels.triton.launch import launch
 
 
@@ -21,10 +22,12 @@ def _sum_add_norm(
     part_ptr,  # [rows, SIZE]
     weight_ptr,  # [SIZE]
     out_ptr,  # [rows, SIZE]
+    scale_ptr,  # float32 [rows, scales] if the norm is rounded to float8
     addresses_ptr,  # int64 [NUM_RANKS]
     calls_ptr,  # int64 [programs], of earlier calls
     x_stride,
     part_stride,
+    scales,
     rows,
     max_bytes,
     eps,
@@ -32,6 +35,9 @@ def _sum_add_norm(
     NUM_RANKS: tl.constexpr,
     SIGNAL_BYTES: tl.constexpr,
     SIZE: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+    INPUTS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     program = tl.program_id(0)
@@ -70,7 +76,12 @@ def _sum_add_norm(
         wide = x.to(tl.float32)
         factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
         normed = wide * factor * weight
-        tl.store(out_ptr + row * SIZE + at, normed.to(out_ptr.dtype.element_ty), mask=is_in)
+        out = out_ptr + row * SIZE + at
+        if IS_ROUNDED:
+            rounded = normed.to(x_ptr.dtype.element_ty).to(tl.float32)
+            store_rounded(rounded, is_in, out, scale_ptr + row * scales, INPUTS, INTERPRETED)
+        else:
+            tl.store(out, normed.to(out_ptr.dtype.element_ty), mask=is_in)
     tl.store(calls_ptr + program, call)
 
 
@@ -84,15 +95,21 @@ def sum_add_norm(
     rank: int,
     num_ranks: int,
     max_bytes: int,
-) -> torch.Tensor:
-    """Add all ranks' `part` to `x` in place; return the normed sum. All are [N, size], weight [size].
+    inputs: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Add all ranks' `part` to `x` in place; return the normed sum, and None. All are [N, size], weight [size].
+
+    With `inputs`, the norm is rounded to float8, and the second result has the scales of so many numbers each, as
+    `round_rows` returns them.
 
     addresses: int64 [num_ranks], of each rank's memory, laid out as `OneShotSum` says
     calls: int64, how many sums each program has computed, which the kernel counts
     max_bytes: of the memory for one call's part
     """
     rows, size = part.shape
-    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    out, scale, each = torch.empty((rows, size), dtype=x.dtype, device=x.device), None, 0
+    if inputs:
+        out, scale, each = rounded_like(rows, size, inputs, x.device)
     block = triton.next_power_of_2(size)
     if rows:
         launch(
@@ -102,10 +119,12 @@ def sum_add_norm(
             part,
             weight,
             out,
+            scale,
             addresses,
             calls,
             x.stride(0),
             part.stride(0),
+            0 if scale is None else scale.stride(0),
             rows,
             max_bytes,
             eps,
@@ -113,7 +132,10 @@ def sum_add_norm(
             NUM_RANKS=num_ranks,
             SIGNAL_BYTES=calls.nbytes * num_ranks,
             SIZE=size,
+            IS_ROUNDED=scale is not None,
+            INPUTS=each,
+            INTERPRETED=not isinstance(_sum_add_norm, triton.JITFunction),
             BLOCK=block,
             num_warps=min(max(block // 512, 1), 16),
         )
-    return out
+    return out, scale

@@ -13,6 +13,7 @@ import torch
 
 from deployments.cli.cpu_kernels import attention_text, kernels_text
 from engine.attention.base import AttentionShape
+from engine.attention.triton import TritonAttention
 from engine.kernels import native
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
@@ -122,3 +123,18 @@ def test_of_a_gpu_it_says_what_would_run_and_what_to_install(monkeypatch: pytest
     assert "not flashinfer: flashinfer is not installed: pip install 'raydix[flashinfer]'" in said
     monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_module("flash_attn_interface"))
     assert "not flash_attn" not in attention_text(SHAPE, torch.bfloat16, "cuda")
+
+
+def test_of_this_machines_gpu_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hopper GPU takes FlashAttention for prompts, and our own kernels for a model with soft caps."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(TritonAttention, "unavailable", lambda shape, dtype, device: None)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_module("flash_attn_interface"))
+    said = attention_text(SHAPE, torch.bfloat16, "cuda")
+    assert said.startswith(
+        "flash_attn,triton (FlashAttention's kernels are made for Hopper GPUs; Triton for decodes"
+    )
+    said = attention_text(replace(SHAPE, soft_cap=50.0), torch.bfloat16, "cuda")
+    assert said.startswith("triton (nothing that runs is known to be quicker at compute capability 9.0)\n")
+    assert "not flash_attn: it is not used for scores with a soft cap" in said

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import FP8, MAX_FP8, store_kv
 from engine.attention.reference import ReferenceAttention
 from tests.engine.support.paged_kv import CPU, Heads, Paged, chunk
+
+SHAPE = AttentionShape(4, 2, 64, 16, frozenset({None}))
 
 
 def test_the_batch_of_two_decodes_and_a_prefill() -> None:
@@ -84,9 +88,14 @@ def test_auto_takes_a_backend_that_runs_here() -> None:
     assert isinstance(choose_backend("reference", shape, torch.float32, CPU), ReferenceAttention)
 
 
-@pytest.mark.parametrize(("rows", "by"), [([(9, 1), (3, 1)], "decodes"), ([(9, 1), (0, 4)], "prompts")])
+@pytest.mark.parametrize(
+    ("rows", "by"),
+    [([(9, 1), (3, 1)], "decodes"), ([(9, 1), (7, 16)], "decodes"), ([(9, 1), (0, 17)], "prompts")],
+)
 def test_of_two_backends_one_computes_steps_with_prompts(rows: Sequence[tuple[int, int]], by: str) -> None:
-    """All of a step's rows are computed by one backend, and graphs can hold decodes if theirs can."""
+    """All of a step's rows are computed by one backend, and graphs can hold decodes if theirs can. A few draft
+    tokens, and whatever is recorded, are no prompts.
+    """
     case = Paged(rows, Heads(2, 2, 32), 16, None, torch.float32)
     prepared: list[str] = []
 
@@ -98,10 +107,13 @@ def test_of_two_backends_one_computes_steps_with_prompts(rows: Sequence[tuple[in
     parts = Part(case.shape), Part(case.shape)
     for part, name in zip(parts, ("prompts", "decodes"), strict=True):
         part.name, part.is_capturable = name, name == "decodes"
+        part.captures_prompts = part.is_capturable
     both = HybridAttention(*parts)
-    assert (both.name, both.is_capturable) == ("prompts,decodes", True)
+    assert (both.name, both.is_capturable, both.captures_prompts) == ("prompts,decodes", True, True)
     error = (case.attend(both).double() - case.expected()).abs().max()
     assert error < 1e-5 and prepared == [by]
+    both.prepare(replace(case.batch, is_bounded=True), case.pages.null_page)
+    assert prepared == [by, "decodes"]
 
 
 def test_two_names_are_two_backends_and_each_is_checked() -> None:
@@ -114,18 +126,55 @@ def test_two_names_are_two_backends_and_each_is_checked() -> None:
         choose_backend("reference,reference,reference", shape, torch.float32, CPU)
 
 
-def test_auto_takes_flash_attention_for_prompts_on_hopper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, gpu = ["triton", "flash_attn", "reference"], torch.device("cuda")
-    for found, usable, expected in (
-        ((9, 0), ours, "flash_attn,triton"),
-        ((8, 0), ours, "triton"),
-        ((10, 0), ours, "triton"),
-        ((9, 0), ["triton", "reference"], "triton"),
-        ((9, 0), ["flash_attn", "reference"], "flash_attn"),
+@pytest.mark.parametrize(
+    ("gpu", "usable", "expected", "why"),
+    [
+        (
+            (9, 0),
+            "triton flash_attn flashinfer",
+            "flash_attn,triton",
+            "FlashAttention's .* Hopper.*Triton for decod",
+        ),
+        ((9, 0), "triton flashinfer reference", "flashinfer,triton", "FlashAttention-3's kernels for Hopper"),
+        (
+            (9, 0),
+            "triton cudnn reference",
+            "cudnn,triton",
+            "cuDNN has kernels for Hopper GPUs, for prompts that beg",
+        ),
+        ((9, 0), "triton reference", "triton", r"nothing .* compute capability 9\.0"),
+        ((9, 0), "flash_attn flashinfer", "flash_attn", "the first that runs"),
+        ((10, 0), "triton flash_attn flashinfer", "flashinfer,triton", "TensorRT-LLM's kernels for Blackwell"),
+        ((10, 0), "triton flash_attn cudnn", "cudnn,triton", "cuDNN has kernels for Blackwell"),
+        ((10, 3), "triton flash_attn", "triton", r"nothing .* compute capability 10\.3"),
+        ((8, 0), "triton flash_attn flashinfer", "triton", r"nothing .* compute capability 8\.0"),
+        ((12, 0), "triton flash_attn flashinfer", "triton", r"nothing .* compute capability 12\.0"),
+        (None, "triton flash_attn flashinfer", "triton", "the first that runs"),
+    ],
+)
+def test_auto_takes_for_prompts_what_is_made_for_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpu: Any, usable: str, expected: str, why: str
+) -> None:
+    monkeypatch.setattr(base, "capability", lambda device: gpu)
+    taken, said = preferred(usable.split(), SHAPE, torch.device("cuda"))
+    assert taken == expected
+    assert re.search(why, said)
+    assert preferred(["native", "flash_attn"], SHAPE, CPU)[0] == "native"
+
+
+def test_auto_says_of_what_is_passed_over_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT-LLM's kernels take pages of some sizes and types."""
+    monkeypatch.setattr(base, "capability", lambda device: (10, 0))
+    for shape, reason in (
+        (
+            replace(SHAPE, page_size=128),
+            "pages of 16, 32, 64 tokens, not of 128",
+        ),
+        (replace(SHAPE, kv_dtype=FP8), "pages in fp8"),
     ):
-        monkeypatch.setattr(base, "capability", lambda device, found=found: found)
-        assert preferred(usable, gpu)[0] == expected
-    assert preferred(["native", "flash_attn"], CPU)[0] == "native"
+        taken, said = preferred(["triton", "flashinfer"], shape, torch.device("cuda"))
+        assert taken == "triton"
+        assert re.match(f"not flashinfer for prompts, as .*{reason}", said)
 
 
 def test_an_unknown_backend_is_named() -> None:

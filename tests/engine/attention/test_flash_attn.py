@@ -192,6 +192,17 @@ def test_it_runs_on_gpus_in_half_precision_only(install: Install) -> None:
     assert FlashAttention.unavailable(replace(SHAPE, kv_dtype=BF16), BF16, CUDA) is None
 
 
+def test_scores_that_its_calls_do_not_say_are_refused(install: Install) -> None:
+    """Soft caps (Gemma 2) and sinks (gpt-oss) are not among the arguments: they would be left out."""
+    install("flash_attn_interface")
+    for shape, what in (
+        (replace(SHAPE, soft_cap=50.0), "soft cap"),
+        (replace(SHAPE, has_sinks=True), "sinks"),
+        (replace(SHAPE, latent=32), "MLA"),
+    ):
+        assert what in str(FlashAttention.unavailable(shape, BF16, CUDA))
+
+
 def test_asked_for_and_not_installed_it_says_what_to_install(install: Install) -> None:
     with pytest.raises(
         ValueError, match=r"flash_attn cannot run on cuda: .* is installed: .*raydix\[flash-attn\]"

@@ -76,6 +76,23 @@ def test_one_plan_a_step_and_window_whatever_the_number_of_layers(install: Insta
     assert sorted(wrapper.runs for wrapper in made) == [2, 2, 3, 3]
 
 
+@pytest.mark.parametrize(
+    ("capability", "page_size", "asked"),
+    [((10, 0), 16, "trtllm-gen"), ((10, 3), 64, "trtllm-gen"), ((10, 0), 128, "auto"), ((9, 0), 16, "auto")],
+)
+def test_prompts_on_blackwell_gpus_are_computed_by_the_kernels_made_for_them(
+    install: Install,
+    gpu: Callable[[tuple[int, int]], None],
+    capability: tuple[int, int],
+    page_size: int,
+    asked: str,
+) -> None:
+    made = install("flashinfer").made
+    gpu(capability)
+    assert_right(Paged([(12, 1), (20, 6)], Heads(2, 1, 64), page_size, 7, BF16))
+    assert {wrapper.is_decode: wrapper.backend for wrapper in made} == {True: "auto", False: asked}
+
+
 @pytest.mark.parametrize("window", [None, 7])
 def test_pages_in_fp8_with_their_scales(install: Install, window: int | None) -> None:
     """The step follows one on pages of the model's type, as when scales are calibrated."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.attention import cudnn
 from engine.attention.base import AttentionBackend, consider
 from tests.engine.support.attention_on_devices import attend_on
 from tests.engine.support.paged_kv import Heads, Paged
@@ -25,14 +26,17 @@ def backend_for(name: str, case: Paged) -> AttentionBackend:
 
 def test_packages_come_after_what_is_our_own() -> None:
     names = [name for name, _ in consider(Paged([(0, 1)], Heads(1, 1, 8), 16, None, BF16).shape, BF16, CUDA)]
-    assert names == ["native", "triton", "flash_attn", "flashinfer", "reference"]
+    assert names == ["native", "triton", "flash_attn", "flashinfer", "cudnn", "reference"]
 
 
-@pytest.mark.parametrize("name", ["triton", "flash_attn", "flashinfer"])
+@pytest.mark.parametrize("name", ["triton", "flash_attn", "flashinfer", "cudnn"])
 @pytest.mark.parametrize("page_size", [16, 256])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("heads", [Heads(1, 2, 64), Heads(4, 8, 128)], ids=str)
-def test_a_mixed_batch(name: str, page_size: int, window: int | None, heads: Heads) -> None:
+def test_a_mixed_batch(
+    monkeypatch: pytest.MonkeyPatch, name: str, page_size: int, window: int | None, heads: Heads
+) -> None:
+    monkeypatch.setattr(cudnn, "SHORTEST", 256)
     rows = [(700, 1), (15, 1), (0, 1), (0, 300), (1000, 33), (16, 16)]
     case = Paged(rows, heads, page_size, window, BF16)
     backend = backend_for(name, case)

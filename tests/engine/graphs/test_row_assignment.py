@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache import KVCacheManager, Lease, Namespace, OutOfPages
+from cache.windows import Window
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
@@ -36,11 +37,11 @@ ACTIONS = st.lists(st.one_of(_COME, _DECODE, _DECODE, _OTHERS[0], _OTHERS[0], *_
 class World:
     """Requests over a real cache; their next tokens are a function of the tokens before."""
 
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.cache = KVCacheManager(NUM_PAGES, page_size)
+    def __init__(self, page_size: int, window: Window | None = None) -> None:
+        self.page_size, self.num_groups = page_size, 1 if window is None else 1 + window.num_groups
+        self.cache = KVCacheManager(NUM_PAGES, page_size, window=window)
         max_pages = -(-MAX_LEN // page_size)
-        self.layout = RowLayout(MAX_ROWS, max_pages, page_size, EMPTY, NULL)
+        self.layout = RowLayout(MAX_ROWS, max_pages, page_size, EMPTY, NULL, self.num_groups)
         self.book, self.rows = RowAssigner(self.layout), DeviceRows(self.layout, CPU)
         self.requests: list[Request] = []
         self.sampled: torch.Tensor | None = None
@@ -92,16 +93,16 @@ class World:
         """Run a step of these requests and compare the rows with a batch built from scratch."""
         chunks = []
         for request in requests:
-            start, tokens = request.num_computed, request.tokens
+            start, tokens, lease = request.num_computed, request.tokens, self.lease(request)
             if start + 1 >= MAX_LEN:
                 continue
             try:
-                self.cache.extend(self.lease(request), start + 1)
+                self.cache.extend(lease, start + 1, 0.0, (start, start + 1))
             except OutOfPages:
                 continue
             is_pending = request.request_id in self.places
             ids = [PENDING] if is_pending else tokens[start : start + 1]
-            chunks.append(Chunk(request, start, 1, ids, self.lease(request).pages, samples=True))
+            chunks.append(Chunk(request, start, 1, ids, lease.pages, samples=True, window=lease.window))
         if not chunks:
             return
         changes = self.book.place(chunks, self.places)
@@ -122,7 +123,7 @@ class World:
         ordered = [chunks[list(rows).index(row)] for row in range(len(chunks))]
         made, expected = (
             self.rows.batch(MAX_ROWS, MAX_LEN),
-            AttentionBatch.from_chunks(ordered, self.page_size, NULL, CPU),
+            AttentionBatch.from_chunks(ordered, self.page_size, NULL, CPU, num_groups=self.num_groups),
         )
         count, width = expected.block_table.shape
         for name in ("kv_lens", "positions", "slot_mapping"):
@@ -132,16 +133,29 @@ class World:
         ids = [chunk.request.tokens[chunk.start] for chunk in ordered]
         assert self.rows.token_ids(MAX_ROWS).tolist() == ids + [0] * (MAX_ROWS - count)
         assert self.rows._seeds[:count].tolist() == [chunk.request.seed for chunk in ordered]
-        assert (made.slot_mapping[count:] == EMPTY * self.page_size).all(), "an empty row writes into its own page"
         assert (made.kv_lens[count:] == 1).all()
-        assert (made.block_table[count:, 0] == EMPTY).all() and (made.block_table[count:, 1:] == NULL).all()
+        tables, slots = [made.block_table], [made.slot_mapping]
+        if self.num_groups > 1:
+            assert made.more_tables is not None and made.more_slots is not None
+            assert expected.more_tables is not None and expected.more_slots is not None
+            assert torch.equal(made.more_slots[:, :count], expected.more_slots)
+            assert torch.equal(made.more_tables[:, :count, :width], expected.more_tables)
+            assert (made.more_tables[:, :count, width:] == NULL).all()
+            tables, slots = [*tables, *made.more_tables], [*slots, *made.more_slots]
+        for table, of_group in zip(tables, slots, strict=True):
+            assert (of_group[count:] == EMPTY * self.page_size).all(), "an empty row writes into its own page"
+            assert (table[count:, 0] == EMPTY).all() and (table[count:, 1:] == NULL).all()
 
 
 @settings(max_examples=150, deadline=None)
-@given(ACTIONS, st.sampled_from([1, 4, 16]))
-def test_rows_are_what_a_batch_made_anew_would_be(actions: list[tuple[Any, ...]], page_size: int) -> None:
-    """Pages are exchanged for the tree's, requests leave, return, and are computed by other steps."""
-    world = World(page_size)
+@given(ACTIONS, st.sampled_from([1, 4, 16]), st.sampled_from([None, Window(5, 2, 64), Window(9, 1, 64)]))
+def test_rows_are_what_a_batch_made_anew_would_be(
+    actions: list[tuple[Any, ...]], page_size: int, window: Window | None
+) -> None:
+    """Pages are exchanged for the tree's, requests leave, return, and are computed by other steps. Layers with a
+    window have page tables of their own, which end behind it.
+    """
+    world = World(page_size, window)
     gone: list[Request] = []
     for kind, *values in actions:
         if kind == "come":
@@ -235,3 +249,11 @@ def test_another_request_of_the_same_name_takes_nothing_over() -> None:
     world.come(other)
     world.decode([other])
     assert world.rows._num_prompt.tolist() == [10, 0, 0, 0, 0]
+
+
+def test_of_a_window_a_new_page_is_written_and_one_that_it_leaves() -> None:
+    """Each of two groups has three pages for a window of nine tokens. A border changes two words of each group."""
+    world = World(page_size=4, window=Window(9, 2, 64))
+    requests = decoding(world, 1, length=17)
+    world.decode(requests)
+    assert [words_sent(world, requests) for _ in range(5)] == [0, 0, 1 + 2 * 2, 0, 0]

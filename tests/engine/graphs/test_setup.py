@@ -40,7 +40,7 @@ def test_why_not_says_the_reason() -> None:
         assert reason in (why_not(*given) or "")
 
 
-def test_experts_are_recorded_quantized_ones_too_but_gpt_oss_keeps_its_windows(tmp_path: Path) -> None:
+def test_experts_are_recorded_quantized_and_clamped_ones_too(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(save_tiny("mixtral", tmp_path))
     assert facts.experts is not None
     given = EngineConfig(), backend(is_capturable=True), GPU
@@ -48,7 +48,7 @@ def test_experts_are_recorded_quantized_ones_too_but_gpt_oss_keeps_its_windows(t
     quantized = replace(facts, experts=replace(facts.experts, are_quantized=True))
     assert why_not(*given, quantized) is None
     clamped = replace(facts, experts=replace(facts.experts, clamp=Clamp(1.702, 7.0)))
-    assert "room for more requests" in (why_not(*given, clamped) or "")
+    assert why_not(*given, clamped) is None
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -62,6 +62,8 @@ def test_more_rows_and_longer_requests_take_more_memory(model: Any) -> None:
     assert 64 * MIB < graph_bytes(few, facts, 2, 512) < graph_bytes(many, facts, 2, 512) < 1024 * MIB
     tables = graph_bytes(many, facts, 2, 512 + 160_000) - graph_bytes(many, facts, 2, 512)
     assert tables == 256 * 4 * 10_000, "a word for each page of each row"
+    grouped = [graph_bytes(many, facts, 2, length, num_groups=7) for length in (512, 512 + 160_000)]
+    assert grouped[1] - grouped[0] == 7 * tables
 
 
 def test_graphs_of_drafts_and_of_pieces_are_counted(model: Any) -> None:

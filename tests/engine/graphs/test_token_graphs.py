@@ -23,6 +23,7 @@ from engine.loading.load_model import load_model
 from engine.request import Request
 from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
+from tests.engine.support.oracle import save_tiny
 from tests.engine.support.recorded_graphs import Recording, graphed
 
 WIDTHS = (2, 4)
@@ -55,6 +56,25 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(
     runner, recording = graphed(config, config.max_step_tokens, widths)
     got, _ = play_workload(Engine(config, runner), 3)
     expected, _ = play_workload(Engine(config, load_model(config)), 3)
+    for name in expected:  # an abort strikes earlier or later
+        length = min(len(got[name]), len(expected[name]))
+        assert got[name][:length] == expected[name][:length]
+    assert recording.num_replayed > 20 and recording.num_cuts > 0
+    assert not runner._pages.data[:, :, runner._pages.null_page].any()
+
+
+@pytest.mark.parametrize("windowed_kv", ["on", "off"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss"])
+def test_layers_with_a_window_are_recorded_with_page_tables_of_their_own_and_without(
+    tmp_path: Path, family: str, windowed_kv: str
+) -> None:
+    """Decodes, draft tokens and prompts of requests that leave their windows get the tokens of eager steps."""
+    settings = {"speculation": Speculation(max_drafts=3, adaptive=False), "windowed_kv": windowed_kv}
+    config = config_for(save_tiny(family, tmp_path), kv_pages=90, **settings)
+    runner, recording = graphed(config, config.max_step_tokens, WIDTHS)
+    assert (runner.layer_groups is not None) == (windowed_kv == "on")
+    got, _ = play_workload(Engine(config, runner), 5)
+    expected, _ = play_workload(Engine(config, load_model(config)), 5)
     for name in expected:  # an abort strikes earlier or later
         length = min(len(got[name]), len(expected[name]))
         assert got[name][:length] == expected[name][:length]

@@ -15,7 +15,7 @@ from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
 from engine.models.experts import Experts, route
 from engine.models.torch_operations import TorchOperations
-from engine.parallel.collective import Collective
+from engine.parallel.collective import ALONE, Collective
 from engine.parallel.shard import Shard
 from tests.engine.support.checkpoints import (
     AWQ,
@@ -32,7 +32,7 @@ from tests.engine.support.checkpoints import (
     make,
     packed,
 )
-from tests.engine.support.oracle import oracle_greedy, random_ids
+from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.quantized_decoders import layers, load, memory, rounded
 from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of
 
@@ -175,3 +175,37 @@ def test_projections_of_all_experts_are_quantized_or_none(tmp_path: Path) -> Non
             assert (ours(x, operations) - theirs(x, operations)).norm() < 0.1 * theirs(x, operations).norm()
     with pytest.raises(ModelLoadError, match=r"some experts of layers\.1\.mlp as not quantized, but not all"):
         load(make(tmp_path / "one", *but(r".*\.1\..*experts\.2\.w2$"), "mixtral").quantized)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("qwen3_moe", _SMALL), ("mixtral", {"num_local_experts": 4}), ("qwen3_5_moe", {}), ("llama4", {})],
+)
+def test_plain_experts_are_rounded_as_they_are_loaded(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Whether files hold each by itself, or those of a layer as one tensor; on each of two ranks too."""
+    model = save_tiny(family, tmp_path, **settings)
+    config = ModelConfig.from_directory(model)
+    for ranks in (ALONE, Collective(Shard(1, 2)), Collective(Shard(1, 2, True))):
+        plain, found = (
+            load_decoder(model, config, torch.float32, CPU, ranks=ranks, fp8=fp8) for fp8 in (False, True)
+        )
+        for theirs, ours in zip(experts_of(plain), experts_of(found), strict=True):
+            assert ours.apart is not None
+            for matrix in ("gate_up_proj", "down_proj"):
+                each = [getattr(expert, matrix) for expert in ours.apart]
+                expected = rounded(theirs.get_parameter(matrix))
+                assert torch.allclose(torch.stack([layer.dequantized() for layer in each]), expected, rtol=1e-6)
+                assert len({layer.weight.untyped_storage().data_ptr() for layer in each}) == 1
+        if ranks is ALONE and config.delta_net is None:
+            assert memory(found) == config.weight_bytes(4, "fp8") < memory(plain) / 2
+
+
+def test_experts_that_no_kernel_takes_rounded_stay_plain(tmp_path: Path) -> None:
+    """gpt-oss' have biases, which rounded ones have not."""
+    model = save_tiny("gpt_oss", tmp_path)
+    config = ModelConfig.from_directory(model)
+    found = load_decoder(model, config, torch.float32, CPU, fp8=True)
+    assert all(experts.apart is None for experts in experts_of(found))
+    assert memory(found) == config.weight_bytes(4, "fp8")

@@ -81,11 +81,9 @@ def test_what_needs_one_page_table_wins_unless_windows_are_asked_for(settings: d
         layer_groups(EngineConfig(**settings, windowed_kv="on"), model(GEMMA), 8192)
 
 
-def test_auto_needs_requests_that_leave_their_window_and_steps_without_graphs() -> None:
+def test_auto_needs_requests_that_leave_their_window() -> None:
     gemma = model(GEMMA)
     assert isinstance(layer_groups(EngineConfig(), gemma, 2048), LayerGroups)
     assert "2047 tokens, is shorter than 2 windows of 1024" in str(layer_groups(EngineConfig(), gemma, 2047))
-    assert "CUDA graphs" in str(layer_groups(EngineConfig(), gemma, 2048, has_graphs=True))
-    on = EngineConfig(windowed_kv="on")
-    assert isinstance(layer_groups(on, gemma, 100, has_graphs=True), LayerGroups)
+    assert isinstance(layer_groups(EngineConfig(windowed_kv="on"), gemma, 100), LayerGroups)
     assert "off" in str(layer_groups(EngineConfig(windowed_kv="off"), gemma, 8192))

@@ -214,11 +214,13 @@ class FlashInferWrapper:
         kv_layout: str = "NHD",
         use_cuda_graph: bool = False,
         use_tensor_cores: bool = False,
+        backend: str = "auto",
     ) -> None:
         assert float_workspace_buffer.dtype == torch.uint8 and float_workspace_buffer.numel() == 128 << 20
         assert not float_workspace_buffer[:: 1 << 12].any() and float_workspace_buffer.data_ptr() % 16 == 0
         assert kv_layout == "NHD" and not use_cuda_graph
-        self.use_tensor_cores = use_tensor_cores
+        assert backend == "auto" or (backend == "trtllm-gen" and not self.is_decode)
+        self.use_tensor_cores, self.backend = use_tensor_cores, backend
         self.plans = self.runs = 0
         self._plan_arguments: dict[str, Any] = {}
         self.made.append(self)
@@ -248,6 +250,8 @@ class FlashInferWrapper:
         assert heads % kv_heads == 0 and self._dim in (64, 128, 256)
         if self.is_decode and not self.use_tensor_cores:
             assert heads // kv_heads in (1, 2, 3, 4, 6, 8), "Unsupported group_size"
+        if self.backend == "trtllm-gen":
+            assert passed["page_size"] in (16, 32, 64) and passed["kv_data_type"] == passed["q_data_type"]
         assert math.isclose(passed["sm_scale"], self._dim**-0.5)
         assert passed["q_data_type"] in HALF and passed["kv_data_type"] in (
             passed["q_data_type"],

@@ -137,9 +137,12 @@ def rounding(dtype: torch.dtype, hidden: int, inner: int) -> None:
     gated_fp8(torch.zeros(3, 2 * inner, dtype=dtype), is_gelu=False)
 
 
-def sum_of_ranks(num_ranks: int, hidden: int) -> None:
+def sum_of_ranks(num_ranks: int, hidden: int, *rounds: int) -> None:
+    """Launch the sum with a plain norm, and with one rounded by each of these numbers of inputs."""
     x, addresses = torch.zeros(3, hidden, dtype=BRAIN), torch.zeros(num_ranks, dtype=torch.int64)
-    sum_add_norm(x, x.clone(), x[0], 1e-6, addresses, torch.zeros(64, dtype=torch.int64), 1, num_ranks, 2**19)
+    calls = torch.zeros(64, dtype=torch.int64)
+    for inputs in (0, *rounds):
+        sum_add_norm(x, x.clone(), x[0], 1e-6, addresses, calls, 1, num_ranks, 2**19, inputs)
 
 
 def sampling(vocab_size: int) -> None:
@@ -153,7 +156,7 @@ def sampling(vocab_size: int) -> None:
 
 def rows() -> None:
     numbers, long = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
-    words = RowWords(numbers, numbers, numbers, numbers, torch.zeros(3, 20, dtype=torch.int32))
+    words = RowWords(numbers, numbers, numbers, numbers, torch.zeros(1, 3, 20, dtype=torch.int32))
     enter(words, RowInputs(long, long, numbers, long, long), 3, 16)
     leave(words, long, long, 3)
 
@@ -200,7 +203,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(few_rows, HALF, 28_672, 4096),
         partial(few_rows_fp8, 4096, 4096),
         *(partial(blocks, num_rows, 4096, 4096) for num_rows in (8, 64, 128)),
-        partial(sum_of_ranks, 8, 8192),
+        partial(sum_of_ranks, 8, 8192, 8192, 128),
         partial(sampling, 151_936),
         partial(sampling, 1),
         rows,
@@ -209,7 +212,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
     100: (
         partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),
         partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
-        partial(sum_of_ranks, 8, 4096),
+        partial(sum_of_ranks, 8, 4096, 4096),
         partial(rounding, BRAIN, 8192, 28_672),
         partial(few_rows, BRAIN, 4096, 14_336),
         partial(few_rows_fp8, 4096, 4096),

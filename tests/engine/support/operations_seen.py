@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-VIEWS = {"aten.slice.Tensor", "aten.alias.default", "aten.view.default"}
+VIEWS = {"aten.slice.Tensor", "aten.alias.default", "aten.view.default", "aten.select.int"}
 """Operations that compute nothing."""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from engine.attention.base import AttentionShape, AttentionStep
 from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.attention.layer_groups import GroupedAttention, shapes
 from engine.attention.reference import ReferenceAttention
 from engine.config import EngineConfig
 from engine.loading.load_model import load_model
@@ -43,7 +44,14 @@ class GatheringStep:
     def __init__(self, shape: AttentionShape, batch: AttentionBatch) -> None:
         self._shape, self.batch = shape, batch
 
-    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None, *_: Any) -> torch.Tensor:
+    def attend(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        window: int | None,
+        scales: KVScales = UNSCALED,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         batch, tokens, num_rows = self.batch, torch.arange(len(query)), len(self.batch.kv_lens)
         begins, ends = batch.qo_indptr[:-1], batch.qo_indptr[1:].contiguous()
         rows = torch.searchsorted(ends, tokens, right=True).clamp(max=num_rows - 1)  # padding: any row
@@ -58,9 +66,14 @@ class GatheringStep:
         values = torch.where(mask[:, None, :, None], values, 0.0)
         keys = torch.where(mask[:, None, :, None], keys, 0.0)
         grouped = query.reshape(len(query), keys.shape[1], -1, self._shape.head_dim)
-        out = F.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=mask[:, None, None], scale=self._shape.scale
-        )
+        if sinks is not None:  # a key of zeros whose score the mask adds, and a value of zeros
+            keys, values = (F.pad(part, (0, 0, 0, 1)) for part in (keys, values))
+            per_head = sinks.view(1, keys.shape[1], -1, 1).expand(len(query), -1, -1, 1)
+            seen = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)[:, None, None]
+            mask = torch.cat((seen.expand(*per_head.shape[:3], -1), per_head), -1)
+        else:
+            mask = mask[:, None, None]
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=self._shape.scale)
         return out.reshape(len(query), -1)
 
 
@@ -93,9 +106,10 @@ def graphed(
     loaded = load_model(config)
     runner = loaded.with_pages(loaded.num_pages + 1)
     model = runner.model_config
-    windows = model.windows
-    shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows)
+    shape = AttentionShape.of(model.attention, model.windows, config.page_size)
     runner._attention = GatheringAttention(shape)
+    if runner.layer_groups is not None:
+        runner._attention = GroupedAttention(*map(GatheringAttention, shapes(shape)))
     recording = Recording()
     runner.add_graphs(config.max_running, recording)
     if max_tokens or widths:

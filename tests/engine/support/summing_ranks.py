@@ -13,6 +13,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
+from engine.models.linear import Rounded
 from engine.parallel.one_shot import OneShotSum, memory_bytes
 from engine.parallel.peer_memory import PeerMemory
 from engine.parallel.shard import Shard
@@ -20,8 +21,15 @@ from engine.parallel.shard import Shard
 SIZE, MAX_ROWS = 48, 66
 MAX_BYTES = MAX_ROWS * SIZE * 4
 EPS = 1e-5
-CALLS = [(3, torch.float32), (1, torch.float16), (66, torch.float16), (2, torch.float32), (3, torch.float32)]
-"""Rows and type of each sum: with fewer rows than programs, and with more."""
+CALLS = [
+    (3, torch.float32, 0),
+    (1, torch.float16, 0),
+    (66, torch.float16, SIZE),
+    (2, torch.float32, 16),
+    (3, torch.float32, 0),
+]
+"""Rows and type of each sum, with fewer rows than programs and with more, and how many numbers of its norm share a
+scale."""
 
 
 def numbers(call: int, rank: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
@@ -47,10 +55,10 @@ def main() -> None:
     memory = mapped(directory / "memory", rank, num_ranks, MAX_BYTES)
     one_shot = OneShotSum(memory, Shard(rank, num_ranks), MAX_BYTES)
     found = []
-    for call, (rows, dtype) in enumerate(CALLS):
+    for call, (rows, dtype, rounds) in enumerate(CALLS):
         x = numbers(call, -1, rows, dtype)
-        normed = one_shot.add_norm(x, numbers(call, rank, rows, dtype), weight_of(dtype), EPS)
-        found.append((x, normed))
+        normed = one_shot.add_norm(x, numbers(call, rank, rows, dtype), weight_of(dtype), EPS, rounds)
+        found.append((x, tuple(normed[:2]) if isinstance(normed, Rounded) else normed))
     torch.save(found, directory / f"rank{rank}.pt")
 
 

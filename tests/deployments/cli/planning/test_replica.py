@@ -132,7 +132,7 @@ def test_gpt_oss_20b_on_an_h100_holds_nearly_twice_as_many_requests_with_windows
     facts = ModelConfig.from_json(PUBLISHED["openai/gpt-oss-20b"], {}, "gpt-oss")
     plan = ReplicaPlan(facts, H100, 1, ENGINE)
     apart, whole = (plan.with_windowed_kv(setting) for setting in ("on", "off"))
-    assert plan.layer_groups == apart.layer_groups, "no graphs replay its steps, so they are apart by default"
+    assert plan.layer_groups == apart.layer_groups, "they are apart by default"
     assert apart.num_pages in (2 * whole.num_pages, 2 * whole.num_pages + 1)
     assert (apart.pages_of(8192), whole.pages_of(8192)) == (512 + 9, 512)
     assert with_and_without(plan, 8192) == [("on", apart.num_pages // 521), ("off", whole.num_pages // 512)]
@@ -144,10 +144,9 @@ def test_gpt_oss_20b_on_an_h100_holds_nearly_twice_as_many_requests_with_windows
     assert with_files.layer_groups is None and with_and_without(with_files, 8192) == []
 
 
-def test_gemma_3_27b_replays_graphs_with_one_page_table_unless_told_otherwise() -> None:
+def test_gemma_3_27b_holds_three_times_as_many_requests_with_windows_apart() -> None:
     facts = ModelConfig.from_json(PUBLISHED["google/gemma-3-27b-it"], {}, "gemma")
     plan = ReplicaPlan(facts, H100, 2, ENGINE)
-    assert plan.layer_groups is None
+    assert plan.layer_groups is not None
     found = dict(with_and_without(plan, 8192))
     assert found["on"] / found["off"] == pytest.approx(512 * 62 / ((512 + 6 * 65) * 10), rel=0.03)
-    assert replace(plan, engine=replace(ENGINE, cuda_graphs="off")).layer_groups is not None

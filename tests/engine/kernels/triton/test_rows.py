@@ -14,9 +14,9 @@ from tests.engine.support.operations_seen import VIEWS, Operations
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def rows_of(num_rows: int, page_size: int) -> DeviceRows:
+def rows_of(num_rows: int, page_size: int, num_groups: int = 1) -> DeviceRows:
     """Rows of which some are in use, with random positions, tokens and pages."""
-    layout = RowLayout(num_rows, 9, page_size, 5, 6)
+    layout = RowLayout(num_rows, 9, page_size, 5, 6, num_groups)
     made, generator = DeviceRows(layout, DEVICE), torch.Generator().manual_seed(num_rows)
 
     def random(below: int, *shape: int) -> torch.Tensor:
@@ -27,19 +27,23 @@ def rows_of(num_rows: int, page_size: int) -> DeviceRows:
     made._positions.copy_(random(9 * page_size, num_rows) * used)
     made._tokens.copy_(random(1000, num_rows) * used)
     made._num_prompt.copy_(random(4, num_rows) * used)
-    made._tables.copy_(random(60, num_rows, 9))
+    made._tables.copy_(random(60, num_groups, num_rows, 9))
     return made
 
 
 def state(rows: DeviceRows, count: int) -> list[list[int]]:
     batch = rows.batch(count, 9 * rows._layout.page_size)
-    parts = batch.kv_lens, batch.slot_mapping, batch.positions, rows.token_ids(count), rows._num_output[:count]
+    more = [] if batch.more_slots is None else batch.more_slots.unbind()
+    parts = (
+        batch.kv_lens, batch.slot_mapping, *more, batch.positions, rows.token_ids(count), rows._num_output[:count],
+    )  # fmt: skip
     return [part.tolist() for part in (*parts, rows._tokens, rows._positions, rows.sampled)]
 
 
+@pytest.mark.parametrize("num_groups", [1, 3])
 @pytest.mark.parametrize(("num_rows", "count", "page_size"), [(1, 1, 16), (7, 4, 1), (130, 130, 3), (256, 65, 64)])
-def test_steps_by_kernels_are_steps_by_torch(num_rows: int, count: int, page_size: int) -> None:
-    ours, theirs = rows_of(num_rows, page_size), rows_of(num_rows, page_size)
+def test_steps_by_kernels_are_steps_by_torch(num_rows: int, count: int, page_size: int, num_groups: int) -> None:
+    ours, theirs = rows_of(num_rows, page_size, num_groups), rows_of(num_rows, page_size, num_groups)
     ours.kernels, theirs.kernels = kernels, None
     tokens = torch.arange(count, device=DEVICE) * 7 % 50 - 2  # Some rows have no valid token.
     for made in (ours, theirs):

@@ -1,0 +1,48 @@
+"""Plain experts that are one tensor for each layer in a file, and rounded to float8 as they are loaded.
+
+    file     experts.gate_up_proj [experts, 2 inner, hidden]
+    memory   apart.0.gate_up_proj, apart.1.gate_up_proj, ...   an Fp8Linear each: numbers, a scale for each output
+
+Experts that files hold one by one need none of this: each is a matrix like all others (`quantized_layers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from functools import partial
+
+import torch
+from torch import nn
+
+from engine.loading.target_parts import WeightTarget
+from engine.loading.tensor_groups import Expected, TensorGroup
+from engine.models.experts import Experts
+from engine.models.linear import Fp8Linear
+
+STACKED = ("gate_up_proj", "down_proj")
+"""What files call the tensors of all of a layer's experts."""
+
+
+def round_stacked(model: nn.Module, parameters: Container[str]) -> None:
+    """Replace the plain experts of layers whose files stack them by ones that round, all on the meta device.
+
+    `parameters`: where the checkpoint's tensors go.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, Experts) and module.apart is not None and f"{name}.{STACKED[0]}" in parameters:
+            for expert in module.apart:
+                for matrix in STACKED:
+                    expert.set_submodule(matrix, Fp8Linear(getattr(expert, matrix)))
+
+
+def stacked_group(experts: Experts, name: str, target: WeightTarget) -> TensorGroup:
+    """Return how a tensor of all of a layer's experts is stored: those that this rank holds, one by one."""
+    matrices = dict(zip(STACKED, experts.matrices_apart, strict=True))[target.parameter.rpartition(".")[2]]
+    return TensorGroup((Expected(name, target.shape),), partial(_round, matrices, target))
+
+
+def _round(matrices: list[Fp8Linear], target: WeightTarget, tensors: list[torch.Tensor]) -> None:
+    held, *part = target.part
+    for layer, stored in zip(matrices, tensors[0][held], strict=True):
+        own = stored[tuple(part)].to(layer.weight.device)
+        layer.put(slice(None), own.t() if target.is_turned else own)
