@@ -77,7 +77,8 @@ class HealthSettings(Settings):
     """Most replicas that a stream may lose after its first token; then it ends with an error."""
     migration_wait_s: float = Field(default=30.0, ge=0)
     """Seconds that a stream which lost its replica waits for room at another one; before that, as long at most for
-    its turn to run where no other request does that may have ended its replica."""
+    its turn to run where no other request does that may have ended its replica. As long at most, a new ingress
+    waits for engines before it listens where others do."""
     max_lost_replicas_per_request: int = Field(default=1, ge=1)
     """Replicas that one request may end by itself: as many as died while it was the only suspect there, after the
     one whose death made it a suspect. Then it fails."""

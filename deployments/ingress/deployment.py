@@ -32,6 +32,7 @@ from deployments.ingress.batches import batch_worker
 from deployments.ingress.http_server import HttpServer, check_proxy
 from deployments.ingress.many import ManyPrompts
 from deployments.ingress.model_link import ModelLink
+from deployments.ingress.opening import until_useful
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.ingress.roll_call import RollCall
 from deployments.telemetry.garbage import GarbagePauses
@@ -120,10 +121,10 @@ class Ingress:
         for pusher in self._pushers:
             pusher.start()
         self._reporter.start()
-        self._roll_call.start()
         service = await asyncio.to_thread(self._service)
         if self._args.ingresses.http == "direct":
             await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
+        self._roll_call.start()
         app = create_app(service, at_once=True)
         self._garbage.settle()
         self._lag.start()
@@ -155,8 +156,14 @@ class Ingress:
         settings = self._args.ingresses
         check_proxy(settings.port, await self._controller.proxy_port())
         self._http = HttpServer(create_app(service, at_once=True), settings, self._args.limits)
+        await until_useful(self._http, self._without_engines, self._args.health.migration_wait_s)
         self._http.start()
         logger.info("the API is at http://%s:%d/v1", settings.host, settings.port)
+
+    async def _without_engines(self) -> list[str]:
+        """Return the models that lack an engine."""
+        lack = await asyncio.gather(*(link.lacks_engines() for link in self._links))
+        return [link.name for link, lacks in zip(self._links, lack, strict=True) if lacks]
 
     def _service(self) -> ApiService:
         args = self._args
