@@ -66,7 +66,8 @@ class HealthSettings(Settings):
     """Directory in which each engine replica touches a file whenever it passes a health check, for supervisors
     outside Serve (`deployments/replica/pod.py`); None: no files."""
     heartbeat_s: float = Field(default=0.05, gt=0, le=1)
-    """Longest silence of a replica on the wire, in seconds."""
+    """Longest silence of a replica on the wire, in seconds, while it has requests. Without any it speaks five
+    times a second, or five times in `lost_after_s`."""
     status_timeout_s: float = Field(default=3.0, gt=0)
     """Seconds that an ingress waits for Ray or Serve to report their state; then it goes on without."""
     lost_after_s: float = Field(default=3.0, gt=0)

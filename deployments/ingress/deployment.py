@@ -26,6 +26,7 @@ from deployments.config.shown import shown_settings
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import Cluster
 from deployments.control.controller_client import ControllerClient
+from deployments.hub.calls import HubCalls
 from deployments.hub.keeper import MetricsKeeper
 from deployments.ingress.access_file import with_access_file
 from deployments.ingress.batches import batch_worker
@@ -66,7 +67,7 @@ class Ingress:
     def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
         """`engines` has Serve's handles of the engines by deployment."""
         args = with_access_file(args)
-        self._args = args
+        self._args, hub = args, HubCalls(hub)
         context = serve.get_replica_context()
         self._name = name = context.replica_id.unique_id
         log_through_serve()
@@ -82,7 +83,7 @@ class Ingress:
         if len(self._links) > 1:
             self._metrics, own = Metrics("", name, "ingress"), name
             snapshots[own] = self._metrics.snapshot
-        self._garbage, self._lag = GarbagePauses(), LoopLag()
+        self._garbage, self._lag = GarbagePauses(), LoopLag(is_idle=self._is_idle)
         snapshots[own] = partial(self._of_process, snapshots[own])
         self._reporter = PrefixReporter(
             hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
@@ -104,6 +105,10 @@ class Ingress:
             MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
             for process, snapshot in snapshots.items()
         ]
+
+    def _is_idle(self) -> bool:
+        """Whether no request waits for an engine's answer."""
+        return not any(link.num_streams for link in self._links)
 
     def _of_process(self, snapshot: Callable[[], bytes]) -> bytes:
         """Add what is the whole process's to a snapshot."""

@@ -35,7 +35,7 @@ from router.state import RouterState
 
 TIMINGS = ClientTimings(accept_s=5, tick_s=0.03)
 LOST_AFTER_S = 0.6
-WIRE = WireTimings(heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
+WIRE = WireTimings(heartbeat_s=0.03, idle_heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
 
 
 class Model:
