@@ -50,7 +50,7 @@ class LoopLag:
         if self._waited is None:
             self._queue = _RunQueue()
             self._waited = self._queue.waited_s
-        self._wait()
+        self._wait(self._loop.time(), self._processor_time(), self._waited())
 
     def longest_s(self) -> float:
         """Return the longest delay of the last `WINDOW_S`, in seconds. Callable on the loop's thread."""
@@ -74,21 +74,21 @@ class LoopLag:
             self._queue.close()
             self._queue = self._waited = None
 
-    def _wait(self) -> None:
-        assert self._loop is not None and self._waited is not None
-        self._began = self._loop.time()
-        self._used_before, self._waited_before = self._processor_time(), self._waited()
-        due = self._began + (IDLE_PERIOD_S if self._is_idle() else PERIOD_S)
+    def _wait(self, now: float, used: float, waited: float) -> None:
+        """Begin the next period, with what was read at the end of the one before: it takes system calls."""
+        assert self._loop is not None
+        self._began, self._used_before, self._waited_before = now, used, waited
+        due = now + (IDLE_PERIOD_S if self._is_idle() else PERIOD_S)
         self._timer = self._loop.call_at(due, self._note, due)
 
     def _note(self, due: float) -> None:
         assert self._loop is not None and self._waited is not None
-        now = self._loop.time()
-        used, waited = self._processor_time() - self._used_before, self._waited() - self._waited_before
+        now, used, waited = self._loop.time(), self._processor_time(), self._waited()
+        computed, queued = used - self._used_before, waited - self._waited_before
         self._late.add(now, now - due)
         # Other threads may have computed while this one waited for a processor: they did not hold up the loop.
-        self._own.add(now, max(0.0, min(now - due, used, now - self._began - waited)))
-        self._wait()
+        self._own.add(now, max(0.0, min(now - due, computed, now - self._began - queued)))
+        self._wait(now, used, waited)
 
 
 class _RunQueue:
