@@ -51,12 +51,11 @@ def test_parts_that_call_every_second_cost_one_call_a_second() -> None:
 def test_each_call_has_its_own_answer_and_its_own_error() -> None:
     async def scenario() -> None:
         calls = HubCalls(HubHandle(Counted()))
-        kept, wrong, here = await asyncio.gather(
-            calls.keep.remote("i", None), calls.push.remote("p", 5), calls.here.remote("i"), return_exceptions=True
-        )
-        assert kept == (False, None)
-        assert isinstance(wrong, TypeError)
-        assert here is None or here >= 1
+        asked = (calls.keep.remote("i", None), calls.push.remote("p", 5), calls.here.remote("i"))
+        answers: Any = await asyncio.gather(*asked, return_exceptions=True)
+        assert answers[0] == (False, None)
+        assert isinstance(answers[1], TypeError)
+        assert answers[2] is None  # the hub is too new to know how many are here
 
     asyncio.run(scenario())
 
