@@ -52,7 +52,9 @@ from router.state import RouterState
 logger = logging.getLogger("ray.serve")
 
 BACKLOG_PERIOD_S = 0.2
-"""Seconds between two reports of what waits in this ingress; a replica believes each for much longer."""
+"""Seconds between two reports of what waits in this ingress, while that changes."""
+BACKLOG_REPEAT_S = 1.0
+"""Seconds after which the same is reported again; a replica believes each report for longer."""
 
 
 class RemoteEngines:
@@ -90,6 +92,7 @@ class RemoteEngines:
         self._ticker: asyncio.Task[None] | None = None
         self._backlog: Callable[[str], Backlog] | None = None
         self._backlog_due = 0.0
+        self._told: dict[str, tuple[str, Backlog, float]] = {}  # role -> replica that was told what, and when
         self._unsubscribe: Callable[[], None] = lambda: None
         self._keeper = PrefixKeeper(self._dispatch, self.placer.settings.keep_at_once)
 
@@ -397,7 +400,10 @@ class RemoteEngines:
             is_heard = connection.is_answering and replica in members and not connection.load.is_draining
             if is_heard and role not in told:
                 told.add(role)
-                connection.tell_backlog(self._backlog(role))
+                backlog, (heard, known, at) = self._backlog(role), self._told.get(role, ("", Backlog(), 0.0))
+                if (heard, known) != (replica, backlog) or now - at >= BACKLOG_REPEAT_S:
+                    self._told[role] = replica, backlog, now
+                    connection.tell_backlog(backlog)
 
 
 def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:

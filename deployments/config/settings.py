@@ -66,7 +66,8 @@ class HealthSettings(Settings):
     """Directory in which each engine replica touches a file whenever it passes a health check, for supervisors
     outside Serve (`deployments/replica/pod.py`); None: no files."""
     heartbeat_s: float = Field(default=0.05, gt=0, le=1)
-    """Longest silence of a replica on the wire, in seconds."""
+    """Longest silence of a replica on the wire, in seconds, while it has requests. Without any it speaks five
+    times a second, or five times in `lost_after_s`."""
     status_timeout_s: float = Field(default=3.0, gt=0)
     """Seconds that an ingress waits for Ray or Serve to report their state; then it goes on without."""
     lost_after_s: float = Field(default=3.0, gt=0)
@@ -77,7 +78,8 @@ class HealthSettings(Settings):
     """Most replicas that a stream may lose after its first token; then it ends with an error."""
     migration_wait_s: float = Field(default=30.0, ge=0)
     """Seconds that a stream which lost its replica waits for room at another one; before that, as long at most for
-    its turn to run where no other request does that may have ended its replica."""
+    its turn to run where no other request does that may have ended its replica. As long at most, a new ingress
+    waits for engines before it listens where others do."""
     max_lost_replicas_per_request: int = Field(default=1, ge=1)
     """Replicas that one request may end by itself: as many as died while it was the only suspect there, after the
     one whose death made it a suspect. Then it fails."""

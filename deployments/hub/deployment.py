@@ -6,7 +6,10 @@ ingresses there are, because each says that it is here.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from deployments.client.protocol import Unavailable
 from deployments.config.settings import MetricsSettings
@@ -49,6 +52,11 @@ class MetricsHub:
         if self._server is not None:
             self._server.start()
         return {}
+
+    async def together(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+        """Call methods of this class, by their names, with these arguments; return what each returns or raises."""
+        called = [getattr(self, method)(*args) for method, args in calls]
+        return await asyncio.gather(*called, return_exceptions=True)
 
     async def push(self, process: str, snapshot: bytes) -> None:
         """Take a process's snapshot of its metrics."""

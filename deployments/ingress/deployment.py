@@ -26,12 +26,14 @@ from deployments.config.shown import shown_settings
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import Cluster
 from deployments.control.controller_client import ControllerClient
+from deployments.hub.calls import HubCalls
 from deployments.hub.keeper import MetricsKeeper
 from deployments.ingress.access_file import with_access_file
 from deployments.ingress.batches import batch_worker
 from deployments.ingress.http_server import HttpServer, check_proxy
 from deployments.ingress.many import ManyPrompts
 from deployments.ingress.model_link import ModelLink
+from deployments.ingress.opening import until_useful
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.ingress.roll_call import RollCall
 from deployments.telemetry.garbage import GarbagePauses
@@ -65,7 +67,7 @@ class Ingress:
     def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
         """`engines` has Serve's handles of the engines by deployment."""
         args = with_access_file(args)
-        self._args = args
+        self._args, hub = args, HubCalls(hub)
         context = serve.get_replica_context()
         self._name = name = context.replica_id.unique_id
         log_through_serve()
@@ -81,7 +83,7 @@ class Ingress:
         if len(self._links) > 1:
             self._metrics, own = Metrics("", name, "ingress"), name
             snapshots[own] = self._metrics.snapshot
-        self._garbage, self._lag = GarbagePauses(), LoopLag()
+        self._garbage, self._lag = GarbagePauses(), LoopLag(is_idle=self._is_idle)
         snapshots[own] = partial(self._of_process, snapshots[own])
         self._reporter = PrefixReporter(
             hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
@@ -104,6 +106,10 @@ class Ingress:
             for process, snapshot in snapshots.items()
         ]
 
+    def _is_idle(self) -> bool:
+        """Whether no request waits for an engine's answer."""
+        return not any(link.num_streams for link in self._links)
+
     def _of_process(self, snapshot: Callable[[], bytes]) -> bytes:
         """Add what is the whole process's to a snapshot."""
         self._garbage.report(self._metrics)
@@ -120,10 +126,10 @@ class Ingress:
         for pusher in self._pushers:
             pusher.start()
         self._reporter.start()
-        self._roll_call.start()
         service = await asyncio.to_thread(self._service)
         if self._args.ingresses.http == "direct":
             await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
+        self._roll_call.start()
         app = create_app(service, at_once=True)
         self._garbage.settle()
         self._lag.start()
@@ -155,8 +161,14 @@ class Ingress:
         settings = self._args.ingresses
         check_proxy(settings.port, await self._controller.proxy_port())
         self._http = HttpServer(create_app(service, at_once=True), settings, self._args.limits)
+        await until_useful(self._http, self._without_engines, self._args.health.migration_wait_s)
         self._http.start()
         logger.info("the API is at http://%s:%d/v1", settings.host, settings.port)
+
+    async def _without_engines(self) -> list[str]:
+        """Return the models that lack an engine."""
+        lack = await asyncio.gather(*(link.lacks_engines() for link in self._links))
+        return [link.name for link, lacks in zip(self._links, lack, strict=True) if lacks]
 
     def _service(self) -> ApiService:
         args = self._args

@@ -2,8 +2,9 @@
 
     client ──▶ a port that all ingresses of a machine share (SO_REUSEPORT) ──▶ uvicorn in one of them ──▶ the API
 
-The kernel gives each new connection to one of the ingresses that listen. An ingress that is stopped says so at
-/ready, closes its listener after `shutdown_delay_s`, and ends when its streams have.
+The kernel gives each new connection to one of the ingresses that listen. A new one takes the port first, so that
+it fails at once where another program has it, and listens when it can answer (`opening.py`). An ingress that is
+stopped says so at /ready, closes its listener after `shutdown_delay_s`, and ends when its streams have.
 """
 
 from __future__ import annotations
@@ -28,26 +29,32 @@ class HttpPortError(RuntimeError):
     """The ingress cannot listen on its port; the message names the port, the setting, and what to do."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket whose port other ingresses of this machine may share. Raises HttpPortError."""
+def take_port(host: str, port: int) -> socket.socket:
+    """Return a socket with a port that other ingresses of this machine may share; it does not listen yet.
+
+    Raises HttpPortError.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        taken = socket.socket(family, kind, protocol)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            taken.bind(address)
         except OSError:
-            listener.close()
+            taken.close()
             raise
     except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
-        raise HttpPortError(
-            f"an ingress cannot listen on {host}:{port} ({reason}): set ingresses.port to a port that no other "
-            "program uses, and ingresses.host to an address of the ingress's node"
-        ) from None
-    return listener
+        raise _port_error(host, port, error) from None
+    return taken
+
+
+def _port_error(host: str, port: int, error: OSError) -> HttpPortError:
+    reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+    return HttpPortError(
+        f"an ingress cannot listen on {host}:{port} ({reason}): set ingresses.port to a port that no other "
+        "program uses, and ingresses.host to an address of the ingress's node"
+    )
 
 
 def check_proxy(port: int, proxy_port: int | None) -> None:
@@ -64,8 +71,9 @@ class HttpServer:
     """Serves one ASGI application. Belongs to one event loop."""
 
     def __init__(self, app: ASGIApp, settings: IngressSettings, limits: Limits) -> None:
-        """Open the port. Raises HttpPortError."""
-        self._listener = listen(settings.host, settings.port)
+        """Take the port. Raises HttpPortError."""
+        self._host, self._port = settings.host, settings.port
+        self._listener = take_port(settings.host, settings.port)
         bounds = ConnectionBounds(
             settings.header_timeout_s,
             limits.max_header_bytes,
@@ -95,8 +103,22 @@ class HttpServer:
         """Number of open connections."""
         return len(self._server.server_state.connections)
 
+    async def is_served_by_others(self) -> bool:
+        """Return whether another process listens on the port. Ask before `start`."""
+        with socket.socket(self._listener.family, socket.SOCK_STREAM) as client:
+            client.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(client, self._listener.getsockname())
+            except OSError:
+                return False
+            return True
+
     def start(self) -> None:
-        """Begin to answer requests, on the running event loop."""
+        """Begin to listen and to answer requests, on the running event loop. Raises HttpPortError."""
+        try:
+            self._listener.listen(BACKLOG)
+        except OSError as error:
+            raise _port_error(self._host, self._port, error) from None
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
 
     async def drain(self) -> None:

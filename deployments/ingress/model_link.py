@@ -152,6 +152,17 @@ class ModelLink:
         deployments = tuple(self._engines.counts)
         return ClusterModel(self.name, self._fleet_name, deployments, self._connections, self._describe)
 
+    @property
+    def num_streams(self) -> int:
+        """Number of requests that have not ended."""
+        return 0 if self._connections is None else self._connections.num_streams
+
+    async def lacks_engines(self) -> bool:
+        """Return whether no engine answers although the model is not unloaded."""
+        assert self._connections is not None, "start() comes first"
+        is_served = (await self._connections.health()).num_up > 0
+        return not is_served and await self._switch.state() not in UNLOADED_STATES
+
     async def aclose(self) -> None:
         """Disconnect. Idempotent."""
         if self._watch is not None:

@@ -57,7 +57,7 @@ from router.roles import Role
 
 logger = logging.getLogger("ray.serve")
 
-_WATCH_POLL_S = 0.05
+_WATCH_POLL_S = 0.2
 """Seconds between two looks whether a replica that is being stopped has streams of an ingress left."""
 
 EngineFactory = Callable[[EngineConfig], Engine]
@@ -163,7 +163,11 @@ class EngineReplica:
             self.replica,
             self._reporter.read,
             self._intake,
-            replace(settings.timings, heartbeat_s=settings.health.heartbeat_s),
+            replace(
+                settings.timings,
+                heartbeat_s=settings.health.heartbeat_s,
+                idle_heartbeat_s=min(settings.timings.idle_heartbeat_s, settings.health.lost_after_s / 5),
+            ),
             self._engine.cache.prefix_log,
             config.block_tokens,
             getattr(self._engine.runner, "fingerprint", ""),

@@ -1,9 +1,10 @@
 """How late a process's event loop is: while one callback runs, every stream of the process waits.
 
-A timer that should go off every 20 ms notes how late it does. A gap that is shorter may be missed. A loop is
-late because of what its own process computes, in a long turn or in threads that hold the interpreter, or because
-the machine gives it no processor. Two numbers tell these apart: the processor time that the process has used
-meanwhile, and how long the kernel let the loop's thread wait for a processor.
+A timer that should go off every 20 ms notes how late it does. A gap that is shorter may be missed; while no
+request is open, so that nobody waits, the timer goes off less often. A loop is late because of what its own
+process computes, in a long turn or in threads that hold the interpreter, or because the machine gives it no
+processor. Two numbers tell these apart: the processor time that the process has used meanwhile, and how long the
+kernel let the loop's thread wait for a processor.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from monitoring.metrics import Metrics
 
 PERIOD_S = 0.02
+IDLE_PERIOD_S = 0.1
 WINDOW_S = 60.0
 """Seconds for which a delay is reported: longer than Prometheus takes between two looks."""
 
@@ -29,13 +31,14 @@ class LoopLag:
         self,
         processor_time: Callable[[], float] = time.process_time,
         waited: Callable[[], float] | None = None,
+        is_idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Both return seconds since an earlier moment: how long this process has computed, and how long the
-        loop's thread has waited for a processor, which by default the kernel is asked.
+        """The first two return seconds since an earlier moment: how long this process has computed, and how long
+        the loop's thread has waited for a processor, which by default the kernel is asked.
         """
         self._processor_time = processor_time
         self._queue: _RunQueue | None = None
-        self._waited = waited
+        self._waited, self._is_idle = waited, is_idle
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._late, self._own = _Longest(), _Longest()
@@ -47,7 +50,7 @@ class LoopLag:
         if self._waited is None:
             self._queue = _RunQueue()
             self._waited = self._queue.waited_s
-        self._wait()
+        self._wait(self._loop.time(), self._processor_time(), self._waited())
 
     def longest_s(self) -> float:
         """Return the longest delay of the last `WINDOW_S`, in seconds. Callable on the loop's thread."""
@@ -71,21 +74,21 @@ class LoopLag:
             self._queue.close()
             self._queue = self._waited = None
 
-    def _wait(self) -> None:
-        assert self._loop is not None and self._waited is not None
-        self._began = self._loop.time()
-        self._used_before, self._waited_before = self._processor_time(), self._waited()
-        due = self._began + PERIOD_S
+    def _wait(self, now: float, used: float, waited: float) -> None:
+        """Begin the next period, with what was read at the end of the one before: it takes system calls."""
+        assert self._loop is not None
+        self._began, self._used_before, self._waited_before = now, used, waited
+        due = now + (IDLE_PERIOD_S if self._is_idle() else PERIOD_S)
         self._timer = self._loop.call_at(due, self._note, due)
 
     def _note(self, due: float) -> None:
         assert self._loop is not None and self._waited is not None
-        now = self._loop.time()
-        used, waited = self._processor_time() - self._used_before, self._waited() - self._waited_before
+        now, used, waited = self._loop.time(), self._processor_time(), self._waited()
+        computed, queued = used - self._used_before, waited - self._waited_before
         self._late.add(now, now - due)
         # Other threads may have computed while this one waited for a processor: they did not hold up the loop.
-        self._own.add(now, max(0.0, min(now - due, used, now - self._began - waited)))
-        self._wait()
+        self._own.add(now, max(0.0, min(now - due, computed, now - self._began - queued)))
+        self._wait(now, used, waited)
 
 
 class _RunQueue:

@@ -60,7 +60,9 @@ class WireTimings:
     """Periods and timeouts of the replica's end, in seconds."""
 
     heartbeat_s: float = 0.05
-    """Greatest age of the load that a connected ingress knows."""
+    """Greatest age of the load that a connected ingress knows, while the engine has requests."""
+    idle_heartbeat_s: float = 0.2
+    """Time between two heartbeats, if longer, once nothing has been delivered for `keep_ended_s`."""
     keep_ended_s: float = 10.0
     """Time for which an ended stream can still be requested again."""
     absent_ingress_s: float = 10.0
@@ -324,7 +326,6 @@ class WireServer:
         doorkeeper, peers = descriptor(self._doorkeeper.socket), descriptor(self._peers.socket)
         for watched in (descriptor(self._socket), doorkeeper, peers, self._wake_up.readable):
             poller.register(watched, select.POLLIN)
-        period_s = self._timings.heartbeat_s / 2
         tick_at = 0.0
         signalled: set[int] = set()
         while not self._closing.is_set():
@@ -337,7 +338,6 @@ class WireServer:
                 if is_due or peers in signalled:
                     self._peers.look(now)
                 if is_due:
-                    tick_at = now + period_s
                     with self._lock:
                         self._tick(now)
                 is_more = self._receive_turn()
@@ -345,6 +345,8 @@ class WireServer:
             except Exception:  # an error caused by one ingress must not stop the wire
                 logger.exception("the wire failed to serve its ingresses")
                 self.counts["failed"] += 1
+            next_at = now + self._tick_period_s()
+            tick_at = next_at if is_due else min(tick_at, next_at)
             if is_more:
                 time.sleep(TURN_PAUSE_S)
             wait_ms = 0.0 if is_more else max(1.0, (tick_at - time.monotonic()) * 1000)
@@ -467,6 +469,13 @@ class WireServer:
         self._flush(ingress_id, time.monotonic())
 
     # --- time ----------------------------------------------------------------------------------------------
+
+    def _tick_period_s(self) -> float:
+        """Return the time until the next tick: an idle engine's load stays, and nothing is on its way."""
+        period_s, load = self._timings.heartbeat_s / 2, self._last_load
+        if self._outbox.num_kept or load.num_running or load.num_waiting:
+            return period_s
+        return max(period_s, self._timings.idle_heartbeat_s)
 
     def _tick(self, now: float) -> None:
         for ingress_id, session in list(self._sessions.items()):

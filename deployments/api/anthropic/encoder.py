@@ -6,7 +6,6 @@ message_delta (why it ended, usage), message_stop
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from deployments.api.choices import ChoiceDelta
 from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import ResponseContext, encode_json
+from deployments.api.randomness import random_hex
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS = {"thinking": ("thinking_delta", "thinking"), "tool_use": ("input_json_delta", "partial_json")}
@@ -26,7 +26,7 @@ _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 def new_id() -> str:
     """Return an id for a message."""
-    return f"msg_{secrets.token_hex(12)}"
+    return f"msg_{random_hex(12)}"
 
 
 class MessagesEncoder:

@@ -16,11 +16,11 @@ What may become a token beside other text is marked as well: two messages may en
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.api.conversation.control_tokens import ControlTokens
+from deployments.api.randomness import random_hex
 
 
 class Marks:
@@ -75,7 +75,7 @@ class Marks:
         return [piece for piece in self._control.without_forged("".join(parts), spans) if piece]
 
     def _replace(self, text: str, spans: Sequence[tuple[int, int]]) -> str:
-        self._nonce = self._nonce or f"m{secrets.token_hex(8)}m"
+        self._nonce = self._nonce or f"m{random_hex(8)}m"
         parts, end = [], 0
         for begin, following in spans:
             number = self._numbers.setdefault(text[begin:following], len(self._numbers))

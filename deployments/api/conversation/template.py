@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from deployments.api.randomness import random_hex
 from engine.tokenizer import Tokenizer
 
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
@@ -47,7 +47,7 @@ class ChatTemplate:
             template = self._tokenizer.get_chat_template(tools=tools)
         except ValueError as error:
             raise TemplateRefused("This model has no chat template; use /v1/completions.") from error
-        end = f"e{secrets.token_hex(8)}e" if continues else ""
+        end = f"e{random_hex(8)}e" if continues else ""
         if continues:
             messages = [*messages[:-1], _open_ended(messages[-1], f"{end} ")]
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from deployments.api.http.body import ClientGone
 from deployments.api.http.error_response import error_response
 from deployments.api.http.parts import PART_BYTES, parts_of
 from deployments.api.http.scopes import REQUEST_ID
+from deployments.api.randomness import random_hex
 from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
 
@@ -201,7 +201,7 @@ class Envelope:
             return
         given = [value for header, value in scope["headers"] if header == b"x-request-id"]
         is_fit = len(set(given)) == 1 and _is_fit(given[0])
-        name = scope[REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{secrets.token_hex(16)}"
+        name = scope[REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{random_hex(16)}"
         self._on_named(name)
         has_started = False
 

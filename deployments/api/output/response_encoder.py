@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from msgspec import Raw
 from deployments.api.choices import Choice, ChoiceDelta
 from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import ToolCallDelta
+from deployments.api.randomness import random_hex
 
 T = TypeVar("T")
 encode_json = msgspec.json.Encoder().encode
@@ -58,7 +58,7 @@ class ResponseContext:
     @classmethod
     def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
         """Create the context of a new response, with an id of its own."""
-        return cls(f"{prefix}-{secrets.token_hex(16)}", int(time.time()), model, prompts, **options)
+        return cls(f"{prefix}-{random_hex(16)}", int(time.time()), model, prompts, **options)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields that begin every object of this response."""

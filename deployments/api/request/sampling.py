@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from typing import Protocol
 
 from deployments.api.errors import ApiError, at_most, invalid
+from deployments.api.randomness import random_below
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.service import ModelCard
 from deployments.config.limits import Limits
@@ -45,7 +45,7 @@ def sampling_params(
             stop=tuple(request.stop),
             stop_token_ids=tuple(request.stop_token_ids),
             logit_bias=request.logit_bias,
-            seed=secrets.randbelow(MAX_SEED) if request.seed is None else request.seed,
+            seed=random_below(MAX_SEED) if request.seed is None else request.seed,
             **given,
         )
     except InvalidSamplingParams as error:

@@ -36,7 +36,7 @@ from router.state import RouterState
 TIMINGS = ClientTimings(accept_s=5, tick_s=0.03)
 SILENCE = {"lost_after_s": 0.6}
 """How soon tests of silence notice it. In others it never is: a busy machine keeps replicas silent, too."""
-WIRE = WireTimings(heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
+WIRE = WireTimings(heartbeat_s=0.03, idle_heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
 
 
 class Model:

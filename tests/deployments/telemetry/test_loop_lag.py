@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.telemetry.loop_lag import PERIOD_S, WINDOW_S, LoopLag
+from deployments.telemetry.loop_lag import IDLE_PERIOD_S, PERIOD_S, WINDOW_S, LoopLag
 from monitoring.metrics import Metrics
 from tests.deployments.support.virtual_time import VirtualLoop, run
 from tests.support.metric_values import snapshot_of
@@ -44,6 +44,27 @@ def test_the_longest_delay_of_the_last_minute_is_reported() -> None:
         lag.close()
 
     run(scenario())
+
+
+def test_while_no_request_is_open_the_timer_goes_off_seldom_and_still_notices_long_delays() -> None:
+    async def scenario(is_idle: bool) -> int:
+        looks = 0
+
+        def processor_time() -> float:
+            nonlocal looks
+            looks += 1
+            return 0.0
+
+        lag = LoopLag(processor_time, lambda: 0.0, lambda: is_idle)
+        lag.start()
+        await asyncio.sleep(10)
+        block(0.5)
+        await asyncio.sleep(1)
+        assert 0.5 - IDLE_PERIOD_S <= lag.longest_s() <= 0.5
+        lag.close()
+        return looks
+
+    assert run(scenario(is_idle=True)) < 0.3 * run(scenario(is_idle=False))
 
 
 def test_it_is_a_gauge_of_the_ingress() -> None:

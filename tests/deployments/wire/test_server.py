@@ -89,6 +89,24 @@ def test_heartbeats_arrive_while_an_ingress_is_connected(server: WireServer, pee
     wait_until(lambda: not server.is_connected("i"))
 
 
+def test_a_replica_without_requests_speaks_seldom_and_with_one_at_once_often_again(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    server = served(Requests(), WireTimings(0.02, idle_heartbeat_s=3600.0))
+    ingress = BarePeer(context, server)
+    ingress.send(hello())
+    ingress.receive(messages.Welcome)
+    # What is heard before the first request came with the hello or the server's start.
+    with pytest.raises(TimeoutError):
+        for _ in range(4):
+            ingress.receive(messages.Heartbeat, timeout=0.5)
+    ingress.send(ask("a"))
+    assert ingress.receive(messages.Tokens).deltas[0].request_id == "a"
+    for _ in range(4):
+        ingress.receive(messages.Heartbeat)
+    server.close()
+
+
 def test_tokens_produced_before_the_hello_wait_for_it(server: WireServer, peer: Peer) -> None:
     server.open("a", "i")
     server.publish([StreamDelta("a", [1, 2])])
