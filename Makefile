@@ -23,7 +23,7 @@ serve: $(INSTALLED)
 # One after the other, or beside each other: make -j3 --output-sync=target test
 test: lint units e2e
 
-# They yield to the end-to-end tests beside them, whose processes Ray runs with a niceness of 15.
+# They yield to the end-to-end tests beside them, which wait for each other's processes most of the time.
 units: $(INSTALLED) $(PUBLISHER)/.installed
 	nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not e2e'
 
@@ -40,7 +40,7 @@ clients-installed: $(CLIENTS)/.installed
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	nice -n 10 $(BIN)/mypy
 	$(BIN)/lint-imports
 
 install: $(INSTALLED)

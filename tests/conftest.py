@@ -8,11 +8,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.examples import examples
 from tests.support.fake_openai import Server, fake_openai
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,17 +22,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The examples are the same each time, so that a failure is that of the change under test.
-# --hypothesis-profile=search --hypothesis-seed=N looks for others.
-settings.register_profile("raydix", settings.get_profile("search"), derandomize=True, database=None)
+# --hypothesis-profile=search --hypothesis-seed=N looks for others, and RAYDIX_TEST_EXAMPLES=10 for more of them.
+settings.register_profile(
+    "raydix", settings.get_profile("search"), derandomize=True, database=None, max_examples=examples(50)
+)
 settings.load_profile("raydix")
 
 
-def pytest_collection_finish() -> None:
-    """Let no collection of garbage look at thousands of tests and all that they import: it would take a tenth of
-    the time.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let no collection of garbage look at thousands of tests and all that they import, neither while they are
+    imported nor later: it would take a tenth of the time.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture

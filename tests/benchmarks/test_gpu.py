@@ -26,6 +26,11 @@ from benchmarks.gpu_sections.workload import FULL
 THERE = ("torch", "triton", "transformers", "safetensors", "numpy")
 NOT_THERE = {"ray", "zmq", "msgspec", "xxhash", "llguidance", "prometheus_client", "fastapi", "pydantic", "rich"}
 """Whatever other packages may bring along."""
+QUICKENED = """
+if "TRITON_INTERPRET" in os.environ:
+    from tests.engine.support.quick_interpreter import quicken
+    quicken()
+"""
 H200 = Rates(4.3e12, 790e12)
 
 
@@ -33,8 +38,8 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
     """Every section, in processes that find nothing but those packages and what these need themselves."""
     blocked = sorted({*_modules(), *NOT_THERE} - ({*_modules(_needed(THERE))} - NOT_THERE))
     site = tmp_path / "sitecustomize.py"
-    site.write_text(f"import sys\nfor name in {blocked!r}:\n    sys.modules[name] = None\n")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    site.write_text(f"import os, sys\nfor name in {blocked!r}:\n    sys.modules[name] = None\n{QUICKENED}")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)
     out = tmp_path / "results" / "gpu_here"
     command = [sys.executable, "benchmarks/gpu.py", "--tiny", "--minutes", "30", "--out", str(out)]

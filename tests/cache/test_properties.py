@@ -1,4 +1,4 @@
-"""Random histories of the cache against the brute-force model: 12,000 operations, all checked after each."""
+"""Random histories of the cache against the brute-force model: thousands of operations, all checked after each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from cache import KVCacheManager
 from tests.cache.support.checked_cache import NAMESPACES, CheckedCache
 from tests.cache.support.random_operations import RandomOperations
+from tests.support.examples import examples
 
 OPERATIONS = 400
-HISTORIES = 30
+HISTORIES = examples(15)
 
 
 def run_history(

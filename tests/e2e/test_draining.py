@@ -9,7 +9,7 @@ import pytest
 from ray import serve
 
 from router.ray_internals import serve_is_stopping
-from tests.e2e.conftest import Service
+from tests.e2e.conftest import PATIENCE_S, Service
 
 pytestmark = pytest.mark.e2e
 
@@ -23,7 +23,7 @@ class Watcher:
     async def watch(self) -> tuple[bool, bool]:
         """Return whether the replica was being stopped at first, and in the end."""
         at_first, self.is_watching = serve_is_stopping(), True
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + PATIENCE_S
         while not serve_is_stopping() and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         return at_first, serve_is_stopping()
@@ -36,6 +36,6 @@ def test_a_replica_knows_from_the_first_moment_that_it_is_being_stopped(service:
     deployment = serve.deployment(Watcher, ray_actor_options={"num_cpus": 0})
     handle = serve.run(deployment.bind(), name="watcher", route_prefix=None)
     answer = handle.watch.remote()
-    service.wait_until(lambda: handle.has_begun.remote().result(timeout_s=10) is True)
+    service.wait_until(lambda: handle.has_begun.remote().result(timeout_s=PATIENCE_S) is True)
     serve.delete("watcher", _blocking=False)
-    assert answer.result(timeout_s=60) == (False, True)
+    assert answer.result(timeout_s=PATIENCE_S) == (False, True)

@@ -21,7 +21,7 @@ ATTACKERS = ("random requests", "bodies", "wire", "metrics port", "kills", "cloc
 def test_honest_streams_are_right_and_nothing_is_left_when_everything_is_attacked(tmp_path: Path) -> None:
     """It ends when each attacker has done all that it can, however long that takes."""
     path = tmp_path / "report.json"
-    size = ["--turns", "1", "--streams", "8", "--asks", "8", "--seed", "1"]
+    size = ["--turns", "1", "--engines", "2", "--streams", "4", "--asks", "6", "--seed", "1"]
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.siege", *size, "--attackers", ",".join(ATTACKERS), "--json", str(path)],
         cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,

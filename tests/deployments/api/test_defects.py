@@ -61,9 +61,9 @@ GIVING_BACK = [
 """What gives something back, which is kept if the function fails before."""
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize(
+    ("stream", "n", "when"), [(True, 1, "before"), (True, 2, "after"), (False, 1, "after"), (False, 2, "before")]
+)
 def test_a_defect_in_any_step_reaches_the_client_at_once_and_leaves_nothing(
     codec: TextCodec, monkeypatch: pytest.MonkeyPatch, stream: bool, n: int, when: When
 ) -> None:

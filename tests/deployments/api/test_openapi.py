@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 
-from tests.deployments.support.scripted_api import Client
+from deployments.api import TextCodec, create_app
+from monitoring.metrics import Metrics
+from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine, service_around
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESPONSES = "/v1/responses"
@@ -16,9 +19,10 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-@pytest.fixture
-def document(client: Client) -> dict[str, Any]:
-    found: dict[str, Any] = client.get("/openapi.json").json()
+@pytest.fixture(scope="module")
+def document(codec: TextCodec) -> dict[str, Any]:
+    service = service_around(ScriptedEngine(codec), codec, Metrics(MODEL, "ingress-1"))
+    found: dict[str, Any] = Client(httpx.ASGITransport(create_app(service))).get("/openapi.json").json()
     return found
 
 

@@ -23,9 +23,10 @@ from deployments.api.document.operations import OPERATIONS
 from deployments.batch.spool import Spool
 from deployments.config.files import FileSettings
 from tests.deployments.support.scripted_api import ScriptedEngine
+from tests.support.examples import examples
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-NUM_EXAMPLES = 5
+NUM_EXAMPLES = examples(3)
 _CLUSTER = {name for name in OPERATIONS if "/v1/cluster/" in name}
 """Routes that a service without a cluster does not have."""
 

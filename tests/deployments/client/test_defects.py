@@ -87,7 +87,7 @@ def test_a_defect_in_any_step_ends_the_stream_at_once_and_leaves_nothing(
                 num_calls += 1
                 faults.arm(num_calls)
                 try:
-                    async with asyncio.timeout(30):
+                    async with asyncio.timeout(60):
                         stream = await migrated(client, f"defect {num_calls}")
                 except (DeliveryFailed, Fault):
                     assert faults.failed is not None

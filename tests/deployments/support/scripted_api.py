@@ -189,6 +189,12 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def service(engine: ScriptedEngine, codec: TextCodec, metrics: Metrics) -> ApiService:
+    return service_around(engine, codec, metrics)
+
+
+def service_around(engine: ScriptedEngine, codec: TextCodec, metrics: Metrics) -> ApiService:
+    """A service of one model."""
+
     async def metrics_text() -> tuple[bytes, str]:
         return b"raydix_up 1\n", "text/plain; version=0.0.4"
 

@@ -103,8 +103,7 @@ def test_what_the_host_holds_comes_back_on_every_rank(model: Path, directory: Pa
         assert engine.loop.load().lower_tier.loaded == 0, "nothing had to be read"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("spoil", ["missing", "cut", "changed"])
+@pytest.mark.parametrize(("rank", "spoil"), [(0, "missing"), (1, "cut"), (1, "changed")])
 def test_a_page_of_which_a_ranks_part_is_spoilt_is_computed(
     model: Path, directory: Path, rank: int, spoil: str
 ) -> None:

@@ -48,8 +48,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     return made
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("size", "overlap"), [(2, True), (4, False)])
 def test_ranks_that_replay_get_the_tokens_of_one_that_does_not(
     model: Path, recordings: list[Recording], size: int, overlap: bool
 ) -> None:

@@ -74,8 +74,7 @@ def check(model: Path, prompt: list[int], scores: Sequence[TokenLogprobs], top: 
         assert int((row > at.logprob + 1e-4).sum()) < at.rank <= 1 + int((row > at.logprob - 1e-4).sum())
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("chunk", [8, 13, 64, 512])
+@pytest.mark.parametrize(("chunk", "overlap"), [(8, False), (13, True), (64, False), (512, True)])
 def test_scores_in_chunks_of_any_size_and_mixed_batches(model: Path, chunk: int, overlap: bool) -> None:
     engine = engine_for(model, max_step_tokens=chunk, overlap=overlap)
     prompts = [random_ids(1, 70), random_ids(2, 9), random_ids(3, 2), random_ids(4, 33), random_ids(5, 1)]

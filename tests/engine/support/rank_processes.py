@@ -35,7 +35,7 @@ class RankThreads:
     def close(self) -> None:
         """Wait for the threads to end."""
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "a rank outlives its connection"
 
     def _work(self, spec: RankSpec) -> None:

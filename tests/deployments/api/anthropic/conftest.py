@@ -150,7 +150,7 @@ def alike(it: Messages, **change: Any) -> dict[str, Any]:
 def ask(talk: Callable[..., Talk]) -> Callable[..., Messages]:
     """A service on the embedded model's tokenizer, with `template` in place of its own where one is given."""
 
-    def make(template: str | None = None, limits: Limits | None = None, **chat: str) -> Messages:
-        return Messages(talk(template, limits, **chat))
+    def make(template: str | None = None, limits: Limits | None = None, **options: Any) -> Messages:
+        return Messages(talk(template, limits, **options))
 
     return make

@@ -27,6 +27,7 @@ from deployments.api.text_codec import TextCodec
 from engine.tokenizer import load_tokenizer
 from tests.deployments.support.chat_templates import HERMES
 from tests.deployments.support.tokenizer_families import FAMILIES, Family, tokenizer_of, trained
+from tests.support.examples import examples
 
 SHAPES = ("llama-3", "mistral-v3", "qwen", "gemma", "deepseek")
 Config = dict[str, Any]
@@ -263,7 +264,7 @@ def fragments(draw: st.DrawFn, family: Family) -> str:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_prompt_has_the_control_tokens_that_the_template_wrote(shape: str, data: st.DataObject) -> None:
     """As many of each as for harmless text, in the same order, whatever the messages are made of."""

@@ -15,13 +15,14 @@ from deployments.api.conversation.cuts import cut, cut_pattern
 from deployments.api.text_codec import TextCodec
 from tests.deployments.support.random_conversations import RandomConversations
 from tests.deployments.support.tokenizer_families import FAMILIES, tokenizer_of
+from tests.support.examples import examples
 
-NUM_CONVERSATIONS = 2_000
+NUM_CONVERSATIONS = examples(700)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_conversations_are_encoded_as_if_whole(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two thousand of them: begun, grown by turns, changed, with texts that look like special tokens.
+    """Hundreds of them: begun, grown by turns, changed, with texts that look like special tokens.
 
     They are cut wherever they may be, and the cache is small, so that much is forgotten.
     """

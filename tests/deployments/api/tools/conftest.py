@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +96,25 @@ class Talk:
         return error
 
 
+@cache
+def codec_of(template: str | None, added: tuple[str, ...], chat: frozenset[tuple[str, str]]) -> TextCodec:
+    """The embedded model's tokenizer with such a template, further tokens and settings; reading it takes time."""
+    tokenizer: Any = load_tokenizer(Path(deployments.demo_model.__file__).parent)
+    if template is not None:
+        tokenizer.chat_template = template
+    codec = TextCodec(tokenizer, ChatSettings(**dict(chat)))  # type: ignore[arg-type]
+    tokenizer.add_tokens(list(added))
+    return codec
+
+
 @pytest.fixture
 def talk() -> Callable[..., Talk]:
     """A service on the embedded model's tokenizer, with `template` in place of its own where one is given."""
 
-    def make(template: str | None = None, limits: Limits | None = None, **chat: str) -> Talk:
-        tokenizer: Any = load_tokenizer(Path(deployments.demo_model.__file__).parent)
-        if template is not None:
-            tokenizer.chat_template = template
-        codec, metrics = TextCodec(tokenizer, ChatSettings(**chat)), Metrics(MODEL, "ingress-1")  # type: ignore[arg-type]
+    def make(
+        template: str | None = None, limits: Limits | None = None, added: tuple[str, ...] = (), **chat: str
+    ) -> Talk:
+        codec, metrics = codec_of(template, added, frozenset(chat.items())), Metrics(MODEL, "ingress-1")
         card = ModelCard(MODEL, created=1, max_model_len=4096, vocab_size=4096)
         engine = ScriptedEngine(codec)
         served = {MODEL: ServedModel(card, engine, codec, metrics)}

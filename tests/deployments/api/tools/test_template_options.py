@@ -147,9 +147,8 @@ def test_reasoning_may_be_left_out(talk: Make) -> None:
 
 def thinking(talk: Make, template: str | None) -> Talk:
     """A model whose marks are tokens, as Qwen's are."""
-    it = talk(template)
+    it = talk(template, added=("<think>", "</think>"))
     tokenizer: Any = it.engine.codec._tokenizer
-    tokenizer.add_tokens(["<think>", "</think>"])
     served = it.service.models["demo"]
     card = replace(served.card, vocab_size=len(tokenizer), eos_token_ids=frozenset({2}))
     return it.of(replace(it.service, models={"demo": replace(served, card=card)}))

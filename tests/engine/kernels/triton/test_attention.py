@@ -39,13 +39,21 @@ def test_a_batch(rows: Rows, dtype: torch.dtype) -> None:
     assert_right(Paged(rows, Heads(2, 2, 32), 16, None, dtype))
 
 
-@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
-@pytest.mark.parametrize(("soft_cap", "has_sinks"), [(0.5, False), (50.0, True), (None, True)])
+@pytest.mark.parametrize(
+    ("soft_cap", "has_sinks", "dtype"),
+    [
+        (0.5, False, torch.float32),
+        (50.0, True, torch.float32),
+        (None, True, torch.float32),
+        (0.5, True, torch.float16),
+        (50.0, True, torch.bfloat16),
+    ],
+)
 def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, dtype: torch.dtype) -> None:
     """In rows that are one item and in one that is merged of several, and in prompts."""
     rows: Rows = [*MIXED, (1500, 1)]
-    assert_right(Paged(rows, Heads(3, 2, 32), 16, 40, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
-    assert_right(Paged(rows, Heads(3, 2, 32), 16, None, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
+    assert_right(Paged(MIXED, Heads(3, 1, 32), 16, 40, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
+    assert_right(Paged(rows, Heads(3, 1, 32), 16, None, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")

@@ -58,8 +58,16 @@ def assert_same(case: SharedPages) -> None:
     assert (together.float() - alone.float()).abs().max() < _TOLERANCE[case.query.dtype]
 
 
-@pytest.mark.parametrize("dtype", _TOLERANCE, ids=str)
-@pytest.mark.parametrize(("soft_cap", "has_sinks"), [(None, False), (0.5, False), (None, True)])
+@pytest.mark.parametrize(
+    ("soft_cap", "has_sinks", "dtype"),
+    [
+        (None, False, torch.float32),
+        (0.5, False, torch.float32),
+        (None, True, torch.float32),
+        (0.5, True, torch.bfloat16),
+        (None, False, torch.float16),
+    ],
+)
 def test_rows_get_together_what_they_get_alone(
     soft_cap: float | None, has_sinks: bool, dtype: torch.dtype
 ) -> None:
@@ -70,9 +78,9 @@ def test_rows_get_together_what_they_get_alone(
         SharingRow(2, 3, 9),
         SharingRow(0, 38, 0),
         SharingRow(1, 33, 1),
-        SharingRow(0, 38, 300),
+        SharingRow(0, 38, 100),
     ]
-    case = SharedPages(rows, HEADS, 16, dtype, soft_cap=soft_cap, has_sinks=has_sinks)
+    case = SharedPages(rows, Heads(2, 1, 32), 16, dtype, soft_cap=soft_cap, has_sinks=has_sinks)
     assert_same(case)
 
 

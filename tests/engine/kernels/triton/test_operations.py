@@ -268,7 +268,7 @@ def logits_by(kind: Callable[..., Any], model: Path, **settings: Any) -> torch.T
     rotary = Rotary.of(config.ropes, config.head_dim, runner.kv_dtype, runner.device)
     decoder.operations = partial(kind, rotary)  # type: ignore[union-attr]
     a, b = (
-        RequestByHand(random_prompt(14, 1), pages_of(16, 0, 32)),
+        RequestByHand(random_prompt(4, 1), pages_of(16, 0, 32)),
         RequestByHand(random_prompt(3, 2), pages_of(16, 64, 16)),
     )
     first = runner.logits(StepPlan((a.chunk(),)))
