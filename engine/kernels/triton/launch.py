@@ -9,8 +9,10 @@ that (programmatic dependent launch), and waits for it itself (`engine.kernels.t
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.runtime.jit import JITFunction
 
 _MAX_COMPILERS = 16
 _PDL_CAPABILITY = (9, 0)
@@ -63,9 +66,32 @@ def compiling() -> Iterator[None]:
     token = _is_compiling.set(True)
     try:
         with (
+            _parsed_in_turn(),
             ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_COMPILERS)) as compilers,
             nullcontext() if mode is None else mode(compilers),
         ):
             yield
     finally:
         _is_compiling.reset(token)
+
+
+@contextmanager
+def _parsed_in_turn() -> Iterator[None]:
+    """Have one thread at a time parse kernels, as each compiler does.
+
+    Python 3.11 counts how deep `ast.parse` is for all threads together. When it collects garbage, another thread
+    may come between, and one of them raises SystemError, "AST constructor recursion depth mismatch"
+    (python/cpython#106905).
+    """
+    parse, turn = JITFunction.parse, threading.Lock()
+
+    def parse_alone(kernel: JITFunction[Any]) -> ast.Module:
+        with turn:
+            tree: ast.Module = parse(kernel)
+        return tree
+
+    JITFunction.parse = parse_alone
+    try:
+        yield
+    finally:
+        JITFunction.parse = parse

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +15,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from triton.runtime.jit import JITFunction
+
 from engine.kernels.triton.launch import compiling, launch
 
 
@@ -57,3 +63,38 @@ def test_compiled_only_until_the_end(kernel: Launches) -> None:
         raise ZeroDivisionError
     launch(kernel, (1,), tensor_on(0))
     assert [is_compiled for _, is_compiled in kernel.seen] == [True, True, False]
+
+
+def some_kernel(a: Any, b: Any) -> None:
+    for _ in range(3):
+        if a < b:
+            a += b * (a - (b + (a * b)))
+
+
+@pytest.fixture
+def threads_change_in_collections() -> Iterator[None]:
+    """Python collects garbage all the time, and another thread goes on meanwhile."""
+
+    def let_others_go_on(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0.0001)
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(let_others_go_on)
+    gc.set_threshold(5)
+    yield
+    gc.set_threshold(*thresholds)
+    gc.callbacks.remove(let_others_go_on)
+
+
+def test_compilers_that_parse_beside_each_other_do_not_disturb_each_other(
+    threads_change_in_collections: None,
+) -> None:
+    kernels, together = [JITFunction(some_kernel) for _ in range(4)], threading.Barrier(4)
+
+    def parse(kernel: Any) -> None:
+        together.wait(60)
+        for _ in range(5):
+            assert kernel.parse().body[0].name == "some_kernel"
+
+    with compiling(), ThreadPoolExecutor(len(kernels)) as compilers:
+        list(compilers.map(parse, kernels))
