@@ -135,7 +135,8 @@ def test_an_engine_that_stops_lends_nothing(ends: Callable[..., Ends]) -> None:
     lender.waits[0].cancel()
     lender.waits[0].set_running_or_notify_cancel()
     both.wait(2)
-    assert both.failed == [1, 2] and not both.sender.num_transfers
+    assert both.failed == [1, 2]
+    until(lambda: not both.sender.num_transfers)
 
 
 def test_a_silent_replica_is_given_up_and_asked_no_more_for_a_while() -> None:
