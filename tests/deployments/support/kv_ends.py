@@ -69,7 +69,11 @@ class Ends:
 
 
 def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so. Raises TimeoutError after two minutes."""
+    deadline = time.monotonic() + 120
     while not is_so():
+        if time.monotonic() > deadline:
+            raise TimeoutError("what was waited for has not come within two minutes")
         time.sleep(0.005)
 
 
