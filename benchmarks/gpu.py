@@ -55,6 +55,7 @@ _SECTIONS: dict[str, Share] = {
     "prefill": Share(20, 60),
     "offline": Share(30, 90),
     "prefix": Share(15, 40),
+    "start": Share(25, 90),
     "speed": Share(20, 90),
     "fp8_kv": Share(30, 60),
     "fp8_weights": Share(30, 60),
@@ -63,8 +64,8 @@ _SECTIONS: dict[str, Share] = {
     "sglang": Share(90, 240),
 }
 _MODEL_SECTIONS = ("decode", "profile", "prefill", "offline", "prefix")
-_FP8_MODELS = ("llama-3.1-8b", "tiny")
-"""Models whose decodes are measured with eight bits too."""
+_CLOSER = ("llama-3.1-8b", "tiny")
+"""Models whose starts are timed, and whose decodes are measured with eight bits too."""
 _CHECKS = ("attention", "operations", "sampler", "experts")
 _START_S = 120.0
 """Seconds for a process to import torch, from a cold disk too."""
@@ -93,10 +94,13 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
     if "check" in wanted:
         yield Job(("check",))
     yield from (Job(engine, model) for model in models if engine)
+    closer = [model for model in models if model in _CLOSER]
+    if "start" in wanted:
+        yield from (Job(("start",), model) for model in closer)
     if "speed" in wanted:
         yield Job(("speed",))
     for section in ("fp8_kv", "fp8_weights"):
-        yield from (Job((section,), model) for model in models if section in wanted and model in _FP8_MODELS)
+        yield from (Job((section,), model) for model in closer if section in wanted)
     for section in PEERS:
         yield from (Job((section,), model) for model in models if section in wanted)
 
@@ -187,6 +191,7 @@ class Run:
     def _command(self, job: Job, left: Sequence[str]) -> list[str]:
         asked = self._asked
         command = [sys.executable, "-m", "benchmarks.gpu_sections.child", "--deadline", f"{self._deadline}"]
+        command += ["--begun", f"{time.time()}"]
         command += ["--settings", json.dumps(self._settings)]
         command += ["--model", job.model] if job.model else []
         command += ["--tiny"] if asked.tiny else []

@@ -41,6 +41,7 @@ class Child:
         self._model: str = asked.model
         self._asked_settings: dict[str, Any] = json.loads(asked.settings)
         self._deadline: float = asked.deadline
+        self._begun: float = asked.begun
         self._rates = Rates(*json.loads(asked.rates)) if asked.rates else None
         self._teller = teller
         self._directory = directory
@@ -135,6 +136,16 @@ class Child:
 
     def _prefix(self) -> Iterator[Measurement]:
         yield from self._engine_runs().prefix()
+
+    def _start(self) -> Iterator[Measurement]:
+        """A process's start until its engine is ready, with kernels that earlier ones compiled. A job alone."""
+        from benchmarks.gpu_sections.random_model import load_engine
+
+        self._require_room()
+        load_engine(self._raw, self._directory, **self._settings())
+        milliseconds = 1000 * (time.time() - self._begun)
+        note = "from the process's start; weights are drawn, not read; at most 20 s on an H200"
+        yield Measurement("start", self._model, ms=milliseconds, note=note)
 
     def _engine_runs(self) -> Any:
         if self._runs is None:
@@ -242,6 +253,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--model", default="")
     parser.add_argument("--settings", default="{}")
     parser.add_argument("--deadline", type=float, required=True)
+    parser.add_argument("--begun", type=float, required=True, help="when this process was begun")
     parser.add_argument("--rates", default="")
     parser.add_argument("--tiny", action="store_true")
     return parser.parse_args()
