@@ -183,13 +183,14 @@ def test_a_process_that_ends_in_the_midst_of_a_read_fails_its_pages_and_writes_t
     os.kill(pid, signal.SIGSTOP)
     source.liar.say(peer, messages.encode(source.held(0, WINDOW)))
     until(lambda: receiver.fetcher.totals().loaded == WINDOW)
-    # UCX may end the read itself, when it finds that nobody answers.
     until(lambda: receiver.reads.are_under_way or receiver.has_ended.is_set())
+    has_ended_itself = receiver.has_ended.is_set()  # UCX may find that nobody answers
     now[0] = 61.0
     assert receiver.has_ended.wait(60)
     finished = receiver.fetcher.finished()
     assert (finished.loaded, finished.failed) == (hosts[:WINDOW], hosts[WINDOW:])
-    assert receiver.reads.num_given_up <= 1  # the pages are the engine's again, and the slot is nobody's
+    # The pages are the engine's again, and the slot is nobody's while something may be written to it.
+    assert receiver.reads.num_given_up == (0 if has_ended_itself else 1)
     assert isinstance(source.liar.heard(), messages.Stop)
 
     os.kill(pid, signal.SIGKILL)
