@@ -26,6 +26,8 @@ CIRCUIT_FAILURES = 3
 """Failed calls in a row after which a replica's circuit opens: it gets nothing while others can serve."""
 CIRCUIT_OPEN_S = 5.0
 """How long a circuit stays open; then one more failure opens it again, and one success closes it."""
+MOST_STALE = 8
+"""Replicas that may have changed since the last prompt before their candidates are made anew without one."""
 MemberState = Literal["available", "draining", "lost", "circuit_open"]
 """State of a replica as this process sees it. A replica whose queue is full counts as available."""
 
@@ -94,8 +96,9 @@ class _Member:
 class Fleet:
     """The replicas of one model. Thread-safe; every method is a few dictionary operations and never waits.
 
-    What placement reads of a replica is made when the replica's state changes, not when a prompt asks for it: each
-    prompt considers all replicas, which may be hundreds.
+    What placement reads of a replica is made anew after the replica's state has changed, not for each prompt: each
+    considers all replicas, which may be hundreds. As one request changes its replica several times, that waits for
+    the next prompt, unless it would find many that have changed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,6 +110,8 @@ class Fleet:
         self.version = 0
         """Grows whenever a replica joins, leaves, moves, falls silent or answers again."""
         self._ready = ReadyCandidates()
+        self._stale: dict[str, None] = {}
+        """Replicas whose candidates are to be made anew, the first change first."""
         self._open_circuits: set[str] = set()
         self._kv_tokens = 0
         self._fetch_rates = ExactMean()
@@ -129,14 +134,15 @@ class Fleet:
             for replica in before.keys() - addresses.keys():
                 self._kv_tokens -= _kv_tokens(self._members.pop(replica).load)
                 self._open_circuits.discard(replica)
+                self._stale.pop(replica, None)
                 self._ready.remove(replica)
                 self._fetch_rates.put(replica, None)
             for replica, address in addresses.items():
                 if replica in self._members:
                     self._members[replica].address = address
                 else:
-                    member = self._members[replica] = _Member(address, deployment)
-                    self._refresh(replica, member)
+                    self._members[replica] = _Member(address, deployment)
+                    self._change(replica)
             has_changed = before != dict(addresses)
             self.version += has_changed
             listeners = list(self._listeners) if has_changed else []
@@ -166,7 +172,7 @@ class Fleet:
             if member is not None and member.is_lost != is_lost:
                 member.is_lost = is_lost
                 self.version += 1
-                self._refresh(replica, member)
+                self._change(replica)
 
     def names(self) -> set[str]:
         """Return the names of all replicas."""
@@ -196,7 +202,7 @@ class Fleet:
             if member.num_failures >= CIRCUIT_FAILURES:
                 member.circuit_open_until = self._clock() + CIRCUIT_OPEN_S
                 self._open_circuits.add(replica)
-                self._refresh(replica, member)
+                self._change(replica)
 
     # --- load ----------------------------------------------------------------------------------------------
 
@@ -213,7 +219,7 @@ class Fleet:
             is_seen = lambda dispatch: dispatch[1][0] <= load.dispatches_seen  # noqa: E731  # numbers ascend
             for request_id, _ in list(takewhile(is_seen, member.unseen.items())):
                 member.see(request_id)
-            self._refresh(replica, member)
+            self._change(replica)
 
     def open(self, request_id: str) -> None:
         """Announce a request that this process is about to send. It counts as load where it is booked, until
@@ -241,7 +247,7 @@ class Fleet:
             member.num_dispatches += 1
             member.unseen[request_id] = (member.num_dispatches, num_tokens)
             member.num_unseen_tokens += num_tokens
-            self._refresh(replica, member)
+            self._change(replica)
 
     def dispatch_number(self, request_id: str) -> int:
         """Return the number of an open request among those booked at its replica, from 1; 0 if it has none."""
@@ -276,7 +282,7 @@ class Fleet:
         """
         with self._lock:
             self._close_circuits()
-            return self._ready.of(replicas, avoid)
+            return self._make_ready().of(replicas, avoid)
 
     def shortest_queue(self) -> tuple[float, float] | None:
         """Return the shortest wait of the replicas that can serve now, in seconds, and the prefill rate of all of
@@ -284,12 +290,12 @@ class Fleet:
         """
         with self._lock:
             self._close_circuits()
-            return self._ready.shortest_queue()
+            return self._make_ready().shortest_queue()
 
     def utilisation(self) -> float:
         """Return the share of the fleet's prefill capacity that is in use, 0..1."""
         with self._lock:
-            return self._ready.utilisation()
+            return self._make_ready().utilisation()
 
     def kv_tokens(self) -> int:
         """Return how many tokens the KV memory of all replicas together has room for, by their heartbeats."""
@@ -331,7 +337,7 @@ class Fleet:
     def prefill_rate(self) -> float:
         """Return the mean rate at which replicas compute prompts, in tokens/s; a default until one is known."""
         with self._lock:
-            return self._ready.typical_rate()
+            return self._make_ready().typical_rate()
 
     def fetch_rate(self) -> float:
         """Return the mean rate at which replicas fetch KV from each other, in tokens/s; 0 where none does."""
@@ -342,15 +348,25 @@ class Fleet:
         member = self._members[replica]
         member.own.discard(request_id)
         member.see(request_id)
-        self._refresh(replica, member)
+        self._change(replica)
 
-    def _refresh(self, replica: str, member: _Member) -> None:
-        """Make a replica's candidate anew: something has changed that it depends on."""
-        is_available = not (
-            replica in self._open_circuits or member.is_lost or member.load.is_draining or member.load.is_full
-        )
-        share = None if member.is_lost else member.load.prefill_share
-        self._ready.put(_candidate(replica, member, is_available), share)
+    def _change(self, replica: str) -> None:
+        """Have a replica's candidate made anew: something has changed that it depends on."""
+        self._stale[replica] = None
+        if len(self._stale) > MOST_STALE:
+            self._make_ready()
+
+    def _make_ready(self) -> ReadyCandidates:
+        """Make the candidates anew of all that have changed, and return all candidates."""
+        for replica in self._stale:
+            member = self._members[replica]
+            is_available = not (
+                replica in self._open_circuits or member.is_lost or member.load.is_draining or member.load.is_full
+            )
+            share = None if member.is_lost else member.load.prefill_share
+            self._ready.put(_candidate(replica, member, is_available), share)
+        self._stale.clear()
+        return self._ready
 
     def _close_circuits(self) -> None:
         """Let replicas serve again whose circuits have been open for long enough."""
@@ -359,7 +375,7 @@ class Fleet:
         now = self._clock()
         for replica in [name for name in self._open_circuits if now >= self._members[name].circuit_open_until]:
             self._open_circuits.remove(replica)
-            self._refresh(replica, self._members[replica])
+            self._change(replica)
 
 
 def _num_requests(member: _Member) -> int:
