@@ -7,20 +7,52 @@ measure what a client sees.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 from deployments.config.settings import SloSettings
 from deployments.config.tenants import ANONYMOUS
-from monitoring.metrics import Metrics
+from monitoring.metrics import Counter, Metrics
 
 Endpoint = Literal["chat_completions", "completions", "messages", "responses", "embeddings", "rerank", "score"]
+_NO_TARGETS = SloSettings()
 
 
 def count_conversation(metrics: Metrics | None, num_chars: int, num_new: int) -> None:
     """Count the characters of a rendered conversation, of which `num_new` have to be tokenized."""
     if metrics is not None:
-        metrics.inc("conversation_characters_total", num_new, source="tokenized")
-        metrics.inc("conversation_characters_total", num_chars - num_new, source="kept")
+        tokenized, kept = _conversation_series(metrics)
+        tokenized.inc(num_new)
+        kept.inc(num_chars - num_new)
+
+
+@lru_cache(maxsize=256)  # one entry for each model
+def _conversation_series(metrics: Metrics) -> tuple[Counter, Counter]:
+    name = "conversation_characters_total"
+    return metrics.counter(name, source="tokenized"), metrics.counter(name, source="kept")
+
+
+class _TenantSeries:
+    """The series in which a model counts every request of a tenant, looked up once for all of them."""
+
+    def __init__(self, metrics: Metrics, tenant: str) -> None:
+        self.requests = metrics.counter("tenant_requests_total", tenant=tenant)
+        self.prompt_tokens = metrics.counter("tenant_tokens_total", tenant=tenant, kind="prompt")
+        self.generated_tokens = metrics.counter("tenant_tokens_total", tenant=tenant, kind="generated")
+        self.prompt_lengths = metrics.series("request_prompt_tokens")
+        self.output_lengths = metrics.series("request_output_tokens")
+        self.durations = metrics.series("request_duration_seconds")
+        self.first_tokens = metrics.series("time_to_first_token_seconds")
+        self.next_tokens = metrics.series("inter_token_latency_seconds")
+        self.mean_tokens = metrics.series("time_per_output_token_seconds")
+        self.judged = {
+            (slo, is_met): metrics.counter("slo_requests_total", slo=slo, met="true" if is_met else "false")
+            for slo in ("ttft", "itl", "e2e")
+            for is_met in (True, False)
+        }
+
+
+_tenant_series = lru_cache(maxsize=4096)(_TenantSeries)
 
 
 class RequestMetrics:
@@ -35,42 +67,44 @@ class RequestMetrics:
     ) -> None:
         """`metrics` is None where nothing is counted. `tenant` is a name from the configuration."""
         self._metrics, self._endpoint, self._tenant = metrics, endpoint, tenant
-        self._targets = targets or SloSettings()
+        self._targets = targets or _NO_TARGETS
+        self._series = None if metrics is None else _tenant_series(metrics, tenant)
 
     def count_to(self, metrics: Metrics | None) -> None:
         """Count in this model's metrics from now on, once the request's model is known."""
         self._metrics = metrics
+        self._series = None if metrics is None else _tenant_series(metrics, self._tenant)
 
     def accepted(self) -> None:
         """Count a valid request."""
-        if self._metrics is not None:
-            self._metrics.inc("tenant_requests_total", tenant=self._tenant)
+        if self._series is not None:
+            self._series.requests.inc()
 
     def prompt(self, num_tokens: int) -> None:
         """Count the tokens of prompts that the tenant's limits admitted."""
-        if self._metrics is not None:
-            self._metrics.inc("tenant_tokens_total", num_tokens, tenant=self._tenant, kind="prompt")
-            self._metrics.observe("request_prompt_tokens", num_tokens)
+        if self._series is not None:
+            self._series.prompt_tokens.inc(num_tokens)
+            self._series.prompt_lengths.observe(num_tokens)
 
     def tokens(self, count: int) -> None:
         """Count generated tokens that arrived together."""
-        if self._metrics is not None:
-            self._metrics.inc("tenant_tokens_total", count, tenant=self._tenant, kind="generated")
+        if self._series is not None:
+            self._series.generated_tokens.inc(count)
 
     def first_token(self, seconds: float) -> None:
         """Observe the time from the request's arrival to the first token of any choice."""
-        if self._metrics is not None:
-            self._metrics.observe("time_to_first_token_seconds", seconds)
-            self._judge("ttft", seconds, self._targets.ttft_s)
+        if self._series is not None:
+            self._series.first_tokens.observe(seconds)
+            self._series.judged["ttft", seconds <= self._targets.ttft_s].inc()
 
     def next_tokens(self, seconds: float, count: int) -> None:
         """Observe `count` tokens that arrived together, `seconds` after the choice's previous ones."""
-        if self._metrics is not None:
-            self._metrics.observe("inter_token_latency_seconds", seconds / count, count)
+        if self._series is not None:
+            self._series.next_tokens.observe(seconds / count, count)
 
     def reasoned(self, num_tokens: int) -> None:
         """Count the reasoning tokens of a choice that has ended."""
-        if self._metrics is not None:
+        if self._metrics is not None and num_tokens:
             self._metrics.inc("reasoning_tokens_total", num_tokens)
 
     def refused(self, reason: str) -> None:
@@ -104,23 +138,20 @@ class RequestMetrics:
 
         `token_seconds` holds the mean time per output token of each choice with at least two.
         """
-        if self._metrics is None:
+        if self._metrics is None or self._series is None:
             return
+        series, targets = self._series, self._targets
         self._metrics.inc(
             "requests_total",
             endpoint=self._endpoint,
             streaming="true" if is_stream else "false",
             finish_reason=finish_reason,
         )
-        self._metrics.observe("request_duration_seconds", seconds)
-        self._metrics.observe("request_output_tokens", num_tokens)
+        series.durations.observe(seconds)
+        series.output_lengths.observe(num_tokens)
         for mean in token_seconds:
-            self._metrics.observe("time_per_output_token_seconds", mean)
+            series.mean_tokens.observe(mean)
         if token_seconds:
-            self._judge("itl", sum(token_seconds) / len(token_seconds), self._targets.itl_s)
+            series.judged["itl", sum(token_seconds) / len(token_seconds) <= targets.itl_s].inc()
         if finish_reason in ("stop", "length", "tool_calls"):
-            self._judge("e2e", seconds, self._targets.e2e_s)
-
-    def _judge(self, slo: str, seconds: float, target: float) -> None:
-        if self._metrics is not None:
-            self._metrics.inc("slo_requests_total", slo=slo, met="true" if seconds <= target else "false")
+            series.judged["e2e", seconds <= targets.e2e_s].inc()

@@ -33,7 +33,7 @@ class IngressMetrics:
 
     def __init__(self, metrics: Metrics, placer: Placer, fleet: Fleet) -> None:
         self._metrics, self._placer, self._fleet = metrics, placer, fleet
-        placer.on_decided = lambda seconds: metrics.observe("router_decision_seconds", seconds)
+        placer.on_decided = metrics.series("router_decision_seconds").observe
 
     def collect(self, connections: Connections | None, num_expected: int) -> None:
         """Set gauges and totals. `num_expected` is the number of replicas that the configuration asks for."""
