@@ -14,6 +14,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from cache.node import Namespace
@@ -28,6 +29,7 @@ except ImportError:  # an engine without a router: no other process compares its
         return int.from_bytes(keyed.digest(), "little")
 
 
+@lru_cache(maxsize=1024)  # of nearly all requests the same few
 def prefix_root(namespace: Namespace) -> int:
     """Return the 64-bit hash that begins the chains of a namespace, so that no two namespaces share hashes."""
     return int(_digest(encoded_namespace(namespace)))

@@ -40,7 +40,7 @@ from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.origins import Origins
 from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.request_lines import RequestLines
-from deployments.api.http.scopes import request_id
+from deployments.api.http.scopes import header, request_id
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
 from deployments.api.http.wrong_path import on_http_error
@@ -345,7 +345,7 @@ class _Endpoints:
 
 def _max_wait_s(request: Request) -> float | None:
     """Return the `x-max-wait-s` header. Raises `ApiError` 400 unless it is a positive number."""
-    given = request.headers.get("x-max-wait-s")
+    given = header(request.scope, b"x-max-wait-s")
     if given is None:
         return None
     try:
@@ -368,7 +368,7 @@ async def _on_defect(request: Request, error: Exception) -> Response:
 
 
 def _hints(request: Request, limits: Limits) -> Hints:
-    session_id = request.headers.get("x-session-id")
-    at_most(limits, "max_hint_chars", "x-session-id", len(session_id or ""), "characters")
-    explains = request.headers.get("x-raydix-explain", "").lower() in ("1", "true")
-    return Hints(session_id, explains, _max_wait_s(request))
+    session_id, explains = header(request.scope, b"x-session-id"), header(request.scope, b"x-raydix-explain")
+    if session_id is not None:
+        at_most(limits, "max_hint_chars", "x-session-id", len(session_id), "characters")
+    return Hints(session_id, explains is not None and explains.lower() in ("1", "true"), _max_wait_s(request))

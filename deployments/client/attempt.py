@@ -94,11 +94,12 @@ class DispatchContext:
         return self._sent_to.keys()
 
     def _take_back(self, attempt: Attempt) -> None:
-        placed = attempt.placed or ""
-        sent = self._sent_to.get(placed, {})
+        sent = self._sent_to.get(attempt.placed or "")
+        if sent is None:
+            return
         sent.pop(attempt.wire_id, None)
         if not sent:
-            self._sent_to.pop(placed, None)
+            self._sent_to.pop(attempt.placed or "", None)
 
     def reachable(self) -> frozenset[str]:
         """Return the replicas that can be sent a request: members of the fleet that are connected and answer.
@@ -187,13 +188,10 @@ class Attempt:
         # Each attempt has its own id, so that late tokens of an earlier replica are not taken for this one's.
         suffix = f"~{number}" if number else ""
         self._request = stream.journal.resumed(stream.request.request_id + suffix)
+        self.wire_id = self._request.request_id
+        """The request's id on the wire."""
         # Not a method of the attempt, which refers to the stream: what has ended is freed without a collection.
         self._explain = partial(dispatch.explain, self.wire_id)
-
-    @property
-    def wire_id(self) -> str:
-        """The request's id on the wire."""
-        return self._request.request_id
 
     @property
     def num_received(self) -> int:

@@ -34,6 +34,7 @@ class ControlTokens:
         self._spelled_in_answers = Spelled(self.id_of.keys() - set(answers))
         self._first_characters = frozenset(text[0] for text in self.id_of)
         self._last_characters = frozenset(text[-1] for text in self.id_of)
+        self._outer_characters = tuple(sorted(self._first_characters | self._last_characters))
         self._beginnings = frozenset(text[:end] for text in self.id_of for end in range(1, len(text)))
         self._ends = frozenset(text[at:] for text in self.id_of for at in range(1, len(text)))
         self._longest = max(map(len, self.id_of), default=1) - 1  # of what is not yet a token
@@ -44,6 +45,8 @@ class ControlTokens:
         The latter are its first characters if a token ends with them, and its last if one begins with them. White
         space around the text does not count, as templates strip it.
         """
+        if not _has_any(self._outer_characters, text):
+            return []
         spans = []
         if _has_any(self._first_characters, text):
             known = self._spelled_in_answers if in_answer else self._spelled

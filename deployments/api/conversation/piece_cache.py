@@ -44,7 +44,7 @@ class PieceCache:
         """Remember texts and their ids."""
         with self._lock:
             for text, ids in new:
-                self._keep((salt, text), tuple([self._shared.setdefault(token, token) for token in ids]))
+                self._keep((salt, text), tuple(map(self._shared.setdefault, ids, ids)))
 
     def _keep(self, key: tuple[str, str], ids: Ids) -> None:
         size = _size(key, ids)

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -16,7 +15,9 @@ from deployments.api.errors import ApiError, invalid, quoted
 from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
 from deployments.api.http.json_size import count_values, most_values
 from deployments.api.http.packed_body import packing_of, unpacked
+from deployments.api.http.scopes import header
 from deployments.api.off_loop import off_loop
+from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
@@ -40,25 +41,29 @@ async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBod
     """Return the body, a JSON object, which takes `room`. Raises `ApiError` 400, 408, 413, 415 or 429."""
     _check_type(request)
     packing = packing_of(request)
+    limit = TimeLimit(at=asyncio.get_running_loop().time() + limits.body_timeout_s)
     try:
-        async with asyncio.timeout(limits.body_timeout_s):
+        with limit:
             body = await _read(request, limits.max_body_bytes, room)
     except TimeoutError:
         message = f"The body did not arrive within {limits.body_timeout_s:g} seconds (limits.body_timeout_s)."
         raise ApiError(408, message) from None
     except ClientDisconnect:
         raise ClientGone from None
+    finally:
+        limit.close()
     if packing is not None:
         body = await unpacked(body, packing, limits.max_body_bytes, room)
-    if len(body) <= limits.inline_body_bytes and most_values(body) <= limits.inline_json_values:
-        return JsonBody(_parse_within(room, body, limits), is_large=False)
-    return JsonBody(await off_loop(partial(_parse_within, room, body, limits)), is_large=True)
+    if len(body) <= limits.inline_body_bytes and (most := most_values(body)) <= limits.inline_json_values:
+        return JsonBody(_parse_within(room, body, limits, most), is_large=False)
+    return JsonBody(await off_loop(lambda: _parse_within(room, body, limits, most_values(body))), is_large=True)
 
 
-def _parse_within(room: BodyRoom, body: bytearray, limits: Limits) -> dict[str, Any]:
+def _parse_within(room: BodyRoom, body: bytearray, limits: Limits, most: int) -> dict[str, Any]:
+    """Parse a body of at most `most` values, for which room is taken first."""
     # Commas in texts count too, as a text may be JSON itself: arguments of calls are.
-    room.take(min(most_values(body), 2 * limits.max_json_values) * VALUE_BYTES)
-    return parse_object(body, limits)
+    room.take(min(most, 2 * limits.max_json_values) * VALUE_BYTES)
+    return parse_object(body, limits, most)
 
 
 def _check_type(request: Request) -> None:
@@ -67,11 +72,13 @@ def _check_type(request: Request) -> None:
     A browser lets pages of any site send forms, plain text and bodies without a type, and asks the server first
     only where the type is another. It names the page's site, which programs do not.
     """
-    given = request.headers.get("content-type", "")
+    given = header(request.scope, b"content-type") or ""
+    if given == "application/json":
+        return
     media = given.partition(";")[0].strip().lower()
     if media == "application/json" or media.endswith("+json"):
         return
-    if given or "origin" in request.headers:
+    if given or header(request.scope, b"origin") is not None:
         kind = f"is of the content type {quoted(given)}" if given else "has no content type"
         raise ApiError(
             415,
@@ -82,7 +89,7 @@ def _check_type(request: Request) -> None:
 
 async def _read(request: Request, max_bytes: int, room: BodyRoom) -> bytearray:
     """Read the body. The announced length is checked first, and the bytes that arrive are counted anyway."""
-    announced = request.headers.get("content-length", "")
+    announced = header(request.scope, b"content-length") or ""
     if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         raise _too_large(max_bytes)
     body = bytearray()
@@ -99,12 +106,13 @@ def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-def parse_object(body: bytes | bytearray, limits: Limits) -> dict[str, Any]:
+def parse_object(body: bytes | bytearray, limits: Limits, most: int | None = None) -> dict[str, Any]:
     """Parse strict JSON: UTF-8, no NaN or Infinity, no number above a double, no lone surrogate, bounded depth.
 
-    The number of values is bounded before any is made.
+    The number of values is bounded before any is made; `most` is `most_values(body)`, where that is known.
     """
-    check_num_values([body], limits, "The body")
+    if most is None or most > limits.max_json_values:
+        check_num_values([body], limits, "The body")
     try:
         value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 
-_WEIGHTS = ((b",", 1), (b":", 5), (b"[", 10), (b"{", 10))
+_NAMED, _NESTED = 5, 10
+"""What a name, and an array or object, takes to parse, in numbers of an array."""
 _PIECE_BYTES = 64 * 1024
 
 
 def most_values(body: bytes | bytearray) -> int:
     """Return an upper bound of `count_values(body)`: marks in texts count too."""
-    return 1 + sum(weight * body.count(mark) for mark, weight in _WEIGHTS)
+    return 1 + body.count(b",") + _NAMED * body.count(b":") + _NESTED * (body.count(b"[") + body.count(b"{"))
 
 
 def count_values(body: bytes | bytearray, enough: float = math.inf) -> int:
@@ -37,6 +38,6 @@ def count_values(body: bytes | bytearray, enough: float = math.inf) -> int:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = piece.split(b'"')
         outside = b"".join(parts[is_inside::2])
-        num_values += sum(weight * outside.count(mark) for mark, weight in _WEIGHTS)
+        num_values += most_values(outside) - 1
         is_inside ^= len(parts) % 2 == 0
     return num_values

@@ -36,10 +36,10 @@ class _Broken(Exception):
 
 def packing_of(request: Request) -> str | None:
     """Return how a body is packed, None if it is not. Raises `ApiError` 415."""
-    given = request.headers.getlist("content-encoding")
+    given = [value for name, value in request.scope["headers"] if name == b"content-encoding"]
     if not given:
         return None
-    name = ", ".join(given).strip().lower()
+    name = b", ".join(given).decode("latin-1").strip().lower()
     if name in ("identity", ""):
         return None
     if name not in _PACKINGS:

@@ -16,6 +16,15 @@ def request_id(scope: Scope) -> str:
     return str(scope.get(REQUEST_ID, ""))
 
 
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return the first value of a header, given in lower case; None if the request has none."""
+    for given, value in scope["headers"]:
+        if given == name:
+            text: str = value.decode("latin-1")
+            return text
+    return None
+
+
 def route_path(scope: Scope) -> str:
     """Return the path below the application's route prefix, as routes see it."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))

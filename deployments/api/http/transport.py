@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -86,13 +87,19 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
+_OF_STREAMS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+"""Headers of event streams, which nothing between may hold back."""
+
+
 class EventStream(Response):
     """Sends server-sent events until the client disconnects or stops reading. Always calls `close` at the end.
 
     Closing the chunks' generator would not suffice: a generator that never started runs no `finally`.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -101,9 +108,10 @@ class EventStream(Response):
         slow_reader_timeout_s: float,
         headers: dict[str, str],
     ) -> None:
-        unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(headers=unbuffered | headers)
-        del self.headers["content-length"]
+        # What it inherits would make them of a body that is known.
+        self.status_code, self.background = 200, None
+        own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self.raw_headers = [*_OF_STREAMS, *own]
         self._chunks = chunks
         self._close = close
         self._limit = TimeLimit(slow_reader_timeout_s)
@@ -231,7 +239,7 @@ class Envelope:
 
     def _check_size(self, scope: Scope) -> ApiError | None:
         headers = scope["headers"]
-        size = sum(len(name) + len(value) for name, value in headers)
+        size = sum(map(len, chain.from_iterable(headers)))
         if len(headers) > self._limits.max_headers or size > self._limits.max_header_bytes:
             limits = self._limits
             most = f"{limits.max_headers} headers (limits.max_headers)"

@@ -12,18 +12,21 @@ from deployments.api.errors import at_most
 from deployments.api.http.body import check_num_values
 from deployments.config.limits import Limits
 
+_COUNTED = (
+    ("max_messages", "messages", "messages"),
+    ("max_tools", "tools", "tools"),
+    ("max_stop_strings", "stop", "strings"),
+    ("max_stop_strings", "stop_sequences", "strings"),
+    ("max_stop_token_ids", "stop_token_ids", "ids"),
+    ("max_logit_bias", "logit_bias", "entries"),
+)
+"""Settings, the fields that they bound, and what they count."""
+
 
 def check_counts(fields: Mapping[str, Any], limits: Limits) -> None:
     """Raise `ApiError` 400 that names the first field which has too many entries, or too long a text of JSON."""
-    for setting, name, unit in (
-        ("max_messages", "messages", "messages"),
-        ("max_tools", "tools", "tools"),
-        ("max_stop_strings", "stop", "strings"),
-        ("max_stop_strings", "stop_sequences", "strings"),
-        ("max_stop_token_ids", "stop_token_ids", "ids"),
-        ("max_logit_bias", "logit_bias", "entries"),
-    ):
-        if isinstance(given := fields.get(name), list | dict):
+    for setting, name, unit in _COUNTED:
+        if name in fields and isinstance(given := fields[name], (list, dict)):  # a union is slower
             at_most(limits, setting, name, len(given), unit)
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):

@@ -28,7 +28,7 @@ def sampling_params(
 ) -> SamplingParams:
     """Return the sampling parameters of the first choice. Raises `ApiError` 400 that names the field."""
     _check_limits(request, limits, model)
-    given = {name: getattr(request, name) for name in _PASSED if getattr(request, name) is not None}
+    given = {name: value for name in _PASSED if (value := getattr(request, name)) is not None}
     if (penalty := request.repeat_penalty) is not None and given.setdefault(
         "repetition_penalty", penalty
     ) != penalty:
