@@ -327,6 +327,18 @@ class Counter:
             self._series[self._key] = self._series.get(self._key, 0.0) + value
 
 
+class Gauge:
+    """One series of a gauge, looked up once. Callable from any thread."""
+
+    def __init__(self, series: dict[Key, float], key: Key, lock: threading.Lock) -> None:
+        self._series, self._key, self._lock = series, key, lock
+
+    def set(self, value: float) -> None:
+        """Set the gauge."""
+        with self._lock:
+            self._series[self._key] = value
+
+
 class Series:
     """One series of a histogram, looked up once. Callable from any thread."""
 
@@ -392,6 +404,11 @@ class Metrics:
         """Set a gauge."""
         with self._lock:
             self._values[name][self._key(name, "gauge", labels)] = value
+
+    def gauge(self, name: str, **labels: str) -> Gauge:
+        """Return a series of a gauge, for those who set it often."""
+        with self._lock:
+            return Gauge(self._values[name], self._key(name, "gauge", labels), self._lock)
 
     def observe(self, name: str, value: float, count: int = 1, **labels: str) -> None:
         """Add `count` observations of the same value to a histogram."""

@@ -1,13 +1,13 @@
-"""Log records that are written together, because a line's way to its file costs several times the line.
+"""Log records that are made and written together, because by itself each costs several times as much.
 
-record ──▶ batch: MAX_RECORDS, BATCH_S, or a warning ──▶ each handler: formatted one by one, written at once
+what makes it ──▶ batch: MAX_RECORDS, BATCH_S, or a warning ──▶ records ──▶ each handler: formatted, written at once
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from logging.handlers import MemoryHandler, RotatingFileHandler
 from typing import Any
 
@@ -25,15 +25,15 @@ class LogBatches:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._waiting: list[logging.LogRecord] = []
+        self._waiting: list[Callable[[], logging.LogRecord]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, record: logging.LogRecord) -> None:
-        """Write a record with the next batch; a warning at once, with those before it."""
-        if not self._logger.isEnabledFor(record.levelno):
+    def add(self, level: int, make: Callable[[], logging.LogRecord]) -> None:
+        """Write a record, which `make` makes, with the next batch; a warning at once, with those before it."""
+        if not self._logger.isEnabledFor(level):
             return
-        self._waiting.append(record)
-        if record.levelno >= logging.WARNING or len(self._waiting) >= MAX_RECORDS:
+        self._waiting.append(make)
+        if level >= logging.WARNING or len(self._waiting) >= MAX_RECORDS:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(BATCH_S, self.flush)
@@ -43,7 +43,8 @@ class LogBatches:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, []
+        batch = [make() for make in waiting]
         for handler in _handlers(self._logger) if batch else ():
             _write(handler, [record for record in batch if record.levelno >= handler.level])
 

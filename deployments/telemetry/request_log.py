@@ -29,6 +29,8 @@ also bear its request_id: see `deployments/telemetry/serve_logging.py`.
 from __future__ import annotations
 
 import logging
+import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -49,15 +51,20 @@ class RequestLog:
 
     def __call__(self, record: RequestRecord) -> None:
         """Log a request that has ended."""
-        fields = request_fields(record)
         level = logging.WARNING if record.outcome == "failed" else logging.INFO
+        self._batches.add(level, partial(self._made, record, level, time.time()))
+
+    def _made(self, record: RequestRecord, level: int, ended_at: float) -> logging.LogRecord:
+        """Make the line's record, with the time at which the request ended."""
+        fields = request_fields(record)
         # Otherwise Serve would replace the engine's id in `replica` with the ingress's.
         extra = {**fields, "ingress": self._ingress, "skip_context_filter": True}
         code = RequestLog.__call__.__code__
         line = serve_logger.makeRecord(
             serve_logger.name, level, __file__, code.co_firstlineno, _line(fields), (), None, code.co_name, extra
         )
-        self._batches.add(line)
+        line.created, line.msecs = ended_at, float(int(ended_at % 1 * 1000))
+        return line
 
     def flush(self) -> None:
         """Write the lines that wait: at the process's end."""

@@ -50,6 +50,19 @@ def test_values_land_under_their_labels() -> None:
     assert values["request_errors_total"] == {("other", "404", "not_found"): 1}
 
 
+def test_series_that_were_looked_up_once_count_with_those_that_are_named_each_time() -> None:
+    metrics = Metrics("m", "r")
+    tokens, pages = metrics.counter("generation_tokens_total"), metrics.gauge("kv_pages", state="free", tier="host")
+    metrics.inc("generation_tokens_total", 3)
+    tokens.inc()
+    tokens.inc(2)
+    pages.set(5)
+    values = {name: dict(series) for name, series in snapshot_of(metrics).values.items()}
+    assert values["generation_tokens_total"] == {(): 6} and values["kv_pages"]["free", "host"] == 5
+    with pytest.raises(ValueError, match="is a counter, but was used as a gauge"):
+        metrics.gauge("generation_tokens_total")
+
+
 def test_a_bucket_includes_its_upper_bound() -> None:
     metrics = Metrics("m", "r")
     for value, count in ((1, 1), (2, 3), (3, 1), (5000, 2)):

@@ -17,7 +17,7 @@ from deployments.api.http.access import tenant_of
 from deployments.api.http.scopes import request_id, route_path
 from deployments.api.record import CLIENT_LEFT, Listener, RequestRecord
 from deployments.api.request_metrics import Endpoint
-from monitoring.metrics import Metrics
+from monitoring.metrics import Counter, Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class Observation:
         """`metrics` is None where nothing is counted."""
         self._app, self._metrics, self._listeners = app, metrics, listeners
         self._num_inflight = 0
+        self._inflight = None if metrics is None else metrics.gauge("http_inflight_requests")
+        self._answered: dict[tuple[str, str, int], Counter] = {}  # by route, method and status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; when its answer has ended, count it and close its record."""
@@ -100,14 +102,19 @@ class Observation:
                 logger.exception("request %s could not be reported", record.request_id)
 
     def _count(self, scope: Scope, status: int) -> None:
-        if self._metrics is not None:
-            method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._metrics.inc("http_requests_total", route=_template(scope), method=method, status=str(status))
+        if self._metrics is None:
+            return
+        route, method = _template(scope), scope["method"] if scope["method"] in _METHODS else "other"
+        answered = self._answered.get((route, method, status))
+        if answered is None:
+            answered = self._metrics.counter("http_requests_total", route=route, method=method, status=str(status))
+            self._answered[route, method, status] = answered
+        answered.inc()
 
     def _count_inflight(self, change: int) -> None:
-        if self._metrics is not None:
-            self._num_inflight += change
-            self._metrics.set("http_inflight_requests", self._num_inflight)
+        self._num_inflight += change
+        if self._inflight is not None:
+            self._inflight.set(self._num_inflight)
 
 
 def _template(scope: Scope) -> str:

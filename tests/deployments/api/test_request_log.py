@@ -6,8 +6,10 @@ import asyncio
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -104,6 +106,16 @@ def test_a_finished_request(client: Client, engine: ScriptedEngine, lines: Lines
     assert line | expected == line
     assert line["response_id"].startswith("cmpl-") and line["total_s"] >= line["time_to_first_token_s"] > 0
     assert "mine" in lines.text.getvalue() and "5 tokens" in lines.text.getvalue()
+
+
+def test_a_line_has_the_time_at_which_its_request_ended(client: Client, lines: Lines) -> None:
+    began = time.time()
+    ask(client)
+    ended = time.time()
+    time.sleep(0.01)  # the line is made with others, later
+    (line,) = lines.all
+    written = datetime.strptime(line["asctime"], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+    assert began - 0.001 <= written <= ended  # it has whole milliseconds
 
 
 def test_refused_requests(client: Client, engine: ScriptedEngine, lines: Lines) -> None:

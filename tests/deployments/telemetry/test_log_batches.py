@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+from functools import partial
 from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 
@@ -21,8 +22,8 @@ def logger() -> logging.Logger:
     return made
 
 
-def record(message: str, level: int = logging.INFO) -> logging.LogRecord:
-    return logging.LogRecord("batched", level, __file__, 1, message, None, None)
+def add(batches: LogBatches, message: str, level: int = logging.INFO) -> None:
+    batches.add(level, partial(logging.LogRecord, "batched", level, __file__, 1, message, None, None))
 
 
 def to_stream(logger: logging.Logger) -> io.StringIO:
@@ -40,7 +41,7 @@ def test_serve_s_file_gets_all_lines_in_order_and_rotates(logger: logging.Logger
     async def scenario() -> None:
         batches = LogBatches(logger)
         for number in range(100):
-            batches.add(record(f"line {number}"))
+            add(batches, f"line {number}")
             if number % 10 == 9:
                 batches.flush()
 
@@ -56,16 +57,16 @@ def test_a_line_waits_no_longer_than_a_moment_and_a_warning_not_at_all(logger: l
 
     async def scenario() -> None:
         batches = LogBatches(logger)
-        batches.add(record("first"))
+        add(batches, "first")
         assert not stream.getvalue()
         await asyncio.sleep(BATCH_S * 1.01)
         assert stream.getvalue() == "first\n"
         began = now()
-        batches.add(record("second"))
-        batches.add(record("third", logging.WARNING))
+        add(batches, "second")
+        add(batches, "third", logging.WARNING)
         assert stream.getvalue() == "first\nsecond\nthird\n" and now() == began
         for number in range(MAX_RECORDS):
-            batches.add(record(str(number)))
+            add(batches, str(number))
         assert stream.getvalue().endswith(f"\n{MAX_RECORDS - 1}\n")
 
     run(scenario())
@@ -87,7 +88,7 @@ def test_levels_filters_and_other_handlers_are_what_they_are_without_batches(log
     async def scenario() -> None:
         batches = LogBatches(logger)
         for message, level in (("a", 20), ("hidden", 30), ("b", 30), ("unseen", 10)):
-            batches.add(record(message, level))
+            add(batches, message, level)
         batches.flush()
 
     run(scenario())
