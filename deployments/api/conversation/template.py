@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -72,7 +72,23 @@ def _compiled(template: str) -> Any:
 
     compiled = _compile_jinja_template(template)
     compiled.globals = dict(compiled.globals)  # each rendering copies them, a ChainMap name by name
+    compiled.environment.getattr = _fields_first(compiled.environment.getattr)
     return compiled
+
+
+def _fields_first(get: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Return an environment's `getattr` with a short way to what templates read most, the fields of messages."""
+
+    def field_or_attribute(value: Any, name: str) -> Any:
+        if type(value) is dict and name in value and name not in _OF_DICTS:
+            return value[name]
+        return get(value, name)
+
+    return field_or_attribute
+
+
+_OF_DICTS = frozenset(dir(dict))
+"""Attributes that dictionaries have by themselves, which come before their fields."""
 
 
 def _open_ended(message: dict[str, Any], end: str) -> dict[str, Any]:

@@ -77,6 +77,14 @@ def test_it_renders_what_transformers_renders(name: str, tools: Any, prompt: boo
     assert num_rendered >= 2
 
 
+def test_what_a_dictionary_has_by_itself_comes_before_its_fields() -> None:
+    shown = "{% for name, value in tools[0].items() %}{{ name }}={{ value }} {% endfor %}{{ tools[0].type }}"
+    template = ChatTemplate(tokenizer(shown))
+    tools = [{"type": "array", "items": "int"}]
+    rendered = template.render([{"role": "user", "content": ""}], tools, add_generation_prompt=True)
+    assert rendered == "type=array items=int array"
+
+
 def test_a_template_for_tools_is_used_where_there_are_tools() -> None:
     template = ChatTemplate(tokenizer({"default": "plain", "tool_use": "with tools"}))
     assert template.render([{"role": "user", "content": ""}], None, add_generation_prompt=True) == "plain"
