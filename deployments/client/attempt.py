@@ -176,7 +176,7 @@ class Attempt:
         self.is_muted = False
         """Whether another attempt won, so that further deltas of this one are dropped."""
         self._dispatch, self._avoid, self._on_cleared, self._before = dispatch, avoid, on_cleared, before
-        self._base = len(stream.journal)  # tokens received before this attempt: the replica counts from here
+        self._base = stream.journal.num_tokens  # tokens received before this attempt: the replica counts from here
         self._sent_at = self._asked_at = time.monotonic()
         self._is_behind = False
         self._span: ReplicaSpan | None = None
@@ -196,7 +196,7 @@ class Attempt:
     @property
     def num_received(self) -> int:
         """Number of tokens received from this attempt."""
-        return 0 if self.is_muted else len(self.stream.journal) - self._base
+        return 0 if self.is_muted else self.stream.journal.num_tokens - self._base
 
     @property
     def placed(self) -> str | None:
@@ -217,7 +217,7 @@ class Attempt:
         try:
             if (message := self.unanswered) is not None:
                 connection.generate(message)
-            elif self._is_behind and not self.stream.ended.is_set():
+            elif self._is_behind and not self.stream.has_ended:
                 connection.resume({self.wire_id: self.num_received})
         except Exception as error:
             self._break_off(error)
@@ -284,7 +284,7 @@ class Attempt:
 
     def leave(self, kv: KVAddress) -> None:
         """End the attempt if its stream has begun, as its replica is being stopped and lends its KV."""
-        if self.num_received and self.trial is None and not self.stream.ended.is_set():
+        if self.num_received and self.trial is None and not self.stream.has_ended:
             self._finish(AttemptFailure("lost", "it is being stopped", self.placed, loss="drained", kv=kv))
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
@@ -318,10 +318,10 @@ class Attempt:
         if not self.began.done():
             self.began.set_result(None)
             self._dispatch.placer.settle(self.wire_id, delta.num_cached)
-        if self.stream.ended.is_set():
+        if self.stream.has_ended:
             self._finish(None)
             return True
-        has_rival = len(self.stream.journal) > self._base
+        has_rival = self.stream.journal.num_tokens > self._base
         if not self.stream.feed(delta, now):
             return False
         if self._span is None and not has_rival:

@@ -76,11 +76,11 @@ class Failover:
     async def run(self) -> None:
         """Run attempts until the stream has ended or failed."""
         self._hedges.earn()
-        while not self._stream.ended.is_set():
+        while not self._stream.has_ended:
             failure = await self._attempt(await self._trial())
             if failure is None:
                 return self._clear()
-            if self._stream.ended.is_set():
+            if self._stream.has_ended:
                 return None
             error = await self._recover(failure)
             if error is not None:
@@ -95,7 +95,7 @@ class Failover:
         if self._migrating is not None:
             watch = asyncio.ensure_future(self._record_resumption(first, self._migrating))
         try:
-            if self._health.hedge_after_s is None or len(self._stream.journal) or trial is not None:
+            if self._health.hedge_after_s is None or self._stream.journal.num_tokens or trial is not None:
                 return await first.run()
             return await self._hedged(first, self._health.hedge_after_s)
         finally:
@@ -164,7 +164,7 @@ class Failover:
         if failure.loss == "handed_over":
             self._migrating, self._deadline = failure, time.monotonic() + self._health.migration_wait_s
             return None
-        has_tokens = len(self._stream.journal) > 0
+        has_tokens = self._stream.journal.num_tokens > 0
         if failure.kind == "never_fits":
             return self._give_up(failure) if has_tokens else Rejected(failure.reason)
         if failure.kind != "lost":
@@ -180,7 +180,7 @@ class Failover:
             "%s lost its replica %s after %d tokens: %s",
             self._stream.request.request_id,
             failure.replica,
-            len(self._stream.journal),
+            self._stream.journal.num_tokens,
             failure.reason,
         )
         if not has_tokens:
@@ -239,7 +239,7 @@ class Failover:
         error = EndsEngines(1 + self._num_ended)
         logger.error("%s is ended: %s", self._stream.request.request_id, error)
         self._count("suspects_total", outcome="ended")
-        if len(self._stream.journal):
+        if self._stream.journal.num_tokens:
             self._give_up(failure)
         return error
 

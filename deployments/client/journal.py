@@ -27,13 +27,15 @@ class Journal:
         self.last_token_at: float | None = None
         """Clock when the last token arrived; None before the first."""
 
-    def __len__(self) -> int:
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens received."""
         return len(self.token_ids)
 
     def is_next(self, delta: StreamDelta) -> bool:
         """Return whether nothing is missing before `delta`, which may repeat tokens already received."""
         scores, reported = delta.prompt_logprobs, self.num_prompt_reported
-        if delta.start > len(self) or (scores is not None and scores.start > reported):
+        if delta.start > len(self.token_ids) or (scores is not None and scores.start > reported):
             return False
         if scores is not None:
             reported = max(reported, scores.end)

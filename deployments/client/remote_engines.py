@@ -219,7 +219,7 @@ class RemoteEngines:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("the delivery of %s failed", stream.request.request_id, exc_info=error)
-        if not stream.ended.is_set():
+        if not stream.has_ended:
             stream.fail(DeliveryFailed(f"the delivery of {stream.request.request_id} failed: {error!r}"))
 
     def _close(self, stream: Stream) -> None:
@@ -323,7 +323,7 @@ class RemoteEngines:
         return {
             attempt.wire_id: attempt.num_received
             for attempt in self._dispatch.sent_to(replica)
-            if attempt.replica == replica and not attempt.stream.ended.is_set()
+            if attempt.replica == replica and not attempt.stream.has_ended
         }
 
     # --- connections ---------------------------------------------------------------------------------------

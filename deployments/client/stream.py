@@ -38,11 +38,11 @@ class Stream:
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when an engine has accepted; fails with the error that `EngineClient.generate` raises."""
         self.accepted.add_done_callback(retrieve)
-        self.ended = asyncio.Event()
-        """Set when the stream has finished, failed or been closed."""
+        self.has_ended = False
+        """Whether the stream has finished, failed or been closed."""
         self._explain: Callable[[], dict[str, Any] | None] = lambda: None
         self._num_cached = 0
-        self._unread = StreamDelta(request.request_id)
+        self._unread: StreamDelta | None = None
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._is_exhausted = False
@@ -67,34 +67,40 @@ class Stream:
         self.timeline.spans.append(span)
 
     def feed(self, delta: StreamDelta, now: float) -> bool:
-        """Append a delta, which states the token of the stream at which it starts; skip tokens received before.
+        """Take a delta, which states the token of the stream at which it starts; skip tokens received before.
 
         Return False when tokens before it are missing and have to be requested again.
         """
-        if self.ended.is_set():
+        if self.has_ended:
             return True
-        if not self.journal.is_next(delta):
+        journal = self.journal
+        if not journal.is_next(delta):
             return False
-        if not len(self.journal):
+        num_tokens = len(journal.token_ids)
+        if not num_tokens:
             self._num_cached = delta.num_cached  # Later hits are of pages that this stream itself computed.
         if self._turn is not None and (delta.token_ids or delta.finish_reason is not None):
             turn, self._turn = self._turn, None
             turn.began(delta)
-        fresh = delta.since(len(self.journal), self.journal.num_prompt_reported)
+        is_new = delta.start == num_tokens and delta.prompt_logprobs is None
+        fresh = delta if is_new else delta.since(num_tokens, journal.num_prompt_reported)
         fresh.num_cached = self._num_cached
-        self.journal.record(fresh, now)
-        self._unread.add(fresh)
+        journal.record(fresh, now)
+        if self._unread is not None:
+            self._unread.add(fresh)
+        elif not fresh.is_empty:
+            self._unread = fresh
         if fresh.finish_reason is not None:
-            self.ended.set()
+            self.has_ended = True
         self._wake()
         return True
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error: the reader gets the unread tokens, then `error`."""
-        if self.ended.is_set():
+        if self.has_ended:
             return
         self._error = error
-        self.ended.set()
+        self.has_ended = True
         if not self.accepted.done():
             self.accepted.set_exception(error)
         self._wake()
@@ -114,23 +120,23 @@ class Stream:
 
     async def __anext__(self) -> StreamDelta:
         """Return what arrived since the last call as one delta; wait when nothing did."""
-        while self._unread.is_empty:
+        while self._unread is None:
             if self._is_exhausted:
                 raise StopAsyncIteration
             if self._error is not None:
                 self._is_exhausted = True
                 raise self._error
-            if self.ended.is_set():
+            if self.has_ended:
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        unread, self._unread = self._unread, StreamDelta(self.request.request_id)
+        unread, self._unread = self._unread, None
         self._is_exhausted = unread.finish_reason is not None
         return unread
 
     async def aclose(self) -> None:
         """Abort the request in the engine unless the stream has ended. Idempotent."""
-        if not self.ended.is_set():
-            self.ended.set()
+        if not self.has_ended:
+            self.has_ended = True
             self._wake()
             self._on_close(self)

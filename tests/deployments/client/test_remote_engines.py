@@ -87,7 +87,7 @@ def test_a_slow_reader_gets_merged_events() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, _):
             stream = await client.generate(request("a", max_tokens=40))
-            await until(stream.ended.is_set)
+            await until(lambda: stream.has_ended)
             event = await anext(stream)
             assert event.token_ids == list(range(1, 41))
             assert event.finish_reason == "length"
@@ -310,7 +310,7 @@ def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
             stream = await client.generate(request("a", max_tokens=120))
             await anext(stream)
             _fall_silent(engines.replicas[0])
-            await until(lambda: stream.replica == "r1" and len(stream.journal) > 30)
+            await until(lambda: stream.replica == "r1" and stream.journal.num_tokens > 30)
             _fall_silent(engines.replicas[1])
             assert await tokens_of(stream) == list(range(2, 121))
             assert engines.calls == ["r0", "r1", "r2"]
@@ -385,7 +385,7 @@ def test_a_dead_engine_hands_its_streams_over_at_once() -> None:
             stream = await client.generate(request("a", max_tokens=60))
             await anext(stream)
             engines.replicas[0]._loop.fail("the device is gone")
-            assert await tokens_of(stream) == list(range(len(stream.journal) - 58, 61))
+            assert await tokens_of(stream) == list(range(stream.journal.num_tokens - 58, 61))
             assert (stream.replica, [m.reason for m in stream.timeline.migrations]) == ("r1", ["failed"])
 
     run_scenario(scenario())

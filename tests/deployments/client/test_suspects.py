@@ -79,7 +79,7 @@ async def begin(client: RemoteEngines, *names: str) -> list[Stream]:
 
 
 def _has_tokens(stream: Stream, count: int) -> bool:
-    return len(stream.journal) >= count
+    return stream.journal.num_tokens >= count
 
 
 def _runs_at(stream: Stream, replica: str) -> bool:
@@ -209,7 +209,7 @@ def test_replicas_killed_in_turn_under_a_stream_that_runs_on_are_not_its_fault()
             slowed(engines)
             [stream] = await begin(client, "a")
             for number in range(3):
-                await until(partial(_has_tokens, stream, len(stream.journal) + CLEARED_TOKENS + 1))
+                await until(partial(_has_tokens, stream, stream.journal.num_tokens + CLEARED_TOKENS + 1))
                 await ready(client, 2)
                 client._dispatch.lose(f"r{number % 2}", "died", "its process died")
             assert await ended(stream) == TOKENS

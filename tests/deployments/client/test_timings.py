@@ -93,7 +93,7 @@ def test_a_stream_that_moved_sums_its_parts() -> None:
         async with api_over(2, health={"lost_after_s": 3.0}) as api:
             api.engines.runners[0].step_s = 0.02
             asked = asyncio.create_task(api.complete(stream=True, max_tokens=200))
-            await until(lambda: bool(api.client._tasks) and len(stream_of(api).journal) >= 20)
+            await until(lambda: bool(api.client._tasks) and stream_of(api).journal.num_tokens >= 20)
             stream = stream_of(api)
             api.engines.replicas[0]._wire._post = lambda *_: False  # type: ignore[method-assign]
             *_, last = events(await asked)

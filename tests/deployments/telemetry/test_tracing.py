@@ -112,7 +112,7 @@ def test_a_stream_that_moved_shows_both_replicas_and_the_loss(sink: Collector, t
         async with api_over(2, tracer, health=SILENCE) as api:
             api.engines.runners[0].step_s = 0.02
             asked = asyncio.create_task(api.complete(stream=True, max_tokens=200))
-            await until(lambda: any(len(stream.journal) > 5 for stream in api.client._tasks))
+            await until(lambda: any(stream.journal.num_tokens > 5 for stream in api.client._tasks))
             api.engines.replicas[0]._wire._post = lambda *_: False  # type: ignore[method-assign]
             *_, last = events(await asked)
         (spans,) = await asyncio.to_thread(sink.traces, 1)
