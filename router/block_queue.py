@@ -20,11 +20,9 @@ class BlockQueue:
     def __init__(self) -> None:
         self._head = array("Q")
         self._pieces: list[array[int]] = []
-        self._num_blocks = 0
+        self.num_blocks = 0
+        """Number of blocks."""
         self._num_unswept = 0  # leading pieces, the head counted, that the sweep under way has not looked through
-
-    def __len__(self) -> int:
-        return self._num_blocks
 
     def extend(self, blocks: Sequence[int]) -> None:
         """Add blocks as the newest."""
@@ -35,7 +33,7 @@ class BlockQueue:
             part = blocks[done : done + PIECE - len(self._pieces[-1])]
             self._pieces[-1].extend(part)
             done += len(part)
-        self._num_blocks += done
+        self.num_blocks += done
 
     def popleft(self) -> int:
         """Take out the oldest block. Raises IndexError when there is none."""
@@ -43,7 +41,7 @@ class BlockQueue:
             self._head = self._pieces.pop(0)
             self._head.reverse()
             self._num_unswept = max(self._num_unswept - 1, 0)
-        self._num_blocks -= 1
+        self.num_blocks -= 1
         return self._head.pop()
 
     # Sweeping
@@ -68,5 +66,5 @@ class BlockQueue:
         else:
             piece = self._head
             left = self._head = survivors(piece)
-        self._num_blocks -= len(piece) - len(left)
+        self.num_blocks -= len(piece) - len(left)
         return len(piece)

@@ -174,6 +174,10 @@ class Fleet:
                 self.version += 1
                 self._change(replica)
 
+    def has(self, replica: str) -> bool:
+        """Return whether there is a replica of this name."""
+        return replica in self._members
+
     def names(self) -> set[str]:
         """Return the names of all replicas."""
         with self._lock:

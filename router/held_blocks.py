@@ -79,7 +79,7 @@ class HeldBlocks:
     @property
     def num_blocks(self) -> int:
         """Number of distinct blocks with a holder. Until they are swept, those that lost several count too."""
-        return len(self._untried) + len(self._useful) - self._num_empty - self._num_dead
+        return self._untried.num_blocks + self._useful.num_blocks - self._num_empty - self._num_dead
 
     @property
     def num_slots(self) -> int:
@@ -250,7 +250,7 @@ class HeldBlocks:
         shards, num_found, most_useful = self._shards, 0, self.max_blocks * 7 // 8
         while num_found < num_blocks and steps:
             steps -= 1
-            if len(self._useful) > most_useful or not self._untried:
+            if self._useful.num_blocks > most_useful or not self._untried.num_blocks:
                 self._requeue(self._useful.popleft(), self._untried, ~_USED)
             block = self._untried.popleft()
             shard = shards[block & _PLACE]

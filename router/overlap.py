@@ -36,22 +36,35 @@ class Levels(Iterable[Level]):
 
     def __iter__(self) -> Iterator[Level]:
         at = 0
-        while True:
-            if at == len(self._found):
-                level = next(self._rest, None)
-                if level is None:
-                    return
-                self._found.append(level)
-            yield self._found[at]
+        while (level := self._at(at)) is not None:
+            yield level
             at += 1
+
+    def _at(self, number: int) -> Level | None:
+        """Return a level, None if there are no more. All before it were asked for."""
+        if number == len(self._found):
+            level = next(self._rest, None)
+            if level is None:
+                return None
+            self._found.append(level)
+        return self._found[number]
+
+    @property
+    def deepest(self) -> int:
+        """What those of the first level hold; 0 if there is none."""
+        level = self._at(0)
+        return 0 if level is None else level[0]
 
     def depth_of(self, slot: int) -> int:
         """Return what a slot holds."""
-        for number, (depth, mask) in enumerate(self):
+        number = 0
+        while (level := self._at(number)) is not None:
+            depth, mask = level
             if mask >> slot & 1:
                 return depth
             if number == _MAX_SCANNED and self._depth is not None:
                 return self._depth(slot)
+            number += 1
         return 0
 
 
@@ -110,7 +123,7 @@ class Overlap(Mapping[str, int]):
     @property
     def most(self) -> int:
         """The most that any replica holds; 0 if none holds anything."""
-        return next((depth for depth, _ in self.levels), 0) * self._unit
+        return self.levels.deepest * self._unit
 
     def most_among(self, replicas: Container[str]) -> int:
         """Return the most that one of `replicas` holds. O(other replicas that hold as much or more)."""

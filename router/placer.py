@@ -286,42 +286,44 @@ class Placer:
             self._handed_over.discard(request_id)
             request = self._open.pop(request_id, None)
             # A replica that no longer exists must not return to the index.
-            if request is not None and replica is not None and generated and replica in self._fleet.names():
+            if request is not None and replica is not None and generated and self._fleet.has(replica):
                 chain = request.continued(generated, self.settings.block_tokens)
-                self._index.expect(replica, chain, self._clock())
+                if len(chain) > len(request.chain):  # else all of it was expected when the request was placed
+                    self._index.expect(replica, chain, self._clock())
 
     # --- news ----------------------------------------------------------------------------------------------
 
     def apply_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
         """Apply a change of what a replica's cache, or a store of files, holds to the index."""
         with self._lock:
-            if replica in self._names():
+            if self._is_known(replica):
                 self._fit_index()
                 self._index.apply(replica, stored, evicted)
 
     def apply_tiers(self, replica: str, hashes: Sequence[int], tiers: Sequence[int]) -> None:
         """Apply where blocks lie that a replica holds (`PrefixIndex.place_in_tiers`)."""
         with self._lock:
-            if replica in self._names():
+            if self._is_known(replica):
                 self._index.place_in_tiers(replica, hashes, tiers)
 
     def replace(self, replica: str, hashes: Sequence[int]) -> None:
         """Replace all that the index knows of a replica's cache or a store, by a snapshot or its first part."""
         with self._lock:
-            if replica in self._names():
+            if self._is_known(replica):
                 self._fit_index()
                 self._index.replace(replica, hashes)
 
     def extend(self, replica: str, hashes: Sequence[int]) -> None:
         """Add a further part of a snapshot to what the index knows of a replica's cache or a store."""
         with self._lock:
-            if replica in self._names():
+            if self._is_known(replica):
                 self._fit_index()
                 self._index.extend(replica, hashes)
 
-    def _names(self) -> set[str]:
-        """Return the replicas, and the stores from which they read. A late message would bring back others."""
-        return self._fleet.names().union(self._fleet.stores().values())
+    def _is_known(self, name: str) -> bool:
+        """Return whether this is a replica, or the store from which one reads: a late message may tell of others.
+        """
+        return self._fleet.has(name) or name in self._fleet.stores().values()
 
     def _fit_index(self) -> None:
         """Give an index that sizes itself room for all that the replicas can hold."""
@@ -351,7 +353,7 @@ class Placer:
 
     def _forget_departed(self) -> None:
         with self._lock:
-            departed = set(self._index.replicas) - self._names()
+            departed = [name for name in self._index.replicas if not self._is_known(name)]
         for replica in departed:
             alone = [] if is_store(replica) else self.only_held_by(replica)
             with self._lock:

@@ -1,6 +1,6 @@
 """Log records that are made and written together, because by itself each costs several times as much.
 
-what makes it ──▶ batch: MAX_RECORDS, BATCH_S, or a warning ──▶ records ──▶ each handler: formatted, written at once
+what makes it ──▶ batch: MAX_RECORDS, BATCH_S, or a warning ──▶ records ──▶ each handler: written at once
 """
 
 from __future__ import annotations

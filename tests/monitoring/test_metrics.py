@@ -52,7 +52,8 @@ def test_values_land_under_their_labels() -> None:
 
 def test_series_that_were_looked_up_once_count_with_those_that_are_named_each_time() -> None:
     metrics = Metrics("m", "r")
-    tokens, pages = metrics.counter("generation_tokens_total"), metrics.gauge("kv_pages", state="free", tier="host")
+    tokens = metrics.counter("generation_tokens_total")
+    pages = metrics.gauge("kv_pages", state="free", tier="host")
     metrics.inc("generation_tokens_total", 3)
     tokens.inc()
     tokens.inc(2)
