@@ -28,7 +28,7 @@ from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
 from deployments.wire.messages import Backlog
 from engine.stream_delta import StreamDelta
-from monitoring.metrics import Metrics
+from monitoring.metrics import Metrics, Series
 
 TICK_S = 0.01
 """Seconds between two checks of the engines' load while requests wait; the load itself arrives over the wire."""
@@ -82,6 +82,7 @@ class Admission:
         self._drain = BusyRate()
         self._is_apart, self._work = is_apart, WaitingWork()
         self._timer: asyncio.TimerHandle | None = None
+        self._waits_of: dict[str, Series] = {}  # by tenant, whose names come from the configuration
 
     async def admit(self, request: GenerateRequest) -> AdmittedTurn:
         """Wait until the request may be sent. Raises Overloaded after, or instead of, a wait that is too long."""
@@ -106,12 +107,19 @@ class Admission:
         turn = AdmittedTurn(self, request, asked_at, time.monotonic(), cost if has_waited else None)
         try:
             if self._metrics is not None:
-                self._metrics.observe("tenant_queue_seconds", _now() - arrival, tenant=_label(request.tenant))
+                self._waits(self._metrics, request.tenant).observe(_now() - arrival)
         except Exception:
             turn.refused()
             turn.sent()
             raise
         return turn
+
+    def _waits(self, metrics: Metrics, tenant: str) -> Series:
+        """Return where a tenant's waits are counted."""
+        waits = self._waits_of.get(tenant)
+        if waits is None:
+            waits = self._waits_of[tenant] = metrics.series("tenant_queue_seconds", tenant=_label(tenant))
+        return waits
 
     @property
     def num_waiting(self) -> int:
