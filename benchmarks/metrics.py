@@ -36,7 +36,8 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.stats import StepStats
 from engine.stream_delta import StreamDelta
 from monitoring.hub import Hub
-from monitoring.metrics import METRICS, Metrics, Part
+from monitoring.metric_table import METRICS, Part
+from monitoring.metrics import Metrics
 
 RUNNING = 256
 BLOCK = 6

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from prometheus_client.core import GaugeMetricFamily
 
-from monitoring.metrics import Key
+from monitoring.metric_table import Key
 from monitoring.page import Gauges
 
 _WAITING = ("requests_waiting", "admission_waiting_requests")

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monitoring.checkpoint import VERSION, Checkpoint, Handover, Kept, KeptProcess, Stamp, decode, encode
-from monitoring.metrics import BY_NAME, Key, Metrics, Snapshot
+from monitoring.metric_table import BY_NAME, Key
+from monitoring.metrics import Metrics, Snapshot
 from monitoring.page import Mirror, render_page
 from monitoring.snapshots import read_snapshot
 from monitoring.totals import Owner, Totals

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from monitoring.metrics import METRICS, PREFIX, Key, Metric
+from monitoring.metric_table import METRICS, PREFIX, Key, Metric
 from monitoring.totals import Totals
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from monitoring.metrics import BY_NAME, PREFIX, Metric
+from monitoring.metric_table import BY_NAME, PREFIX, Metric
 from monitoring.totals import GONE
 
 _TOKEN = re.compile(

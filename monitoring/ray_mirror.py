@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 from ray.util.metrics import Counter, Gauge
 
-from monitoring.metrics import BY_NAME, PREFIX, Key, Snapshot
+from monitoring.metric_table import BY_NAME, PREFIX, Key
+from monitoring.metrics import Snapshot
 from monitoring.snapshots import read_snapshot
 
 _OWNER = ("model_name", "replica")

@@ -6,7 +6,8 @@ import math
 
 import msgspec
 
-from monitoring.metrics import BY_NAME, SNAPSHOT_VERSION, Histogram, Key, Metric, Snapshot
+from monitoring.metric_table import BY_NAME, Key, Metric
+from monitoring.metrics import SNAPSHOT_VERSION, Histogram, Snapshot
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 

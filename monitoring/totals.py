@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from monitoring.metrics import BY_NAME, Histogram, Key, Snapshot
+from monitoring.metric_table import BY_NAME, Key
+from monitoring.metrics import Histogram, Snapshot
 
 Owner = tuple[str, str]
 """Model name and replica: the labels of the process that counted."""

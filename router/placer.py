@@ -321,7 +321,7 @@ class Placer:
                 self._index.extend(replica, hashes)
 
     def _is_known(self, name: str) -> bool:
-        """Return whether this is a replica, or the store from which one reads: a late message may tell of others."""
+        """Return whether a replica has this name, or the store of one; a late message may tell of others."""
         return self._fleet.has(name) or name in self._fleet.stores().values()
 
     def _fit_index(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitoring.metrics import PREFIX
+from monitoring.metric_table import PREFIX
 from monitoring.totals import GONE
 
 Labels = frozenset[tuple[str, str]]

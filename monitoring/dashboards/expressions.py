@@ -5,7 +5,7 @@ The replica "gone" holds the counts of replicas that ended. It jumps when one en
 
 from __future__ import annotations
 
-from monitoring.metrics import BY_NAME, PREFIX
+from monitoring.metric_table import BY_NAME, PREFIX
 from monitoring.totals import GONE
 
 WINDOW = "$__rate_interval"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from monitoring.metrics import METRICS, PREFIX
+from monitoring.metric_table import METRICS, PREFIX
 from tests.e2e.support.served_metrics import (
     Page,
     complete,

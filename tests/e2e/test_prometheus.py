@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from benchmarks.private_ray import free_port
-from monitoring.metrics import METRICS, PREFIX
+from monitoring.metric_table import METRICS, PREFIX
 from monitoring.queries import Query, alert_queries, dashboard_queries
 from monitoring.rules import RULES, load_rules
 from tests.e2e.conftest import Service

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.hub import MAX_SNAPSHOT_BYTES, Hub
-from monitoring.metrics import METRICS, PREFIX, Metrics, Snapshot
+from monitoring.metric_table import METRICS, PREFIX
+from monitoring.metrics import Metrics, Snapshot
 from monitoring.page import CONTENT_TYPE
 from tests.monitoring.support.metrics_pages import page_of, sum_of
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from deployments.api.http.observation import ENDPOINTS
-from monitoring.metrics import BY_NAME, MAX_SERIES, METRICS, Metric, Metrics
+from monitoring.metric_table import BY_NAME, METRICS, Metric
+from monitoring.metrics import MAX_SERIES, Metrics
 from tests.support.metric_values import snapshot_of
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from monitoring.gateway import gateway_gauges
 from monitoring.hub import Hub
-from monitoring.metrics import METRICS, Metrics
+from monitoring.metric_table import METRICS
+from monitoring.metrics import Metrics
 from tests.monitoring.support.metrics_pages import check_with_promtool, page_of, sum_of
 
 

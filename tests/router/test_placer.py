@@ -12,7 +12,7 @@ from msgspec import structs
 from cache import KVCacheManager, SharedPrefixes
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
-from monitoring.metrics import BY_NAME
+from monitoring.metric_table import BY_NAME
 from router.addresses import ReplicaAddress
 from router.fleet import Fleet, ReplicaLoad
 from router.placer import Placer, PlacerSettings

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from monitoring.metrics import BY_NAME, Metrics, Snapshot
+from monitoring.metric_table import BY_NAME
+from monitoring.metrics import Metrics, Snapshot
 
 Values = dict[tuple[str, ...], float]
 

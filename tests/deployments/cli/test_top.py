@@ -26,7 +26,8 @@ from deployments.cli.top_state import TopView, ViewBuilder
 from deployments.cli.top_view import Outage, Screen
 from deployments.telemetry.scrape import MetricsPage
 from monitoring.hub import Hub
-from monitoring.metrics import BY_NAME, Metrics
+from monitoring.metric_table import BY_NAME
+from monitoring.metrics import Metrics
 
 URL = "http://127.0.0.1:8000"
 RUNNER = CliRunner()

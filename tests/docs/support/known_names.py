@@ -28,7 +28,7 @@ from deployments.config.tenants import TenantSettings
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
 from engine.kv_tier.settings import KVTier
-from monitoring.metrics import METRICS, PREFIX
+from monitoring.metric_table import METRICS, PREFIX
 
 REQUIRED = object()
 """The default of a setting that has none."""

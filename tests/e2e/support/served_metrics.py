@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitoring.metrics import PREFIX
+from monitoring.metric_table import PREFIX
 from tests.e2e.conftest import PATIENCE_S
 
 Labels = frozenset[tuple[str, str]]

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.hub import Hub
-from monitoring.metrics import PREFIX
+from monitoring.metric_table import PREFIX
 
 Page = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
