@@ -10,11 +10,11 @@
     rayllm       Ray Serve LLM with vLLM's engine, where they are installed (`benchmarks/peers/install.sh`)
 
 All have the embedded model, in bfloat16 as its files have it, and one thread for it. The chats share a system
-prompt, which the engine's cache holds, and ask for one token. 1, 8 and 64 clients ask for some seconds each; then 128 clients ask for a stream of 64
-tokens each, all at once. The clients share the processors with the server: rates are those of the whole machine.
-Processor time is that of each process while it is measured, by what the process is, per request; for the streams,
-per event, which may bring several tokens. At last "direct" runs with 1, 2 and 4 ingresses, which share their port:
-what a request costs should stay.
+prompt, which the engine's cache holds, and ask for one token. 1, 8 and 64 clients ask for some seconds each; then
+128 clients ask for a stream of 64 tokens each, all at once. The clients share the processors with the server:
+rates are those of the whole machine. Processor time is that of each process while it is measured, by what the
+process is, per request; for the streams, per event, which may bring several tokens. At last "direct" runs with 1,
+2 and 4 ingresses, which share their port: what a request costs should stay.
 """
 
 from __future__ import annotations
