@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from benchmarks.attackers.base import Attacker, Kind
 from benchmarks.attackers.connections import Stranger, head, parsed, post
-from benchmarks.loop_gaps import cases
+from benchmarks.loop_gap_cases import cases
 from benchmarks.private_ray import HOST
 from benchmarks.siege_answers import fault
 from benchmarks.siege_app import MAX_BODY_BYTES, Target

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
-from deployments.api.request.protocol import taking
+from deployments.api.request.field_values import taking
 from deployments.api.request.strict_model import LenientModel
 
 _Role = Literal["user", "assistant", "system"]

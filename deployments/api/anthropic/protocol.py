@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from deployments.api.anthropic.content import InputMessage, Texts, one_of, parse_message, parse_system
 from deployments.api.errors import quoted
-from deployments.api.request.protocol import Int, taking
+from deployments.api.request.field_values import taking
+from deployments.api.request.protocol import Int
 from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.api.tools.protocol import FunctionName
 

@@ -29,8 +29,9 @@ from deployments.api.errors import ApiError, invalid
 from deployments.api.request.answer_forms import JsonSchemaFormat, ResponseFormat
 from deployments.api.request.counts import check_counts
 from deployments.api.request.fields import IgnoredFields, keep_known
-from deployments.api.request.protocol import ChatRequest, Message, translated
+from deployments.api.request.protocol import ChatRequest, Message
 from deployments.api.request.sampling import in_range
+from deployments.api.request.validation_errors import translated
 from deployments.api.tools.protocol import CalledFunction, Function, Tool, ToolCall
 from deployments.config.limits import Limits
 

@@ -9,17 +9,8 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import at_most
-from deployments.api.request.protocol import (
-    CompletionRequest,
-    Int,
-    ServiceTier,
-    TruncationSide,
-    are_ids,
-    one_of,
-    parse,
-    parse_service_tier,
-    taking,
-)
+from deployments.api.request.field_values import are_ids, one_of, parse_service_tier, taking
+from deployments.api.request.protocol import CompletionRequest, Int, ServiceTier, TruncationSide, parse
 from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.config.limits import Limits
 

@@ -5,13 +5,12 @@ They check the form of the JSON; `SamplingParams` checks the ranges of sampling 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, FailFast, Field, ValidationError
-from pydantic_core import PydanticCustomError
 
-from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.errors import invalid
 from deployments.api.request.answer_forms import (
     STRUCTURED_OUTPUTS_UNSUPPORTED,
     AnyChoice,
@@ -20,6 +19,19 @@ from deployments.api.request.answer_forms import (
     StructuredOutputs,
 )
 from deployments.api.request.counts import check_counts
+from deployments.api.request.field_values import (
+    join_content,
+    none_as_empty,
+    one_of,
+    parse_early_stopping,
+    parse_ids,
+    parse_logit_bias,
+    parse_prompt,
+    parse_role,
+    parse_service_tier,
+    parse_stop,
+    taking,
+)
 from deployments.api.request.fields import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
@@ -28,125 +40,11 @@ from deployments.api.request.fields import (
 )
 from deployments.api.request.history import taken_messages
 from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.request.validation_errors import translated
 from deployments.api.tools.protocol import Tool, ToolCall, ToolChoice
 from deployments.config.limits import Limits
 
 Role = Literal["system", "user", "assistant", "tool"]
-
-
-def _parse_stop(value: object) -> object:
-    if value is None:
-        return []
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
-        raise PydanticCustomError("stop", "must be a string or an array of strings")
-    return strings
-
-
-def _parse_logit_bias(value: object) -> object:
-    """Parse an object whose keys are token ids written as strings; errors name the first wrong key."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise PydanticCustomError("logit_bias", "must be an object of token ids to numbers")
-    biases = {}
-    for key, bias in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise PydanticCustomError("logit_bias", f"has the key {quoted(key)}; keys are token ids")
-        if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise PydanticCustomError("logit_bias", "must hold numbers")
-        biases[int(key)] = float(bias) if abs(bias) <= 1e6 else 1e6  # out of range, hence refused later
-    return biases
-
-
-_TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""The field with the text of a part, by the part's type. Others, such as `cache_control`, label it."""
-
-
-def _join_content(value: object) -> object:
-    """Return text, joining text parts by newlines as the chat templates of text models expect."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("content", "must be a string or a non-empty array of text parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in _TEXT_OF:
-            raise PydanticCustomError("content", f"has a part of type {quoted(kind)}; only text is supported")
-        text = part.get(_TEXT_OF[kind]) if isinstance(kind, str) else None
-        if not isinstance(text, str):
-            raise PydanticCustomError("content", 'must have parts of the form {"type": "text", "text": "..."}')
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _parse_role(value: object) -> object:
-    if not isinstance(value, str) or value not in ("system", "developer", "user", "assistant", "tool"):
-        raise PydanticCustomError(
-            "role", f"must be one of system, developer, user, assistant and tool, got {quoted(value)}"
-        )
-    return "system" if value == "developer" else value
-
-
-def _parse_prompt(value: object) -> object:
-    """Return one or several prompts, each text or token ids, as a list of prompts."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise PydanticCustomError("prompt", "must be text, token ids, or an array of either")
-    if not value:
-        raise PydanticCustomError("prompt", "is empty: it needs at least one token")
-    if are_ids(value):
-        return [value]
-    if all(isinstance(prompt, str) for prompt in value):
-        return value
-    if all(isinstance(prompt, list) and are_ids(prompt) for prompt in value):
-        return value
-    raise PydanticCustomError("prompt", "must be text, token ids (integers), or an array of either, not mixed")
-
-
-def _or_none(value: object) -> object:
-    """Replace null by an empty list."""
-    return [] if value is None else value
-
-
-def _parse_ids(value: object) -> object:
-    if value is None:
-        return []
-    if not isinstance(value, list) or not are_ids(value):
-        raise PydanticCustomError("ids", "must be an array of token ids (integers)")
-    return value
-
-
-def parse_service_tier(value: object) -> object:
-    """Take a service tier that is done here; all others are none."""
-    return value if value in ("flex", "priority") else None if isinstance(value, str) else value
-
-
-def one_of(*values: str) -> BeforeValidator:
-    """Have a field take these strings only, or null."""
-
-    def check(value: object) -> object:
-        if value is not None and value not in values:
-            raise PydanticCustomError("one_of", f"must be one of {', '.join(values)}, got {quoted(value)}")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _parse_early_stopping(value: object) -> object:
-    if value is None or isinstance(value, bool) or value == "never":
-        return value
-    raise PydanticCustomError("early_stopping", 'must be true, false or "never"')
-
-
-def are_ids(values: list[object]) -> bool:
-    """Return whether all are integers, by exact type, as true is an int to isinstance.
-
-    One pass in C, for prompts of a million ids.
-    """
-    return set(map(type, values)) <= {int}
 
 
 ServiceTier = Literal["flex", "priority"]
@@ -174,18 +72,13 @@ _Ids = _Some[int]
 _Prompts = str | _Ids | _Some[str] | _Some[_Ids]
 
 
-def taking(parse: Callable[[object], object], form: object) -> BeforeValidator:
-    """Have `parse` prepare a field; /openapi.json describes what it takes, which is `form`."""
-    return BeforeValidator(parse, json_schema_input_type=form)
-
-
 class Message(LenientModel):
     """One message of a conversation, once `history.taken_messages` has taken it. `developer` is the newer name of
     `system`, and `function` the older one of `tool`.
     """
 
-    role: Annotated[Role, taking(_parse_role, _AnyRole)]
-    content: Annotated[str, taking(_join_content, str | _Some[TextPart] | None)]
+    role: Annotated[Role, taking(parse_role, _AnyRole)]
+    content: Annotated[str, taking(join_content, str | _Some[TextPart] | None)]
     """ "" of an assistant's message without an answer, where it may be null or left out."""
     tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default_factory=list)
     """Functions that the assistant called."""
@@ -221,12 +114,12 @@ class SampledRequest(StrictModel):
     """llama.cpp's name for `repetition_penalty`."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float], taking(_parse_logit_bias, dict[str, float] | None)] = Field(
+    logit_bias: Annotated[dict[int, float], taking(parse_logit_bias, dict[str, float] | None)] = Field(
         default_factory=dict
     )
     min_tokens: Int | None = None
-    stop: Annotated[list[str], taking(_parse_stop, str | list[str] | None)] = Field(default_factory=list)
-    stop_token_ids: Annotated[list[int], taking(_parse_ids, list[int] | None)] = Field(default_factory=list)
+    stop: Annotated[list[str], taking(parse_stop, str | list[str] | None)] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[int], taking(parse_ids, list[int] | None)] = Field(default_factory=list)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     """Whether the stop string or stop token that ends the answer is part of its text."""
@@ -252,7 +145,7 @@ class SampledRequest(StrictModel):
     """SGLang's name for `structured_outputs.regex`."""
     ebnf: str | None = None
     """SGLang's name for `structured_outputs.grammar`, in GBNF."""
-    bad_words: Annotated[list[str], taking(_or_none, list[str] | None)] = Field(default_factory=list)
+    bad_words: Annotated[list[str], taking(none_as_empty, list[str] | None)] = Field(default_factory=list)
     """Words that the answer must not have."""
     allowed_token_ids: list[int] | None = None
     """The only tokens that the answer may have."""
@@ -279,7 +172,7 @@ class _Generating(SampledRequest):
     """Return the likeliest outputs that a beam search finds; `best_of`, or `n`, is its width."""
     length_penalty: float | None = None
     """Beam search divides its scores by length to this power."""
-    early_stopping: Annotated[bool | Literal["never"] | None, BeforeValidator(_parse_early_stopping)] = None
+    early_stopping: Annotated[bool | Literal["never"] | None, BeforeValidator(parse_early_stopping)] = None
     """Whether a beam search ends with the first `best_of` finished outputs."""
     response_format: ResponseFormat | None = None
     prompt_logprobs: Int | None = None
@@ -311,7 +204,9 @@ class ChatRequest(_Generating, _Rendered):
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: Annotated[list[Tool], FailFast(), taking(_or_none, list[Tool] | None)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], FailFast(), taking(none_as_empty, list[Tool] | None)] = Field(
+        default_factory=list
+    )
     """The functions that the model may call."""
     tool_choice: ToolChoice = None
     """Whether the model may ("auto", the default), must ("required" or a name) or must not ("none") call one."""
@@ -332,7 +227,7 @@ class CompletionRequest(_Generating):
 
     unsupported = COMPLETION_UNSUPPORTED
 
-    prompt: Annotated[list[Any], taking(_parse_prompt, _Prompts)]
+    prompt: Annotated[list[Any], taking(parse_prompt, _Prompts)]
     """A list of prompts once parsed, each a string or a list of token ids."""
     echo: bool | None = None
     logprobs: Int | None = None
@@ -344,7 +239,9 @@ class TokenizeRequest(_Rendered):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], FailFast()] = Field(default_factory=list)
-    tools: Annotated[list[Tool], FailFast(), taking(_or_none, list[Tool] | None)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], FailFast(), taking(none_as_empty, list[Tool] | None)] = Field(
+        default_factory=list
+    )
     """The functions shown to the model in front of `messages`."""
     add_special_tokens: bool | None = None
     """Defaults to true for a prompt, and to false for messages, whose template has special tokens."""
@@ -383,52 +280,3 @@ def parse(body: dict[str, Any], limits: Limits, kind: type[Parsed]) -> tuple[Par
         return kind.model_validate(fields), ignored.names
     except ValidationError as error:
         raise translated(error) from None
-
-
-_EXPECTED = {
-    "missing": "is required",
-    "int_type": "must be an integer",
-    "int_from_float": "must be an integer",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "string_type": "must be a string",
-    "list_type": "must be an array",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "greater_than_equal": "must be a 64-bit integer",
-    "less_than": "must be a 64-bit integer",
-    "extra_forbidden": "is not a known field",
-    "string_pattern_mismatch": "must be 1 to 128 letters, digits, underscores and dashes",
-}
-_OURS = frozenset(
-    {
-        "ids",
-        "stop",
-        "logit_bias",
-        "content",
-        "role",
-        "prompt",
-        "early_stopping",
-        "response_format",
-        "structured_outputs",
-        "tools",
-        "one_of",
-        "field",
-    }
-)
-"""Error types raised above, whose messages are our own."""
-
-
-def translated(error: ValidationError) -> ApiError:
-    """Return pydantic's first error in our words, which do not change with its version.
-
-    What is in angle brackets on its way to a field is the tag of one of several forms of an object.
-    """
-    first = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(part for part in map(str, first["loc"]) if not part.startswith("<"))[:128]
-    kind = first["type"]
-    expected = first["msg"] if kind in _OURS else _EXPECTED.get(kind, "has a wrong value")
-    got = f", got {quoted(first['input'])}" if kind.endswith(("_type", "_number", "_float")) else ""
-    return invalid(f"{path} {expected}{got}.", path)

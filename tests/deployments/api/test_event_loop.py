@@ -14,8 +14,9 @@ import pytest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from benchmarks import loop_gaps
-from benchmarks.loop_gaps import Case, Watch, application, cases, large_answers, post
+from benchmarks import loop_gap_cases
+from benchmarks.loop_gap_cases import Case, cases, large_answers
+from benchmarks.loop_gaps import Watch, application, post
 from deployments.api import Limits, exchange
 from deployments.api.http.parts import PART_BYTES
 from deployments.api.http.transport import json_in_pieces
@@ -118,7 +119,7 @@ def test_a_large_answer_is_made_and_sent_in_pieces(app: ASGIApp, monkeypatch: py
         largest.append(max(map(len, pieces)))
         return json_in_pieces(pieces, headers)
 
-    monkeypatch.setattr(loop_gaps, "LONG_ANSWER", 12_000)
+    monkeypatch.setattr(loop_gap_cases, "LONG_ANSWER", 12_000)
     monkeypatch.setattr(exchange, "json_in_pieces", noted)
 
     async def main() -> None:

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from benchmarks.loop_gaps import Case, application, post
+from benchmarks.loop_gap_cases import Case
+from benchmarks.loop_gaps import application, post
 from deployments.api import ApiService, Limits, create_app
 from deployments.api.errors import ApiError
 from deployments.api.http import body, json_size
