@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 11
+_ABI = 12
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -300,6 +300,8 @@ def _load() -> ctypes.CDLL:
     if found != _ABI:
         raise NativeUnavailable(f"{path.name} is of another version of Raydix ({found}, not {_ABI}): {_REBUILD}")
     library.raydix_find_groups.argtypes = [c_void_p, c_int32, c_int32, *[c_void_p] * 4]
+    library.raydix_copy_pages.argtypes = [c_void_p, *[c_int64] * 4, c_void_p, c_int64]
+    library.raydix_copy_pages.restype = None
     return library
 
 
@@ -378,6 +380,11 @@ def group_rows(batch: NativeBatch, page_size: int, group: int) -> object:
     if found:
         batch.groups, batch.members, batch.shared, batch.num_groups = groups, members, shared, found
     return memory
+
+
+def page_copier() -> Callable[..., None]:
+    """Return what copies pages (pages.c). Raises NativeUnavailable."""
+    return cast("Callable[..., None]", _load().raydix_copy_pages)
 
 
 def pages_struct(data: torch.Tensor) -> NativePages:
