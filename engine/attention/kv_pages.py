@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -132,12 +134,13 @@ class KVPages:
         if len(copies) == 1 and self._copier is None:  # a fourth of what the operations by index take
             self.raw[:, :, copies[0].target] = self.raw[:, :, copies[0].source]
             return
-        orders = np.array(copies, dtype=np.int64)
-        if self._copier is not None and {copy.source for copy in copies}.isdisjoint(orders[:, 1].tolist()):
-            self._copier(self.data.data_ptr(), *self._sizes, orders.ctypes.data, len(orders))
+        sources, targets, _ = zip(*copies, strict=True)
+        if self._copier is not None and set(sources).isdisjoint(targets):
+            orders = (ctypes.c_int64 * (3 * len(copies)))(*chain.from_iterable(copies))
+            self._copier(self.data.data_ptr(), *self._sizes, orders, len(copies))
             return
-        sources, targets = on_device(orders.T[:2].copy(), self.data.device)
-        self.raw.index_copy_(2, targets, self.raw.index_select(2, sources))
+        pages = on_device(np.array([sources, targets], dtype=np.int64), self.data.device)
+        self.raw.index_copy_(2, pages[1], self.raw.index_select(2, pages[0]))
 
 
 def _copier(device: torch.device) -> Callable[..., None] | None:

@@ -23,7 +23,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from engine.host_memory import untouched_zeros
@@ -357,7 +356,7 @@ def batch_struct(batch: Any) -> NativeBatch:
     """
     return NativeBatch(
         len(batch.query_lens),
-        len(batch.positions),
+        batch.positions.shape[0],
         batch.num_decodes,
         batch.block_table.shape[1],
         batch.qo_indptr.data_ptr(),
@@ -373,8 +372,8 @@ def group_rows(batch: NativeBatch, page_size: int, group: int) -> object:
     head. Returns what the struct then points into. Raises NativeUnavailable.
     """
     rows = batch.num_rows
-    memory = np.empty((8, rows), dtype=np.int32)  # groups of three numbers; members; shared; the search's own
-    start = memory.ctypes.data
+    memory = (c_int32 * (8 * rows))()  # groups of three numbers; members; shared; the search's own
+    start = ctypes.addressof(memory)
     groups, members, shared, work = (start + row * rows * 4 for row in (0, 3, 4, 5))
     found = _load().raydix_find_groups(ctypes.byref(batch), page_size, group, groups, members, shared, work)
     if found:

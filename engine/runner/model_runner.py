@@ -246,11 +246,11 @@ class ModelRunner:
         """Read all that a step needs of the scheduler's state, with its tensors on `device`."""
         return PreparedStep.of(plan, self._places, device)
 
-    @torch.inference_mode()
     def compute(self, step: PreparedStep) -> StepResult:
         """Run a step whose tensors are on this runner's device. What it copies to the host is there afterwards."""
-        result = self._compute(step)
-        self._copied(step)()
+        with torch.inference_mode():  # as a decorator it is made anew for each call
+            result = self._compute(step)
+            self._copied(step)()
         return result
 
     def _compute(self, step: PreparedStep) -> StepResult:
