@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -276,8 +275,8 @@ class ModelRunner:
         self._underway = self._reader.begin(self._sampled)
         sampled = self._underway.wait()
         sample_s = stages.sample_seconds()
-        found = step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores, pooled)
-        return replace(found, is_replayed=is_replayed)
+        times = stages.prepare_seconds, sample_s
+        return step.result(sampled, logprobs, *times, scores, pooled, is_replayed=is_replayed)
 
     @torch.inference_mode()
     def replay(self, step: GraphStep) -> ReplayedStep:

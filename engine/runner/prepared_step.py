@@ -159,10 +159,12 @@ class PreparedStep:
         sample: float,
         scores: Mapping[str, PackedLogprobs],
         pooled: Mapping[str, bytes],
+        *,
+        is_replayed: bool = False,
     ) -> StepResult:
         """Return the step's result: for a chunk with draft tokens, its tokens up to the first that differs."""
         if not self.has_drafts:
-            return StepResult(sampled, logprobs, None, prepare, sample, scores, pooled=pooled)
+            return StepResult(sampled, logprobs, None, prepare, sample, scores, is_replayed, pooled)
         kept: list[int] = []
         counts, row = [], 0
         for chunk in self.chunks:
@@ -172,7 +174,7 @@ class PreparedStep:
             row += chunk.num_drafts + 1
         kept_logprobs = [logprobs[i] for i in kept]
         tokens = [sampled[i] for i in kept]
-        return StepResult(tokens, kept_logprobs, counts, prepare, sample, scores, pooled=pooled)
+        return StepResult(tokens, kept_logprobs, counts, prepare, sample, scores, is_replayed, pooled)
 
 
 def _source(chunk: Chunk, before: dict[str, int]) -> int | None:
