@@ -277,7 +277,8 @@ class KVCacheManager:
             raise OutOfPages(
                 f"{in_all} pages wanted for {num_tokens} tokens, {self.available} of {self.num_pages} available"
             )
-        self.evict(in_all - self._pool.num_free, now)
+        if in_all > self._pool.num_free:
+            self.evict(in_all - self._pool.num_free, now)
         num_before = len(lease.pages)
         copies = []
         if lease.partial and lease.source is not None:
@@ -320,9 +321,10 @@ class KVCacheManager:
         tree's pages and the duplicates are freed. The lock moves along; the lease may write on after `tokens`.
         O(tokens since the last insert). Raises ValueError when `tokens` are not what the pages can hold.
         """
-        held_node(lease)
         if self._prefix_cache:
             self._insert(lease, tokens, now)
+        else:
+            held_node(lease)
 
     def fork(self, lease: Lease, tokens: Sequence[int], now: float) -> Lease:
         """Return a second lease that continues after `tokens`, the first one's leading tokens with computed KV.
@@ -464,8 +466,9 @@ class KVCacheManager:
             self._pool.free(self._tree.evict())
 
     def _free_surplus(self) -> None:
-        self._pool.free(self._tree.surplus)
-        self._tree.surplus.clear()
+        if self._tree.surplus:
+            self._pool.free(self._tree.surplus)
+            self._tree.surplus.clear()
 
     def _own(self, namespace: Namespace) -> Namespace:
         """Return the namespace of a new lease's tokens: its own, or one that it shares with its forks alone."""

@@ -24,6 +24,7 @@ class Node:
         "blocks",
         "children",
         "copying",
+        "end",
         "first_slot",
         "gates",
         "going_on",
@@ -55,6 +56,8 @@ class Node:
         """None for a root, and for a node that was evicted."""
         self.start = start
         """Position of its first token."""
+        self.end = start + len(tokens)
+        """Position after its last token; the tree keeps it so, as nothing is read more often."""
         self.tokens = tokens
         self.first_slot = first_slot
         """The slot of the page table that `pages[0]` fills."""
@@ -83,11 +86,6 @@ class Node:
         """What is there at its end to go on from, in a model that needs it (see `node_states`)."""
         self.queued = False
         """Whether the eviction queue has an entry for it (at most one)."""
-
-    @property
-    def end(self) -> int:
-        """Position after its last token."""
-        return self.start + len(self.tokens)
 
     @property
     def is_locked(self) -> bool:

@@ -200,7 +200,8 @@ class RadixTree:
         # Two buffers of their own size: neither part keeps the other's tokens in memory.
         node.tokens, node.pages = node.tokens[head:], node.pages[kept:]
         del upper.tokens[head:], upper.pages[kept:]
-        node.start, node.first_slot, node.parent = position, node.first_slot + kept, upper
+        node.start = upper.end = position
+        node.first_slot, node.parent = node.first_slot + kept, upper
         upper.children[node.tokens[0]] = node
         parent.children[upper.tokens[0]] = upper
         if position % self.page_size:
@@ -233,6 +234,7 @@ class RadixTree:
         assert node.pins and not node.children
         end = node.end
         node.tokens.extend(tokens)
+        node.end += len(tokens)
         node.pages.extend(pages)
         self.locked_pages += len(pages)
         if self._record is not None:
@@ -322,6 +324,7 @@ class RadixTree:
         if parent is None or parent.is_locked or len(parent.children) > 1 or parent.state is not None:
             return False
         parent.tokens.extend(leaf.tokens)
+        parent.end = leaf.end
         parent.last_access = max(parent.last_access, leaf.last_access)
         if self._record is not None:
             self._record.join(parent, leaf)
@@ -397,7 +400,7 @@ def common_prefix(run: array[int], tokens: Sequence[int], start: int, stop: int)
     """
     low, size, stop = 0, 16, min(len(run), stop - start)
     while low < stop:
-        high = min(low + size, stop)
+        high = low + size if low + size < stop else stop
         ours, theirs = run[low:high], array("i", tokens[start + low : start + high])
         if ours != theirs:
             return low + first_difference(ours, theirs)

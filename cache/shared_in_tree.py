@@ -57,16 +57,17 @@ class SharedInTree:
         if len(tokens) < 2:
             return None, 0
         root, stop = self._tree.find_root(namespace), len(tokens) - 1
-        own = own_namespace(namespace)
-        shared = self._by_namespace.get(own)
-        length = 0 if shared is None else shared.length(namespace, tokens)
-        if length:
-            root = self._tree.find_root(own)
-            assert root is not None, "shared prefixes are locked"
-            end, _ = self._tree.walk(root, tokens, length)
-            root = (end.gates or {}).get(namespace, end)
-            if root is end:
-                return end, length
+        if self._by_namespace:
+            own = own_namespace(namespace)
+            shared = self._by_namespace.get(own)
+            length = 0 if shared is None else shared.length(namespace, tokens)
+            if length:
+                root = self._tree.find_root(own)
+                assert root is not None, "shared prefixes are locked"
+                end, _ = self._tree.walk(root, tokens, length)
+                root = (end.gates or {}).get(namespace, end)
+                if root is end:
+                    return end, length
         return (None, 0) if root is None else self._tree.walk(root, tokens, stop)
 
     def chain(self, namespace: Namespace, tokens: Sequence[int]) -> list[int]:

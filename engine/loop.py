@@ -93,13 +93,13 @@ class EngineLoop:
             self._inbox.append(request)
             self._num_coming += 1
             self._tokens_coming += request.num_tokens
-        self._wake.set()
+        self.wake()
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step. Unknown and finished ids are ignored."""
         with self._lock:
             self._inbox.append(request_id)
-        self._wake.set()
+        self.wake()
 
     def empty_cache(self) -> Future[int]:
         """Drop all cached prefixes that no request uses, before the next step; the result is the pages freed.
@@ -127,12 +127,13 @@ class EngineLoop:
             if self._stopping or self.failure is not None:
                 raise EngineStopped(self.failure or "the engine is stopping")
             self._inbox.append(_Errand(do, done))
-        self._wake.set()
+        self.wake()
         return done
 
     def wake(self) -> None:
         """Have the next step planned at once, as KV has come that requests may wait for."""
-        self._wake.set()
+        if not self._wake.is_set():  # else the loop has yet to look: it clears the event first
+            self._wake.set()
 
     def fail(self, reason: str) -> None:
         """End the loop because no step can be computed any more. Only the first reason is kept."""

@@ -188,11 +188,13 @@ def _refuse(param: str, expectation: str) -> NoReturn:
 
 
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def _in(value: object, low: float, high: float) -> bool:
     """Whether `value` is a finite number in [low, high]; NaN is in no range."""
+    if type(value) is float:  # as nearly always; infinity and NaN fail the comparison
+        return low <= value <= high
     if isinstance(value, bool) or not isinstance(value, (int, float)):  # a union is slower
         return False
     return math.isfinite(value) and low <= value <= high

@@ -43,13 +43,10 @@ class StreamLog:
     timed_at: int = 0
     """Number of tokens when the engine last reported timings."""
     ended_at: float = 0.0
+    has_ended: bool = False
+    """Whether the request has ended, so that no tokens follow."""
     was_aborted: bool = False
     """Whether the engine was told to abort it."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the request has ended, so that no tokens follow."""
-        return self.delta.finish_reason is not None
 
     def record(self, later: StreamDelta, now: float) -> None:
         """Append the next delta."""
@@ -60,7 +57,7 @@ class StreamLog:
         if later.timings is not None:
             self.timed_at = self.delta.end
         if later.finish_reason is not None:
-            self.ended_at = now
+            self.ended_at, self.has_ended = now, True
 
     @property
     def has_unsent(self) -> bool:
@@ -69,12 +66,18 @@ class StreamLog:
         is_prompt_sent = scores is None or self.prompt_sent >= scores.end
         return self.num_sent < self.delta.end or not is_prompt_sent or self.has_ended != self.is_end_sent
 
-    def unsent(self, max_bytes: int) -> StreamDelta:
-        """Return what was not sent, as one delta: all of it, or as much as has about `max_bytes` on the wire."""
+    def unsent(self, max_bytes: int) -> tuple[StreamDelta, int]:
+        """Return what was not sent, as one delta: all of it, or as much as has about `max_bytes` on the wire; and
+        its size there.
+        """
         unsent = self.delta.since(self.num_sent, self.prompt_sent)
         if not self.has_ended and self.timed_at <= self.num_sent:
             unsent.timings = None
-        return unsent if size_of(unsent) <= max_bytes else _beginning(unsent, max_bytes)
+        size = size_of(unsent)
+        if size > max_bytes:
+            unsent = _beginning(unsent, max_bytes)
+            size = size_of(unsent)
+        return unsent, size
 
     def mark_sent(self, sent: StreamDelta) -> None:
         """Record that a delta from `unsent` was sent."""
@@ -154,8 +157,9 @@ class Outbox:
         for request_id in self._dirty.get(ingress_id, ()):
             if max_bytes <= 0:
                 break
-            found.append(self._logs[request_id].unsent(max_bytes))
-            max_bytes -= size_of(found[-1])
+            delta, size = self._logs[request_id].unsent(max_bytes)
+            found.append(delta)
+            max_bytes -= size
         return found
 
     def has_unsent(self, ingress_id: str) -> bool:

@@ -87,11 +87,15 @@ class AttentionBatch:
             indptr, positions = np.arange(len(chunks) + 1, dtype=np.int32), np.array(ends, dtype=np.int64) - 1
             slots = np.array([_last_slot(own, end - 1, page_size) for own, end in zip(pages, ends, strict=True)])
         else:
-            lens = np.array(query_lens)
-            indptr = np.array([*accumulate(query_lens, initial=0)])
-            rows = np.repeat(np.arange(len(chunks)), lens)
-            positions = np.arange(indptr[-1]) - indptr[rows] + (np.array(ends) - lens)[rows]
-            slots = table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
+            firsts = [*accumulate(query_lens, initial=0)]
+            indptr = np.array(firsts, dtype=np.int32)
+            # What a token's index in the step lacks to its position in its row, and in all rows of the table.
+            lacking = [chunk.start - first for chunk, first in zip(chunks, firsts, strict=False)]
+            row_size = table.shape[1] * page_size
+            in_table = [less + row * row_size for row, less in enumerate(lacking)]
+            positions, places = np.array([lacking, in_table]).repeat(query_lens, 1) + np.arange(firsts[-1])
+            slots_of_table, inside = np.divmod(places, page_size)
+            slots = np.multiply(table.ravel()[slots_of_table], page_size, dtype=np.int64) + inside
 
         tables = more_slots = None
         if num_groups > 1:
@@ -102,7 +106,7 @@ class AttentionBatch:
             num_decodes=num_decodes,
             query_lens=query_lens,
             kv_lens_host=ends,
-            qo_indptr=on_device(indptr.astype(np.int32, copy=False), device),
+            qo_indptr=on_device(indptr, device),
             kv_lens=on_device(np.array(ends, dtype=np.int32), device),
             block_table=on_device(table, device),
             slot_mapping=on_device(slots, device),

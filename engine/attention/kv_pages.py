@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -12,6 +15,7 @@ from cache import PageCopy
 from engine.attention.pinned import on_device
 from engine.attention.state_slots import LayerState, StateSlots
 from engine.host_memory import untouched_zeros
+from engine.kernels import native
 from engine.models.config import ModelConfig
 from engine.models.layer_groups import LayerGroups, Place, one_group
 
@@ -73,6 +77,9 @@ class KVPages:
             if device.type == "cpu"
             else torch.zeros(shape, dtype=dtype, device=device)
         )
+        planes, item = self.data.flatten(0, 1), self.data.element_size()
+        self._sizes = len(planes), *(stride * item for stride in planes.stride()[:3])
+        self._copier = _copier(device)
         self._views = [None if place.is_recurrent else self._view(place) for place in self.places]
 
     @classmethod
@@ -117,18 +124,30 @@ class KVPages:
         return _movable(self.data)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Copy pages in all layers; all sources are read before any target is written.
+        """Copy the beginnings of pages in all layers; all sources are read before any target is written.
 
-        Whole pages are copied: slots past `num_tokens` hold nothing that is read before it is written anew.
+        Slots past `num_tokens` hold nothing that is read before it is written anew: they are copied or left alone,
+        whichever is quicker.
         """
         if not copies:
             return
-        if len(copies) == 1:  # as in most steps: a fourth of what the operations by index take
+        if len(copies) == 1 and self._copier is None:  # a fourth of what the operations by index take
             self.raw[:, :, copies[0].target] = self.raw[:, :, copies[0].source]
             return
-        pairs = np.array([(copy.source, copy.target) for copy in copies], dtype=np.int64)
-        sources, targets = on_device(pairs.T.copy(), self.data.device)
-        self.raw.index_copy_(2, targets, self.raw.index_select(2, sources))
+        sources, targets, _ = zip(*copies, strict=True)
+        if self._copier is not None and set(sources).isdisjoint(targets):
+            orders = (ctypes.c_int64 * (3 * len(copies)))(*chain.from_iterable(copies))
+            self._copier(self.data.data_ptr(), *self._sizes, orders, len(copies))
+            return
+        pages = on_device(np.array([sources, targets], dtype=np.int64), self.data.device)
+        self.raw.index_copy_(2, pages[1], self.raw.index_select(2, pages[0]))
+
+
+def _copier(device: torch.device) -> Callable[..., None] | None:
+    """Return what copies pages in the memory of a CPU; None where torch has to."""
+    with contextlib.suppress(native.NativeUnavailable):
+        return native.page_copier() if device.type == "cpu" else None
+    return None
 
 
 def store_kv(

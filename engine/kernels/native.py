@@ -23,7 +23,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from engine.host_memory import untouched_zeros
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 11
+_ABI = 12
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -300,6 +299,8 @@ def _load() -> ctypes.CDLL:
     if found != _ABI:
         raise NativeUnavailable(f"{path.name} is of another version of Raydix ({found}, not {_ABI}): {_REBUILD}")
     library.raydix_find_groups.argtypes = [c_void_p, c_int32, c_int32, *[c_void_p] * 4]
+    library.raydix_copy_pages.argtypes = [c_void_p, *[c_int64] * 4, c_void_p, c_int64]
+    library.raydix_copy_pages.restype = None
     return library
 
 
@@ -355,7 +356,7 @@ def batch_struct(batch: Any) -> NativeBatch:
     """
     return NativeBatch(
         len(batch.query_lens),
-        len(batch.positions),
+        batch.positions.shape[0],
         batch.num_decodes,
         batch.block_table.shape[1],
         batch.qo_indptr.data_ptr(),
@@ -371,13 +372,18 @@ def group_rows(batch: NativeBatch, page_size: int, group: int) -> object:
     head. Returns what the struct then points into. Raises NativeUnavailable.
     """
     rows = batch.num_rows
-    memory = np.empty((8, rows), dtype=np.int32)  # groups of three numbers; members; shared; the search's own
-    start = memory.ctypes.data
+    memory = (c_int32 * (8 * rows))()  # groups of three numbers; members; shared; the search's own
+    start = ctypes.addressof(memory)
     groups, members, shared, work = (start + row * rows * 4 for row in (0, 3, 4, 5))
     found = _load().raydix_find_groups(ctypes.byref(batch), page_size, group, groups, members, shared, work)
     if found:
         batch.groups, batch.members, batch.shared, batch.num_groups = groups, members, shared, found
     return memory
+
+
+def page_copier() -> Callable[..., None]:
+    """Return what copies pages (pages.c). Raises NativeUnavailable."""
+    return cast("Callable[..., None]", _load().raydix_copy_pages)
 
 
 def pages_struct(data: torch.Tensor) -> NativePages:

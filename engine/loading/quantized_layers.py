@@ -38,7 +38,7 @@ from engine.models.linear import (
     QuantizedLinear,
 )
 
-MATRICES = ("qkv_proj", "qkv_a_proj", "q_b_proj", "o_proj", "gate_up_proj", "down_proj")
+MATRICES = ("qkv_proj", "qkv_a_proj", "q_b_proj", "in_proj", "o_proj", "gate_up_proj", "down_proj")
 """The layers that may be quantized."""
 _UNREAD = ("input_scale", "g_idx", "weight_shape", "k_scale", "v_scale", "q_scale")
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)

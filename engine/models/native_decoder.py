@@ -137,12 +137,13 @@ class NativeDecoder:
         layers = native.pages_struct(pages.data)
         arguments = ctypes.byref(self._model), ctypes.byref(batches)
         size = kernels.forward_bytes(*arguments, threads)
-        if len(self._hidden) < len(token_ids):
-            self._hidden = torch.empty(len(token_ids) * 5 // 4, self.config.hidden_size)
+        num_tokens = token_ids.shape[0]
+        if self._hidden.shape[0] < num_tokens:
+            self._hidden = torch.empty(num_tokens * 5 // 4, self.config.hidden_size)
         kernels.forward(
             *arguments, ctypes.byref(layers), self._workspace.address(size), self._hidden.data_ptr(), threads
         )
-        return self._hidden[: len(token_ids)]
+        return self._hidden[:num_tokens]
 
     def _follow(self, pages: KVPages) -> None:
         """Note where the layers' pages are."""
@@ -156,8 +157,8 @@ class NativeDecoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [R, hidden_size] to float32 [R, vocab_size], which the next call overwrites."""
-        rows, hidden = len(hidden), hidden.contiguous()
-        if len(self._logits) < rows:
+        rows, hidden = hidden.shape[0], hidden.contiguous()
+        if self._logits.shape[0] < rows:
             self._logits = torch.empty(rows * 5 // 4 + 1, self.config.vocab_size)
         size = -(-rows // 16) * 16 * self.config.hidden_size * self._embed.element_size()
         self._kernels.logits(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -246,11 +245,11 @@ class ModelRunner:
         """Read all that a step needs of the scheduler's state, with its tensors on `device`."""
         return PreparedStep.of(plan, self._places, device)
 
-    @torch.inference_mode()
     def compute(self, step: PreparedStep) -> StepResult:
         """Run a step whose tensors are on this runner's device. What it copies to the host is there afterwards."""
-        result = self._compute(step)
-        self._copied(step)()
+        with torch.inference_mode():  # as a decorator it is made anew for each call
+            result = self._compute(step)
+            self._copied(step)()
         return result
 
     def _compute(self, step: PreparedStep) -> StepResult:
@@ -276,8 +275,8 @@ class ModelRunner:
         self._underway = self._reader.begin(self._sampled)
         sampled = self._underway.wait()
         sample_s = stages.sample_seconds()
-        found = step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores, pooled)
-        return replace(found, is_replayed=is_replayed)
+        times = stages.prepare_seconds, sample_s
+        return step.result(sampled, logprobs, *times, scores, pooled, is_replayed=is_replayed)
 
     @torch.inference_mode()
     def replay(self, step: GraphStep) -> ReplayedStep:

@@ -24,6 +24,8 @@ from engine.sampling.row import SamplingRow
 from engine.scheduling.host_pool import PagePair, StateCopy
 from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
 
+_NONE = np.array([], dtype=np.int64)
+
 
 class Places:
     """The layout of pages and of states, and the row of the last prepared step that belongs to each request."""
@@ -78,8 +80,9 @@ class PreparedStep:
             (chunk, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.token_ids[-1] == PENDING
         ]
         sources = [_source(chunk, before) for chunk, _ in waiting]
-        pending = np.array([at for _, at in waiting], dtype=np.int64)
-        ids[pending] = 0
+        pending = np.array([at for _, at in waiting], dtype=np.int64) if waiting else _NONE
+        if waiting:
+            ids[pending] = 0
         tails: Sequence[int | None] = sources  # a chunk whose last token is pending samples
         if len(waiting) < len(sampling):
             tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
@@ -96,7 +99,7 @@ class PreparedStep:
             batch,
             on_device(ids, device),
             on_device(pending, device),
-            on_device(np.array(sources, dtype=np.int64), device),
+            on_device(np.array(sources, dtype=np.int64) if waiting else _NONE, device),
             on_device(_sampled_positions(plan), device),
             sampling,
             tails,
@@ -123,7 +126,9 @@ class PreparedStep:
 
     def sampling(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the hidden states, of [N, H], after which a token is sampled: in most steps all of them."""
-        return hidden if self.num_rows == hidden.shape[0] else hidden[self.sampled_positions]
+        if self.num_rows == hidden.shape[0]:
+            return hidden
+        return hidden.index_select(0, self.sampled_positions)
 
     def rows(self, sampled: Sequence[int]) -> list[SamplingRow]:
         """Return the rows for which tokens are sampled; `sampled` are the previous step's tokens."""
@@ -154,10 +159,12 @@ class PreparedStep:
         sample: float,
         scores: Mapping[str, PackedLogprobs],
         pooled: Mapping[str, bytes],
+        *,
+        is_replayed: bool = False,
     ) -> StepResult:
         """Return the step's result: for a chunk with draft tokens, its tokens up to the first that differs."""
         if not self.has_drafts:
-            return StepResult(sampled, logprobs, None, prepare, sample, scores, pooled=pooled)
+            return StepResult(sampled, logprobs, None, prepare, sample, scores, is_replayed, pooled)
         kept: list[int] = []
         counts, row = [], 0
         for chunk in self.chunks:
@@ -167,7 +174,7 @@ class PreparedStep:
             row += chunk.num_drafts + 1
         kept_logprobs = [logprobs[i] for i in kept]
         tokens = [sampled[i] for i in kept]
-        return StepResult(tokens, kept_logprobs, counts, prepare, sample, scores, pooled=pooled)
+        return StepResult(tokens, kept_logprobs, counts, prepare, sample, scores, is_replayed, pooled)
 
 
 def _source(chunk: Chunk, before: dict[str, int]) -> int | None:

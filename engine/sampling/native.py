@@ -37,7 +37,7 @@ class NativeSampler:
         self._kernels = kernels
         self._counts = TokenCounts()
         self._workspace = Workspace()
-        self._table = _Table([], [])
+        self._table = _Table([])
 
     def sample(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow]
@@ -46,8 +46,9 @@ class NativeSampler:
         if logits.dtype != torch.float32 or logits.stride(1) != 1:
             raise ValueError(f"logits must be rows of float32, got {logits.dtype} with strides {logits.stride()}")
         params, seeds = [row.request.sampling for row in rows], [row.request.seed for row in rows]
-        if seeds != self._table.seeds or params != self._table.params:
-            self._table = _Table(params, seeds)
+        if params != self._table.params:
+            self._table = _Table(params)
+        self._table.follow(seeds)
         table, vocab_size = self._table, logits.shape[1]
         table.positions[:] = [row.num_output for row in rows]
         for at in table.searching:
@@ -122,8 +123,9 @@ class NativeSampler:
 class _Table:
     """The rows' parameters as the library reads them, except what changes with every token."""
 
-    def __init__(self, params: list[SamplingParams], seeds: list[int]) -> None:
-        self.params, self.seeds = params, seeds
+    def __init__(self, params: list[SamplingParams]) -> None:
+        self.params = params
+        self._seeds: list[int] = []
         self.rows = rows = np.zeros(len(params), _ROW)
         self.address: int = rows.ctypes.data
         self.positions = rows["position"]
@@ -134,15 +136,21 @@ class _Table:
         """Number of alternatives to report, for each row that reports log-probabilities."""
         self.is_masked = False
         """Whether some rows still point to masks of the last step."""
-        rows["seed"] = [seed & 0xFFFFFFFFFFFFFFFF for seed in seeds]
-        for name in ("temperature", "top_p", "min_p", "top_k"):
-            rows[name] = [getattr(p, name) for p in params]
+        rows["temperature"] = [p.temperature for p in params]
+        rows["top_p"], rows["min_p"] = [p.top_p for p in params], [p.min_p for p in params]
+        rows["top_k"] = [p.top_k for p in params]
         rows["num_top"], rows["repetition"] = -1, 1.0
         for at in self.searching:
             rows["temperature"][at] = 0.0
         for at in self.penalized:
             penalties = params[at].repetition_penalty, params[at].presence_penalty, params[at].frequency_penalty
             rows["repetition"][at], rows["presence"][at], rows["frequency"][at] = penalties
+
+    def follow(self, seeds: list[int]) -> None:
+        """Take the rows' seeds, which other requests with equal parameters have of their own."""
+        if seeds != self._seeds:
+            self._seeds = seeds
+            self.rows["seed"] = [seed & 0xFFFFFFFFFFFFFFFF for seed in seeds]
 
 
 class _Reports:

@@ -25,7 +25,9 @@ from engine.scheduling.swap import SwapSpace
 
 
 class HostKV:
-    """Owns every host page of an engine, through the two that fill them."""
+    """Owns every host page of an engine, through the two that fill them. Without any there is nothing to look up,
+    and the methods that each request or step calls say so at once.
+    """
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class HostKV:
         self._lower = lower
         self._peers: KVPeers = NO_PEERS
         self._pool = HostPool(memory or HostMemory(), log)
+        self._has_pages = self._pool.num_pages > 0
         self._page_size, self._num_out, self._num_in, self._saved_seconds = page_size, 0, 0, 0.0
         self._swap = SwapSpace(self._pool, page_size, preemption)
         self._ends = None if cache is None else host_ends(cache, self._pool)
@@ -93,7 +96,7 @@ class HostKV:
 
     def account(self) -> HostAccount:
         """Count the host pages by state; the invariant is that they add up to `num_pages`."""
-        return self._swap.account()
+        return self._swap.account() if self._has_pages else HostAccount()
 
     def take_in_transfers(self) -> None:
         """Note what has come to host memory and what was saved below it. `begin_step` does so too."""
@@ -101,8 +104,9 @@ class HostKV:
 
     def begin_step(self) -> None:
         """Begin to plan a step, which will run after the copies of all steps before it."""
-        self._pool.begin_step()
-        self._prefixes.begin_step()
+        if self._has_pages:
+            self._pool.begin_step()
+            self._prefixes.begin_step()
 
     # --- to the host ---------------------------------------------------------------------------------------
 
@@ -112,6 +116,8 @@ class HostKV:
         """
         name, lease = request.request_id, request.lease
         assert lease is not None
+        if not self._has_pages:
+            return Copies([], [])
         self._prefixes.forget(name)
         num_at_end = 0
         if self._ends is not None and not self._swap.holds(name):
@@ -147,20 +153,23 @@ class HostKV:
 
     def fetch(self, request: Request, num_found: int, tokens_per_second: float, now: float) -> None:
         """Begin to load what a lower tier and its source have of a new request (`HostPrefixes.fetch`)."""
-        self._prefixes.fetch(request, num_found, tokens_per_second, now)
+        if self._has_pages:
+            self._prefixes.fetch(request, num_found, tokens_per_second, now)
 
     def is_awaited(self, request_id: str, now: float) -> bool:
         """Whether a waiting request had better wait a little longer, as what it begins with is on its way."""
-        return self._prefixes.is_awaited(request_id, now)
+        return self._has_pages and self._prefixes.is_awaited(request_id, now)
 
     def num_coming(self, request_id: str) -> int:
         """Return how many leading tokens of a waiting request have KV when that has come; 0 if nothing comes."""
-        return self._prefixes.num_coming(request_id)
+        return self._prefixes.num_coming(request_id) if self._has_pages else 0
 
     def reach(self, request: Request, found: Found, tokens_per_second: float) -> int:
         """Return after how many leading tokens a waiting request can go on, given what the device's tree has of
         them. `tokens_per_second` (0: not known) is the rate at which they would be computed.
         """
+        if not self._has_pages:
+            return found.length
         reached = self._swap.end(request.request_id, found.held)
         if reached > found.length:
             return reached
@@ -177,6 +186,8 @@ class HostKV:
 
     def start(self, request: Request, found: Found, tokens_per_second: float) -> int:
         """Return what `reach` does, and keep it for the request until `load` or `forget`."""
+        if not self._has_pages:
+            return found.length
         self.release(request.request_id)
         reached = self.reach(request, found, tokens_per_second)
         self.hold(request, found, reached)
@@ -191,6 +202,8 @@ class HostKV:
 
     def load(self, request_id: str, lease: Lease) -> Copies:
         """Return the copies to the device for a request that was started and continues in the pages of a lease."""
+        if not self._has_pages:
+            return Copies([], [])
         at_end, end = self._swap.at_end(request_id), self._swap.end(request_id, lease.num_cached)
         is_awaited = lease.state is not None and lease.state.is_awaited
         pages = self._swap.swap_in(request_id, lease.pages, lease.num_cached, has_end=not is_awaited)
@@ -217,8 +230,9 @@ class HostKV:
 
     def forget(self, request_id: str) -> None:
         """Let go of everything of a request that has ended. Idempotent."""
-        self._swap.forget(request_id)
-        self._prefixes.forget(request_id)
+        if self._has_pages:
+            self._swap.forget(request_id)
+            self._prefixes.forget(request_id)
 
 
 def _hosts(plan: StepPlan) -> list[int]:

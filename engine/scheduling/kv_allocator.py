@@ -81,13 +81,12 @@ class KVAllocator:
 
     def welcome(self, request: Request, now: float) -> None:
         """Put a new request in the queue, between two steps, and begin to load what a lower tier has of it."""
-        num_found = self.cache.peek(request.namespace, request.reusable)
-        self.host.fetch(request, num_found, self._budget.prefill_rate, now)
-        self.enqueue(request)
-
-    def enqueue(self, request: Request) -> None:
-        """Put a request at its position in the queue."""
         found = self.cache.find(request.namespace, request.reusable)
+        self.host.fetch(request, found.length, self._budget.prefill_rate, now)
+        self._enqueue(request, found)
+
+    def _enqueue(self, request: Request, found: Found) -> None:
+        """Put a request, of which the tree has `found`, at its position in the queue."""
         num_reached = self.host.reach(request, found, self._budget.prefill_rate)
         request.num_expected_cached = max(num_reached, self.host.num_coming(request.request_id))
         self.waiting.add(request)
@@ -154,10 +153,12 @@ class KVAllocator:
             self.host.hold(request, found, num_reached)
             match = self.cache.match_bare(request.namespace, request.reusable, num_reached, now)
         lease = self.cache.lock(match, priority=request.priority)
+        fits = self._fits(request, lease)
         # The copy is not needed if the host has the page that the match ends in, and it may be one page too many.
-        if num_reached > match.length or not self._fits(request, lease):
+        if num_reached > match.length or not fits:
             lease = self._without_partial(lease, match, num_reached, request.priority, now)
-        if not self._fits(request, lease):
+            fits = self._fits(request, lease)
+        if not fits:
             if self.running:
                 self.cache.finish(lease, [], now)
                 self.host.release(request.request_id)
@@ -384,7 +385,8 @@ class KVAllocator:
         self.num_preemptions += 1
         self._leave(request)
         step.preempted.append(request)
-        self.enqueue(request)  # at its old position, which it keeps
+        found = self.cache.find(request.namespace, request.reusable)
+        self._enqueue(request, found)  # at its old position, which it keeps
 
     def _release_pages(self, request: Request, now: float, keep: bool) -> None:
         beam_group.end(self.cache, request, now)
@@ -410,4 +412,5 @@ def _growth(request: Request) -> int:
 
 
 def _length_after(request: Request, growth: int) -> int:
-    return min(request.num_tokens + growth, max(request.longest, request.num_tokens))
+    num_tokens = len(request.tokens)
+    return min(num_tokens + growth, max(request.longest, num_tokens))

@@ -101,7 +101,7 @@ class StepPlan:
         """Draft tokens."""
         return 0 if self._only_decodes else sum([chunk.num_drafts for chunk in self.chunks])
 
-    @property
+    @cached_property
     def num_prefill(self) -> int:
         """All other tokens."""
         return self.num_tokens - self.num_decodes - self.num_drafts

@@ -128,6 +128,8 @@ class Room:
 
         The step's first few fit even if they take too long, so that a prompt always makes progress.
         """
+        if self.seconds == math.inf:  # as where nothing decodes
+            return min(wanted, math.ceil(self.tokens * share))
         affordable = max(_MIN_TOKENS - self.taken, self._affordable(start, self.seconds * share))
         return min(wanted, math.ceil(self.tokens * share), affordable)
 
@@ -142,7 +144,7 @@ class Room:
         first = self.pace + self.slope * start
         if seconds <= 0:
             return 0
-        if seconds == math.inf or first <= 0:
+        if first <= 0:
             return self.tokens
         return int(min(2 * seconds / (first + math.sqrt(first**2 + 2 * self.slope * seconds)), self.tokens))
 

@@ -92,14 +92,14 @@ class _StepShares:
         """Give a prompt up to `most` tokens and up to this share of the room; returns how many it got. Where
         prompts are computed whole, it gets all that it needs, if they fit or if it is the step's first.
         """
-        wanted = prompt.num_to_compute - self.given.get(prompt, 0)
-        if self._whole_prompts and self.room.taken and not 0 < wanted <= self.room.tokens:
+        given = self.given.get(prompt, 0)
+        left = prompt.num_to_compute - given
+        if self._whole_prompts and self.room.taken and not 0 < left <= self.room.tokens:
             return 0
         if prompt.status is not Status.RUNNING and not self._starts(prompt):
             return 0
-        given = self.given.get(prompt, 0)
         start = prompt.num_planned + given
-        left = prompt.num_to_compute - given
+        left = len(prompt.tokens) - start
         num_tokens = left if self._whole_prompts else self.room.most(start, min(most, left), share)
         if num_tokens:
             self.room.take(start, num_tokens)

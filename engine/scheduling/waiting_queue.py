@@ -58,9 +58,10 @@ class WaitingQueue:
         return self._queues.get(queue, [])[:count]
 
     def _count(self, request: Request, sign: int) -> None:
+        num_tokens = sign * len(request.tokens)
         self._num_requests += sign
-        self.num_tokens += sign * request.num_tokens
-        self.num_uncached += sign * (request.num_tokens - request.num_expected_cached)
+        self.num_tokens += num_tokens
+        self.num_uncached += num_tokens - sign * request.num_expected_cached
 
     def __iter__(self) -> Iterator[Request]:
         return chain.from_iterable(self._queues.values())

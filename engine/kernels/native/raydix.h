@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 11 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
+#define RAYDIX_ABI 12 /* engine/kernels/native.py expects the same number: raise both with each struct or call. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */

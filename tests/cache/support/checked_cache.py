@@ -352,6 +352,7 @@ class CheckedCache:
         for namespace, gate in (node.gates or {}).items():
             assert node.end % page_size == 0 and gate.parent is node and gate.namespace == namespace
             assert not gate.tokens and gate.start == node.end and (gate.children or gate.pins)
+        assert node.end == node.start + len(node.tokens)
         assert node.first_slot in (node.start // page_size, -(-node.start // page_size))
         assert node.first_slot + len(node.pages) == -(-node.end // page_size)
         for token, child in node.children.items():

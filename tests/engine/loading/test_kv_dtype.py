@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 import torch
 
-from cache import PageCopy
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.kv_pages import FP8, MAX_FP8, KVPages, KVScales
 from engine.config import EngineConfig
@@ -92,19 +91,6 @@ def test_a_model_that_computes_nan_gets_no_scale_of_nan(tmp_path: Path) -> None:
     pages.data[:] = torch.nan
     calibration.set_scales(decoder, pages)
     assert scales_of(decoder) == (1, 1)
-
-
-def test_pages_are_copied_as_they_are() -> None:
-    pages = KVPages(2, 4, 3, 2, 5, FP8, CPU)
-    pages.data[:] = torch.randn(pages.data.shape).to(FP8)
-    before = pages.raw.clone()
-    pages.copy([PageCopy(0, 2, 1), PageCopy(2, 3, 3)])
-    assert torch.equal(pages.raw[:, :, 2], before[:, :, 0])
-    assert torch.equal(pages.raw[:, :, 3], before[:, :, 2])
-    assert torch.equal(pages.raw[:, :, :2], before[:, :, :2])
-    pages.copy([PageCopy(3, 1, 2)])
-    assert torch.equal(pages.raw[:, :, 1], before[:, :, 2])
-    assert torch.equal(pages.raw[:, :, [0, 2, 3]], before[:, :, [0, 0, 2]])
 
 
 def test_streams_do_not_pass_between_rounded_and_other_kv() -> None:

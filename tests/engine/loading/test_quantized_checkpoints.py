@@ -17,7 +17,7 @@ from engine.loading.weights import load_decoder
 from engine.models.config import ModelConfig
 from engine.models.errors import ModelLoadError
 from engine.models.linear import Fp8BlockLinear, Fp8Linear
-from engine.parallel.collective import Collective
+from engine.parallel.collective import ALONE, Collective
 from engine.parallel.shard import Shard
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -225,6 +225,50 @@ def test_a_plain_model_is_rounded_as_it_is_loaded(tmp_path: Path) -> None:
         assert ((layer.dequantized() - expected).abs() <= expected.abs() / 16 + largest / 448 / 2**9).all()
     assert torch.equal(rounded.embed.weight, plain.embed.weight)
     assert memory(rounded) == config.weight_bytes(4, "fp8") < config.weight_bytes(4)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_the_matrices_of_delta_nets_are_rounded_and_their_gates_are_not(family: str, tmp_path: Path) -> None:
+    """On each of two ranks too, whose rows are in an order of their own."""
+    model = save_tiny(family, tmp_path)
+    config = ModelConfig.from_directory(model)
+    for ranks in (ALONE, Collective(Shard(1, 2))):
+        plain, found = (
+            load_decoder(model, config, torch.float32, CPU, ranks=ranks, fp8=fp8) for fp8 in (False, True)
+        )
+        matrices = {name: layer for name, layer in layers(found).items() if name.endswith(("in_proj", "o_proj"))}
+        assert sum(name.endswith("in_proj") for name in matrices) == config.num_recurrent_layers > 0
+        for name, layer in matrices.items():
+            assert torch.allclose(layer.dequantized(), rounded(plain.get_parameter(f"{name}.weight")), rtol=1e-6)
+        for name, weight in plain.named_parameters():
+            if name.endswith("gates_proj"):
+                assert torch.equal(found.get_parameter(name), weight)
+    assert memory(load_decoder(model, config, torch.float32, CPU, fp8=True)) == config.weight_bytes(4, "fp8")
+
+
+def test_rounded_delta_nets_compute_what_plain_ones_do_with_rounded_numbers(tmp_path: Path) -> None:
+    model, prompt = save_tiny("qwen3_5", tmp_path), random_ids(3, 30)
+    plain = oracle_logits(model, prompt)[-1]
+    for layer, module in oracle_model(model).named_modules():
+        if layer.endswith(("_proj", "in_proj_qkv", "in_proj_z")):
+            module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+            module.weight.data = rounded(module.weight.data)
+    expected = oracle_logits(model, prompt)[-1]
+    error = (engine_logits(model, prompt, quantization="fp8") - expected).norm() / expected.norm()
+    assert error < 0.03 < (plain - expected).norm() / expected.norm()
+
+
+@pytest.mark.parametrize("kind", [(fp8_channels, fp8_config()), (fp8_blocks, FP8_BLOCKS), (awq, AWQ)])
+def test_delta_nets_that_are_quantized_already_stay_so(kind: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
+    """Their projections are one matrix in an order of our own, by which blocks are divided."""
+    made = make(tmp_path, *kind, family="qwen3_5")
+    plain, found = load(made.plain), layers(load(made.quantized))
+    assert sum(name.endswith("in_proj") for name in found) == 3
+    for name, module in found.items():
+        expected = plain.get_parameter(f"{name}.weight")
+        rtol, atol = (2**-4, 1e-4) if kind[0] is fp8_blocks else (1e-6, 1e-8)
+        assert torch.allclose(module.dequantized(), expected, rtol, atol), name
+    assert memory(load(made.quantized)) == ModelConfig.from_directory(made.quantized).weight_bytes(4)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -79,6 +79,11 @@ def test_many_draws_from_a_large_vocabulary(sampler: NativeSampler, params: dict
     assert len(set(agree(sampler, logits, [row(params, seed) for seed in range(30)]))) > 20
 
 
+def test_other_requests_with_equal_parameters_draw_by_their_own_seeds(sampler: NativeSampler) -> None:
+    logits = torch.randn(30, 500, generator=torch.Generator().manual_seed(5))
+    assert len({tuple(agree(sampler, logits, [row({}, seed)] * 30)) for seed in range(3)}) == 3
+
+
 def test_equals_of_a_large_vocabulary(sampler: NativeSampler) -> None:
     """The cut goes through equally likely tokens, of which those with lower ids stay."""
     logits = torch.zeros(40, 9000)

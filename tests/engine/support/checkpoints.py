@@ -19,7 +19,8 @@ from tests.engine.support.oracle import save_tiny
 
 GROUP = 32
 _LINEAR = re.compile(
-    r"model\.layers\.\d+\.(self_attn|mlp|block_sparse_moe)\.([\w.]+_proj(_with_mqa)?|experts\.\d+\.w[123])\.weight"
+    r"model\.layers\.\d+\.(self_attn|mlp|block_sparse_moe|linear_attn)"
+    r"\.([\w.]+_proj(_with_mqa|_qkvz?|_z)?|experts\.\d+\.w[123])\.weight"
 )
 Tensors = dict[str, torch.Tensor]
 
