@@ -13,8 +13,9 @@ All have the embedded model, in bfloat16 as its files have it, and one thread fo
 prompt, which the engine's cache holds, and ask for one token. 1, 8 and 64 clients ask for some seconds each; then
 128 clients ask for a stream of 64 tokens each, all at once. The clients share the processors with the server:
 rates are those of the whole machine. Processor time is that of each process while it is measured, by what the
-process is, per request; for the streams, per event, which may bring several tokens. At last "direct" runs with 1,
-2 and 4 ingresses, which share their port: what a request costs should stay.
+process is, per request; for the streams, per event, which may bring several tokens. Then "direct" runs with 1, 2
+and 4 ingresses, which share their port: what a request costs should stay. At last it runs with 1 and 4 ingresses
+and nobody asks: what each process takes then, in percent of a core.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ from engine.engine import model_directory
 BARE = ("starlette", "prototype")
 INGRESSES = (1, 2, 4)
 CLIENTS = (1, 8, 64)
+IDLE_INGRESSES = (1, 4)
+IDLE_S = 20.0
+SETTLE_S = 5.0
+"""Seconds after the last request before a server counts as idle."""
 STREAMS = 128
 STREAM_TOKENS = 64
 WARM_UP_S = 2.0
@@ -67,6 +72,18 @@ ROLES = {
     "ray::Serve": "Serve",
 }
 """Roles of processes, by what their command lines contain; all others are Ray's."""
+PARTS = {
+    ":Ingress": "ingress",
+    ":EngineReplica": "engine",
+    ":MetricsHub": "hub",
+    "ray::ServeController": "Serve's controller",
+    "ray::DashboardAgent": "Ray's agent",
+    "log_monitor": "Ray's log monitor",
+    "gcs_server": "GCS",
+    "raylet/raylet": "raylet",
+    "deployments.cli": "raydix serve",
+}
+"""The same, told apart where they are idle."""
 Row = dict[str, Any]
 
 
@@ -106,13 +123,13 @@ def started(name: str, home: Path, ingresses: int = 1) -> contextlib.AbstractCon
     return serving(name, settings, home, ingresses)
 
 
-def processor_seconds(server: Running) -> dict[str, float]:
+def processor_seconds(server: Running, roles: Mapping[str, str] = ROLES) -> dict[str, float]:
     """Return the processor time of the server's processes until now, by their roles."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for process in server.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             command, times = " ".join(process.cmdline()), process.cpu_times()
-            role = next((role for part, role in ROLES.items() if part in command), "Ray")
+            role = next((role for part, role in roles.items() if part in command), "Ray")
             seconds[role] += times.user + times.system
     return seconds
 
@@ -229,6 +246,28 @@ def scaling(options: argparse.Namespace) -> Iterator[Row]:
             yield {**_requests(server, CLIENTS[-1], options.seconds), "ingresses": count}
 
 
+def idle(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield a row for each number of ingresses: what processes take while nobody asks, in percent of a core."""
+    for count in IDLE_INGRESSES:
+        with started("direct", options.home, count) as server:
+            asyncio.run(ask_for(server, CLIENTS[1], WARM_UP_S))
+            time.sleep(SETTLE_S)
+            before, began = processor_seconds(server, PARTS), time.perf_counter()
+            time.sleep(IDLE_S)
+            after, elapsed = processor_seconds(server, PARTS), time.perf_counter() - began
+            percent = {part: (spent - before.get(part, 0.0)) / elapsed * 100 for part, spent in after.items()}
+            yield {"ingresses": count, "percent": percent}
+
+
+def show_idle(console: Console, rows: list[Row]) -> None:
+    """Print what each process takes while nobody asks, as a table."""
+    table = Table("while nobody asks, % of a core", *(f"ingresses: {row['ingresses']}" for row in rows))
+    for part in sorted(rows[0]["percent"], key=lambda part: -rows[0]["percent"][part]):
+        table.add_row(part, *(f"{row['percent'].get(part, 0.0):.1f}" for row in rows))
+    table.add_row("all", *(f"{sum(row['percent'].values()):.1f}" for row in rows))
+    console.print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="time for each number of clients (%(default)s)")
@@ -245,10 +284,14 @@ def main() -> None:
         except PeerFailed as failure:
             print(f"left out: {failure}", flush=True)
     scaled = list(scaling(options)) if "direct" in options.servers else []
+    unasked = list(idle(options)) if "direct" in options.servers else []
     show(Console(), [*rows, *scaled])
+    if unasked:
+        show_idle(Console(), unasked)
     if options.json:
         machine = this_machine.described()
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows, "scaling": scaled}, indent=1) + "\n")
+        found = {"machine": machine, "rows": rows, "scaling": scaled, "idle": unasked}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ class Hub:
         return self._checkpoint
 
     def keep(self, keeper: str, held: Stamp | None, now: float) -> tuple[bool, Kept | None]:
-        """A keeper says, once a second, which checkpoint it holds.
+        """A keeper says, once a second or two, which checkpoint it holds.
 
         Returns whether it should `restore` it here, and a newer one to hold in its place, if there is one.
         """

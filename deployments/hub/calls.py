@@ -1,7 +1,8 @@
-"""The hub as an ingress calls it: what its parts ask for at about the same time is one call through Serve.
+"""The hub as a process calls it: what its parts ask for at about the same time is one call through Serve.
 
-A call through a handle costs its two ends some milliseconds, whatever it does, and an ingress has several parts
-that call the hub once a second each. Answers to one call come together, so the parts then call together again.
+A call through a handle costs its two ends some milliseconds each, whatever it does, and an ingress has several
+parts that call the hub regularly. They all wait for the same beat, so they call together: once a second, and every
+other second while the process has no request.
 """
 
 from __future__ import annotations
@@ -12,15 +13,37 @@ from typing import Any
 
 GATHER_S = 0.02
 """Seconds for which a call waits for others."""
+PERIOD_S = 1.0
+"""Seconds between two beats."""
+IDLE_PERIOD_S = 2.0
+"""The same while the process is idle: less than half of `deployments.hub.roster.ABSENT_S`, so that one call may be
+lost."""
 
 
 class HubCalls:
     """A handle of `MetricsHub` whose calls are gathered. Belongs to one event loop."""
 
-    def __init__(self, hub: Any) -> None:
-        self._hub = hub
+    def __init__(self, hub: Any, is_idle: Callable[[], bool] = lambda: False) -> None:
+        """`is_idle` returns whether the process has no request; it is asked once a second."""
+        self._hub, self._is_idle = hub, is_idle
+        self._next_beat: asyncio.Event | None = None
         self._waiting: list[tuple[str, tuple[Any, ...], asyncio.Future[Any]]] = []
         self._sent = set[asyncio.Task[None]]()
+
+    async def beat(self) -> None:
+        """Wait for the next moment at which this process's parts call the hub."""
+        if self._next_beat is None:
+            self._next_beat = asyncio.Event()
+            asyncio.get_running_loop().call_later(PERIOD_S, self._strike)
+        await self._next_beat.wait()
+
+    def _strike(self, may_wait: bool = True) -> None:
+        """End the wait for the beat, unless it may wait for longer and the process is idle."""
+        if may_wait and self._is_idle():
+            asyncio.get_running_loop().call_later(IDLE_PERIOD_S - PERIOD_S, self._strike, False)
+        elif self._next_beat is not None:
+            self._next_beat.set()
+            self._next_beat = None
 
     def __getattr__(self, method: str) -> _Method:
         return _Method(lambda *args: self._call(method, args))

@@ -14,14 +14,12 @@ from deployments.client.protocol import Unavailable
 from deployments.hub.deployment import NOT_READY
 from monitoring.checkpoint import Kept
 
-_PERIOD_S = 1.0
-
 
 class MetricsKeeper:
     """Reads the page and keeps its checkpoint. Belongs to the ingress's event loop."""
 
     def __init__(self, hub: Any, name: str, timeout_s: float = 5.0) -> None:
-        """`name` identifies this ingress; the hub has `timeout_s` to answer a call."""
+        """`hub` is a `HubCalls`. `name` identifies this ingress; the hub has `timeout_s` to answer a call."""
         self._hub, self._name, self._timeout_s = hub, name, timeout_s
         self._kept: Kept | None = None
         self._task: asyncio.Task[None] | None = None
@@ -57,7 +55,7 @@ class MetricsKeeper:
             with contextlib.suppress(Exception):  # the hub does not answer; ask it again
                 async with asyncio.timeout(self._timeout_s):
                     await self._keep()
-            await asyncio.sleep(_PERIOD_S)
+            await self._hub.beat()
 
     async def _keep(self) -> None:
         held = self._kept

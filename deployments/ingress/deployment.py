@@ -67,7 +67,7 @@ class Ingress:
     def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
         """`engines` has Serve's handles of the engines by deployment."""
         args = with_access_file(args)
-        self._args, hub = args, HubCalls(hub)
+        self._args, hub = args, HubCalls(hub, self._is_idle)
         context = serve.get_replica_context()
         self._name = name = context.replica_id.unique_id
         log_through_serve()

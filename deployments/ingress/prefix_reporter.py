@@ -11,7 +11,10 @@ from deployments.hub.warm_up_board import PrefixReport
 
 
 class PrefixReporter:
-    """Sends this ingress's reports, one for each model. A hub that does not answer only misses some of them."""
+    """Sends this ingress's reports, one for each model. A hub that does not answer only misses some of them.
+
+    `hub` is a `HubCalls`: a report goes with what else is said at the beat that follows the period.
+    """
 
     def __init__(
         self, hub: Any, ingress: str, reports: Callable[[], Iterable[PrefixReport]], period_s: float
@@ -32,6 +35,7 @@ class PrefixReporter:
     async def _report_forever(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
+            await self._hub.beat()
             for report in self._reports():
                 if not report.prefixes:
                     continue

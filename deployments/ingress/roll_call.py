@@ -10,12 +10,14 @@ from typing import Any
 
 logger = logging.getLogger("ray.serve")
 
-PERIOD_S = 1.0
-"""Seconds between two calls; the hub waits for several (`deployments.hub.roster.ABSENT_S`)."""
+TIMEOUT_S = 5.0
+"""Seconds that the hub has to answer."""
+LEAVE_S = 1.0
+"""The same when this ingress says that it takes no more requests."""
 
 
 class RollCall:
-    """Calls `on_number` with each new number of ingresses.
+    """Calls `on_number` with each new number of ingresses. `hub` is a `HubCalls`.
 
     While the hub does not answer, and while a new one does not know yet, the last number stays.
     """
@@ -34,7 +36,7 @@ class RollCall:
         if self._task is not None:
             self.stop()
             with contextlib.suppress(Exception):  # without a hub, silence tells the next one
-                async with asyncio.timeout(PERIOD_S):
+                async with asyncio.timeout(LEAVE_S):
                     await self._hub.leave.remote(self._ingress)
 
     def stop(self) -> None:
@@ -46,9 +48,9 @@ class RollCall:
     async def _answer_forever(self) -> None:
         while True:
             with contextlib.suppress(Exception):
-                async with asyncio.timeout(5 * PERIOD_S):
+                async with asyncio.timeout(TIMEOUT_S):
                     self._take(await self._hub.here.remote(self._ingress))
-            await asyncio.sleep(PERIOD_S)
+            await self._hub.beat()
 
     def _take(self, number: int | None) -> None:
         if number is not None and number != self._number:

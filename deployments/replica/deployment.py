@@ -32,6 +32,7 @@ from deployments.config.settings import (
 )
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.version import raydix_version
+from deployments.hub.calls import HubCalls
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.intake import Intake, Refusal
 from deployments.replica.kv_events import KvEventPublisher
@@ -182,7 +183,10 @@ class EngineReplica:
         self._pusher: MetricsPusher | None = None
         if hub is not None:
             self._pusher = MetricsPusher(
-                hub, self.replica, lambda: self._snapshot(metrics), mirror_to_ray=settings.metrics.ray
+                HubCalls(hub, lambda: not self._loop.has_work),
+                self.replica,
+                lambda: self._snapshot(metrics),
+                mirror_to_ray=settings.metrics.ray,
             )
         if hub is None:
             self._loop.start(self._on_events, self._on_step, self._on_failure)

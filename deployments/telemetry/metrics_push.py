@@ -1,4 +1,4 @@
-"""Each process counts in memory and pushes a snapshot of its metrics to the hub once a second."""
+"""Each process counts in memory and pushes a snapshot of its metrics to the hub at each beat (`hub/calls.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 logger = logging.getLogger("ray.serve")
 
-PERIOD_S = 1.0
+TIMEOUT_S = 5.0
+"""Seconds that the hub has to take a snapshot."""
 
 
 class MetricsPusher:
@@ -18,7 +19,7 @@ class MetricsPusher:
     def __init__(
         self, hub: Any, process: str, snapshot: Callable[[], bytes], *, mirror_to_ray: bool = False
     ) -> None:
-        """With `mirror_to_ray` the metrics go to Ray's own as well."""
+        """`hub` is a `HubCalls`. With `mirror_to_ray` the metrics go to Ray's own as well."""
         self._hub, self._process, self._snapshot = hub, process, snapshot
         self._mirror: Callable[[bytes], None] | None = None
         if mirror_to_ray:
@@ -44,11 +45,11 @@ class MetricsPusher:
             try:
                 snapshot = self._snapshot()
                 self._mirror_to_ray(snapshot)
-                async with asyncio.timeout(5 * PERIOD_S):
+                async with asyncio.timeout(TIMEOUT_S):
                     await self._hub.push.remote(self._process, snapshot)
             except Exception:
                 self.num_failed += 1
-            await asyncio.sleep(PERIOD_S)
+            await self._hub.beat()
 
     def _mirror_to_ray(self, snapshot: bytes) -> None:
         if self._mirror is None:

@@ -16,6 +16,7 @@ from deployments.cli.errors import UserError
 from deployments.cli.serve_config import Overrides, check_metrics_ports, load
 from deployments.client.protocol import Unavailable
 from deployments.config.settings import MetricsSettings
+from deployments.hub.calls import HubCalls
 from deployments.hub.deployment import MetricsHub
 from deployments.hub.keeper import MetricsKeeper
 from deployments.hub.server import MetricsPortError, MetricsServer, listen
@@ -47,7 +48,8 @@ def tokens(page: str) -> float:
 def test_an_ingress_carries_the_totals_over_the_death_of_the_hub() -> None:
     async def scenario() -> None:
         handle, engine, ended = HubHandle(MetricsHub(1)), *(Metrics("demo", r, "engine") for r in ("r1", "r2"))
-        keeper, pusher = MetricsKeeper(handle, "i"), MetricsPusher(handle, "r1", engine.snapshot)
+        calls = HubCalls(handle)
+        keeper, pusher = MetricsKeeper(calls, "i"), MetricsPusher(calls, "r1", engine.snapshot)
         engine.inc("generation_tokens_total", 5)
         ended.inc("generation_tokens_total", 7)
         assert handle.hub is not None
@@ -189,7 +191,8 @@ def test_a_mirror_that_breaks_does_not_keep_numbers_from_the_hub() -> None:
             raise RuntimeError("Ray takes nothing")
 
         engine.inc("generation_tokens_total", 5)
-        keeper, pusher = MetricsKeeper(handle, "i"), MetricsPusher(handle, "r1", engine.snapshot)
+        calls = HubCalls(handle)
+        keeper, pusher = MetricsKeeper(calls, "i"), MetricsPusher(calls, "r1", engine.snapshot)
         pusher._mirror = broken
         pusher.start()
         while tokens(await page_of(keeper)) < 5:

@@ -11,9 +11,10 @@ import pytest
 from deployments.admission.rate_limits import RateLimited
 from deployments.api.http.access import AccessControl
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
+from deployments.hub.calls import PERIOD_S, HubCalls
 from deployments.hub.deployment import MetricsHub
 from deployments.hub.roster import ABSENT_S
-from deployments.ingress.roll_call import PERIOD_S, RollCall
+from deployments.ingress.roll_call import RollCall
 from tests.deployments.support.hub_handle import HubHandle
 from tests.deployments.support.virtual_time import now, run
 
@@ -26,7 +27,7 @@ class OneIngress:
 
     def __init__(self, hub: HubHandle, name: str, configured: int = 1) -> None:
         self.access = AccessControl(KEYS, configured, clock=now)
-        self.roll_call = RollCall(hub, name, self.access.divide_limits)
+        self.roll_call = RollCall(HubCalls(hub), name, self.access.divide_limits)
 
     def allowed(self) -> int:
         """The requests per minute that it allows, as it tells clients."""
