@@ -82,6 +82,7 @@ def bind_engines(
         shared_prefixes=args.shared_prefixes,
         kv_events=model.engines.kv_events,
         kv_fetch=model.engines.kv_fetch,
+        cpu_policy=args.cpu_policy,
     )
     options = _options(args, model.engines, model.gpus_per_rank)
     if model.engine.tensor_parallel_size > 1:

@@ -1,21 +1,41 @@
-"""How many of a machine's cores this process may use, and how its threads wait.
+"""How many of a machine's cores this process may use, and how its threads wait and wake.
 
                    affinity ∩ cores, hyperthreads counted once ∩ the container's quota
 default_threads ── OMP_NUM_THREADS, or else all of these; `shared_threads`: one engine's part of a shared machine
 prepare_process ── before torch loads OpenMP's library, which reads its settings once
+use_cpu_policy ─── whether a thread that wakes interrupts another that runs
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 from pathlib import Path
+from typing import Literal
+
+CpuPolicy = Literal["batch", "normal"]
 
 FEW_CORES = 4
 """With this many cores or fewer, a thread that spins while it waits takes a core that another one needs."""
 _FEW_SPINS = 1000
 """Some 50 us, which is enough between two operations; libgomp's default is milliseconds."""
+
+
+def use_cpu_policy(policy: CpuPolicy) -> None:
+    """Have the kernel schedule the threads of this process by `policy` (sched(7)), those included that they start.
+
+    "batch" is Linux's SCHED_BATCH: a thread that wakes waits for a core in place of interrupting the thread that
+    runs there, whose data the processor's caches hold. "normal" changes nothing, as does any policy where the
+    kernel has no such or lets the process not choose it.
+    """
+    if policy == "normal" or not hasattr(os, "SCHED_BATCH"):
+        return
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 
 
 def default_threads(num_ranks: int = 1) -> int:

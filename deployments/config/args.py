@@ -36,6 +36,7 @@ from deployments.config.tenants import KeyHash, TenantSettings, distinct_tenants
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
 from engine.kv_tier.settings import KVTier
+from engine.machine import CpuPolicy
 from router.placer import PlacerSettings
 
 ENGINE_DEPLOYMENT = "EngineReplica"
@@ -174,6 +175,9 @@ class AppArgs(AccessSettings):
     """What a new engine replica computes before it takes requests."""
     shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
     """What the operator puts in front of prompts: every engine replica computes it once, for all tenants."""
+
+    cpu_policy: CpuPolicy = "batch"
+    """How the kernel gives cores to the threads of engines and ingresses, see `engine.machine.use_cpu_policy`."""
 
     admission: AdmissionSettings = AdmissionSettings()
     """When requests wait in the ingress, and for how long."""

@@ -44,6 +44,7 @@ from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.telemetry.tracing import open_tracing
 from deployments.wire.open_files import allow_open_files
+from engine.machine import use_cpu_policy
 from monitoring.metrics import Metrics
 from router.ray_internals import request_namer, serve_is_stopping
 
@@ -72,6 +73,7 @@ class Ingress:
         self._name = name = context.replica_id.unique_id
         log_through_serve()
         allow_open_files()
+        use_cpu_policy(args.cpu_policy)
         self._tracer = open_tracing(args.tracing, name)
         self._log = RequestLog(name)
         self._lines = None if args.logging.access_log is None else LineFile(args.logging.access_log)

@@ -48,7 +48,14 @@ from deployments.telemetry.serve_logging import log_through_serve
 from deployments.wire.server import WireServer, WireTimings
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.machine import prepare_process, shared_threads, usable_cores, was_started_with
+from engine.machine import (
+    CpuPolicy,
+    prepare_process,
+    shared_threads,
+    usable_cores,
+    use_cpu_policy,
+    was_started_with,
+)
 from engine.scheduling.stats import StepStats
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
@@ -85,6 +92,8 @@ class ReplicaSettings:
     """How KV is exchanged with other replicas, if at all."""
     role: Role | None = None
     """What its replicas do; None: both."""
+    cpu_policy: CpuPolicy = "normal"
+    """How the kernel gives cores to its threads."""
     timings: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire; its heartbeat is `health.heartbeat_s`."""
 
@@ -118,6 +127,7 @@ class EngineReplica:
         is_stopping: Callable[[], bool] = serve_is_stopping,
     ) -> None:
         log_through_serve()
+        use_cpu_policy(settings.cpu_policy)
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
         self._events: KvEventPublisher | None = None

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.machine import cpu_list, default_threads, prepare_process, shared_threads, usable_cores
+from engine.machine import (
+    cpu_list,
+    default_threads,
+    prepare_process,
+    shared_threads,
+    usable_cores,
+    use_cpu_policy,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process's CPUs are known on Linux only")
 
@@ -144,3 +151,40 @@ def test_few_cores_are_not_spun_on_for_long_unless_the_user_says_so(
         [sys.executable, "-c", code], env=inherited | said, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == spin_count
+
+
+_POLICIES = """
+import os, threading
+from engine.machine import use_cpu_policy
+
+def with_a_thread():
+    ending = threading.Event()
+    threading.Thread(target=ending.wait).start()
+    return ending
+
+before = with_a_thread()
+use_cpu_policy({policy!r})
+after = with_a_thread()
+print(sorted({{os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}}))
+before.set(), after.set()
+"""
+
+
+@pytest.mark.parametrize(("policy", "found"), [("batch", os.SCHED_BATCH), ("normal", os.SCHED_OTHER)])
+def test_all_threads_have_the_policy_those_before_it_and_those_after(policy: str, found: int) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", _POLICIES.format(policy=policy)], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == f"[{found}]"
+
+
+def test_a_process_that_may_not_choose_its_policy_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(thread: int, policy: int, param: os.sched_param) -> None:
+        asked.append(policy)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    use_cpu_policy("batch")
+    assert asked == [os.SCHED_BATCH]
