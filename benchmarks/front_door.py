@@ -9,12 +9,12 @@
     vllm         vLLM's own server, and
     rayllm       Ray Serve LLM with vLLM's engine, where they are installed (`benchmarks/peers/install.sh`)
 
-All have the embedded model, in bfloat16 as its files have it, and one thread for it. The chats share a system
-prompt, which the engine's cache holds, and ask for one token. 1, 8 and 64 clients ask for some seconds each; then
-128 clients ask for a stream of 64 tokens each, all at once. The clients share the processors with the server:
-rates are those of the whole machine. Processor time is that of each process while it is measured, by what the
-process is, per request; for the streams, per event, which may bring several tokens. Then "direct" runs with 1, 2
-and 4 ingresses, which share their port: what a request costs should stay. At last it runs with 1 and 4 ingresses
+All have the embedded model, in float32, which all compute well on any CPU, and one thread for it. The chats share
+a system prompt, which the engine's cache holds, and ask for one token. 1, 8 and 64 clients ask for some seconds
+each; then 128 clients ask for a stream of 64 tokens each, all at once. The clients share the processors with the
+server: rates are those of the whole machine. Processor time is that of each process while it is measured, by what
+the process is, per request; for the streams, per event, which may bring several tokens. Then "direct" runs with 1,
+2 and 4 ingresses, which share their port: what a request costs should stay. At last it runs with 1 and 4 ingresses
 and nobody asks: what each process takes then, in percent of a core.
 """
 
@@ -119,7 +119,7 @@ def started(name: str, home: Path, ingresses: int = 1) -> contextlib.AbstractCon
     if name in BARE:
         return bare(name)
     model = str(model_directory(EngineConfig(model="demo")))
-    settings = Settings(model, "bfloat16", threads=1, max_requests=STREAMS, max_len=512, kv_tokens=65_536)
+    settings = Settings(model, "float32", threads=1, max_requests=STREAMS, max_len=512, kv_tokens=65_536)
     return serving(name, settings, home, ingresses)
 
 
