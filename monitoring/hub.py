@@ -1,8 +1,8 @@
 """The hub: the latest numbers of every process, summed into one page for Prometheus.
 
-process ──snapshot, once a second──▶ Hub.push ──▶ { process: latest snapshot }
-                                                            + what ended processes had counted
-                                     Hub.render ◀── one page, whichever ingress is asked
+process ──snapshot, each second or two──▶ Hub.push ──▶ { process: latest snapshot }
+                                                       + what ended processes had counted
+                                          Hub.render ◀── one page, whichever ingress is asked
 
 Totals never run backwards: what a process has counted stays in the sum when it restarts (a new epoch under the
 same label), when it is gone, and when the hub itself is replaced (`monitoring.checkpoint`). A replica that is gone
