@@ -153,14 +153,14 @@ def test_a_lost_client(service: ApiService, engine: ScriptedEngine, lines: Lines
 
 def test_no_line_has_what_is_private_or_could_forge_another(client: Client, lines: Lines) -> None:
     ask(client)
-    ask(client, key="bad\x1bkey", model="no\nsuch\x1b[31m")
+    ask(client, key="wrong\x1bkey", model="no\nsuch\x1b[31m")
     ask(client, model="no\nsuch\x1b[31m")
     for forged in ("x" * 5000, "a\x1b[2J", "two words"):
         assert ask(client, request_id=forged).status_code == 400
         assert lines.last["request_id"].startswith("req-")
     assert len(lines.all) == len(lines.text.getvalue().splitlines()) == 6
     for text in (lines.json.getvalue(), lines.text.getvalue()):
-        for private in (PROMPT, KEY, "bad", "such", "\x1b", "xxx"):
+        for private in (PROMPT, KEY, "wrong", "such", "\x1b", "xxx"):
             assert private not in text
 
 
