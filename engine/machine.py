@@ -28,14 +28,16 @@ def use_cpu_policy(policy: CpuPolicy) -> None:
 
     "batch" is Linux's SCHED_BATCH: a thread that wakes waits for a core in place of interrupting the thread that
     runs there, whose data the processor's caches hold. "normal" changes nothing, as does any policy where the
-    kernel has no such or lets the process not choose it.
+    kernel has no such, or does not let the process choose. Threads that have another policy than the usual one,
+    because whoever started the process chose it, keep that.
     """
     if policy == "normal" or not hasattr(os, "SCHED_BATCH"):
         return
     with contextlib.suppress(OSError):
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
+                if os.sched_getscheduler(int(thread)) == os.SCHED_OTHER:
+                    os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 
 
 def default_threads(num_ranks: int = 1) -> int:

@@ -117,8 +117,7 @@ class SamplingParams:
     def _check_ranges(self) -> None:
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            is_in = low <= value <= high if type(value) is float else _in(value, low, high)  # NaN is in no range
-            if not is_in:
+            if not _in(value, low, high):
                 _refuse(name, f"must be in [{low:g}, {high:g}], got {value!r}")
         if not (_in(self.top_p, 0, 1) and self.top_p > 0):
             _refuse("top_p", f"must be in (0, 1], got {self.top_p!r}")
@@ -126,8 +125,7 @@ class SamplingParams:
             _refuse("repetition_penalty", f"must be in (0, 100], got {self.repetition_penalty!r}")
         for name, least in _COUNTS:
             count = getattr(self, name)
-            is_int = type(count) is int or _is_int(count)
-            if not (is_int and least <= count <= MAX_COUNT):
+            if not (_is_int(count) and least <= count <= MAX_COUNT):
                 _refuse(name, f"must be an integer in [{least}, {MAX_COUNT}], got {count!r}")
         if self.min_tokens > self.max_tokens:
             _refuse("min_tokens", f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")

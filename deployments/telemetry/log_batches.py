@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from logging.handlers import MemoryHandler, RotatingFileHandler
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
 BATCH_S = 0.1
 """Seconds that a record may wait for others: what is lost when the process is killed."""
 MAX_RECORDS = 256
@@ -44,9 +46,18 @@ class LogBatches:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, []
-        batch = [make() for make in waiting]
+        batch = [record for make in waiting if (record := _made(make)) is not None]
         for handler in _handlers(self._logger) if batch else ():
             _write(handler, [record for record in batch if record.levelno >= handler.level])
+
+
+def _made(make: Callable[[], logging.LogRecord]) -> logging.LogRecord | None:
+    """Make one record; None if that fails, which costs the others nothing."""
+    try:
+        return make()
+    except Exception:
+        logger.exception("a line of the log could not be made")
+        return None
 
 
 def _handlers(logger: logging.Logger | None) -> Iterator[logging.Handler]:

@@ -282,7 +282,7 @@ class WireConnection:
         if isinstance(message, (messages.Tokens, messages.Heartbeat)) and message.load is not None:
             self.load = message.load
             self._listener.on_load(self.address.replica, message.load)
-        if isinstance(message, messages.Tokens):  # the most frequent by far, so it comes first
+        if isinstance(message, messages.Tokens):
             self._listener.on_deltas(self.address.replica, message.deltas)
         elif isinstance(message, messages.Unknown):
             self._listener.on_unknown(self.address.replica, message.request_ids)

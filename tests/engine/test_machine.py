@@ -178,6 +178,20 @@ def test_all_threads_have_the_policy_those_before_it_and_those_after(policy: str
     assert told.stdout.strip() == f"[{found}]"
 
 
+def test_a_policy_that_was_chosen_before_is_kept() -> None:
+    def idle() -> None:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+    told = subprocess.run(
+        [sys.executable, "-c", _POLICIES.format(policy="batch")],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=idle,
+    )
+    assert told.stdout.strip() == f"[{os.SCHED_IDLE}]"
+
+
 def test_a_process_that_may_not_choose_its_policy_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

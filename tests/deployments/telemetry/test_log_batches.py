@@ -72,6 +72,25 @@ def test_a_line_waits_no_longer_than_a_moment_and_a_warning_not_at_all(logger: l
     run(scenario())
 
 
+def test_a_line_that_cannot_be_made_costs_no_other(
+    logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = to_stream(logger)
+
+    def fail() -> logging.LogRecord:
+        raise ValueError("a defect")
+
+    async def scenario() -> None:
+        batches = LogBatches(logger)
+        add(batches, "before")
+        batches.add(logging.INFO, fail)
+        add(batches, "after")
+        batches.flush()
+
+    run(scenario())
+    assert stream.getvalue() == "before\nafter\n" and "a defect" in caplog.text
+
+
 def test_levels_filters_and_other_handlers_are_what_they_are_without_batches(logger: logging.Logger) -> None:
     class Kept(logging.Handler):
         def __init__(self) -> None:
