@@ -39,7 +39,8 @@ from rich.table import Table
 
 from benchmarks import this_machine
 from benchmarks.null_model import NullRunner
-from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.replica.deployment import EngineReplica
+from deployments.replica.settings import ReplicaSettings
 from deployments.telemetry.garbage import GarbagePauses
 from deployments.wire import messages
 from deployments.wire.handshake import Context, Socket

@@ -20,8 +20,9 @@ from deployments.config.settings import DeploymentSettings
 from deployments.hub.deployment import MetricsHub
 from deployments.ingress.deployment import Ingress
 from deployments.replica.autoscaling import TARGETS
-from deployments.replica.deployment import EngineFactory, EngineReplica, ReplicaSettings
+from deployments.replica.deployment import EngineFactory, EngineReplica
 from deployments.replica.ranks import bundles, load_engine
+from deployments.replica.settings import ReplicaSettings
 from deployments.telemetry.serve_logging import serve_logging
 from deployments.telemetry.tracing import check_tracing
 from router.policy_names import policy_named

@@ -11,15 +11,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal, get_args
-
-import msgspec
+from typing import get_args
 
 from router.addresses import KVAddress, ReplicaAddress
 from router.candidates import Candidates
-from router.cost import Candidate
+from router.member import Member, MemberState, ReplicaLoad
 from router.ready_candidates import ExactMean, ReadyCandidates
 
 CIRCUIT_FAILURES = 3
@@ -28,69 +25,6 @@ CIRCUIT_OPEN_S = 5.0
 """How long a circuit stays open; then one more failure opens it again, and one success closes it."""
 MOST_STALE = 8
 """Replicas that may have changed since the last prompt before their candidates are made anew without one."""
-MemberState = Literal["available", "draining", "lost", "circuit_open"]
-"""State of a replica as this process sees it. A replica whose queue is full counts as available."""
-
-
-class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
-    """A replica's load as its last heartbeat reported it."""
-
-    num_requests: int = 0
-    """Requests of all ingresses that wait there or run there."""
-    num_own: int = 0
-    """The share of `num_requests` that came from this process."""
-    num_running: int = 0
-    num_waiting: int = 0
-    queued_prefill_tokens: int = 0
-    """Prompt tokens, probably not cached, of the requests that wait there or run there."""
-    dispatches_seen: int = 0
-    """Number of the last dispatch of this process that these figures include."""
-    pages_free: int = 0
-    """KV pages that are free or can be evicted."""
-    pages_total: int = 0
-    page_size: int = 16
-    """Tokens of a KV page."""
-    prefill_rate: float = 0.0
-    """Measured uncached prefill tokens/s; 0 until measured."""
-    prefill_share: float = 0.0
-    """Share of the last few seconds that it spent on prefill, 0..1."""
-    decode_rate: float = 0.0
-    """Measured decode tokens/s of all its requests together; 0 until measured."""
-    evict_price: float = 0.0
-    """Seconds of recomputation that each token inserted there is likely to cost; 0 while pages are free."""
-    is_draining: bool = False
-    is_full: bool = False
-    """Whether its queue accepts no more requests."""
-    max_running: int = 0
-    """Most requests that it runs at once."""
-    finish_rate: float = 0.0
-    """Requests per second that it finished lately."""
-    load_rates: tuple[float, ...] = ()
-    """Tokens/s whose KV it copies to its device, by the tier below it (cache/tiers.py): host memory first."""
-    fetch_rate: float = 0.0
-    """Tokens/s whose KV it fetches from another replica; 0 where it fetches none."""
-
-
-@dataclass(slots=True)
-class _Member:
-    address: ReplicaAddress | None = None
-    deployment: str = ""
-    load: ReplicaLoad = field(default_factory=ReplicaLoad)
-    is_lost: bool = False
-    own: set[str] = field(default_factory=set)
-    """Open requests of this process."""
-    num_dispatches: int = 0
-    unseen: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Dispatches of this process that no heartbeat counts yet: request id -> (number, uncached tokens)."""
-    num_unseen_tokens: int = 0
-    """Tokens of `unseen`."""
-    num_failures: int = 0
-    circuit_open_until: float = 0.0
-
-    def see(self, request_id: str) -> None:
-        """Forget an unseen dispatch, if it is one."""
-        _, tokens = self.unseen.pop(request_id, (0, 0))
-        self.num_unseen_tokens -= tokens
 
 
 class Fleet:
@@ -104,7 +38,7 @@ class Fleet:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._placed: dict[str, str | None] = {}  # open request id -> replica
         self._listeners: list[Callable[[], None]] = []
         self.version = 0
@@ -132,7 +66,7 @@ class Fleet:
             known = self._members.items()
             before = {replica: member.address for replica, member in known if member.deployment == deployment}
             for replica in before.keys() - addresses.keys():
-                self._kv_tokens -= _kv_tokens(self._members.pop(replica).load)
+                self._kv_tokens -= self._members.pop(replica).kv_tokens
                 self._open_circuits.discard(replica)
                 self._stale.pop(replica, None)
                 self._ready.remove(replica)
@@ -141,7 +75,7 @@ class Fleet:
                 if replica in self._members:
                     self._members[replica].address = address
                 else:
-                    self._members[replica] = _Member(address, deployment)
+                    self._members[replica] = Member(address, deployment)
                     self._change(replica)
             has_changed = before != dict(addresses)
             self.version += has_changed
@@ -188,7 +122,7 @@ class Fleet:
         with self._lock:
             now, counts = self._clock(), dict.fromkeys(get_args(MemberState), 0)
             for member in self._members.values():
-                counts[_member_state(member, now)] += 1
+                counts[member.state(now)] += 1
             return counts
 
     def lost(self) -> frozenset[str]:
@@ -216,10 +150,11 @@ class Fleet:
             member = self._members.get(replica)
             if member is None:
                 return
-            self._kv_tokens += _kv_tokens(load) - _kv_tokens(member.load)
+            self._kv_tokens -= member.kv_tokens
             if load.fetch_rate != member.load.fetch_rate:
                 self._fetch_rates.put(replica, load.fetch_rate or None)
             member.load = load
+            self._kv_tokens += member.kv_tokens
             is_seen = lambda dispatch: dispatch[1][0] <= load.dispatches_seen  # noqa: E731  # numbers ascend
             for request_id, _ in list(takewhile(is_seen, member.unseen.items())):
                 member.see(request_id)
@@ -278,7 +213,7 @@ class Fleet:
     def loads(self) -> dict[str, float]:
         """Count the requests at each replica: others' as of its heartbeat, those of this process exactly."""
         with self._lock:
-            return {replica: float(_num_requests(member)) for replica, member in self._members.items()}
+            return {replica: float(member.num_requests) for replica, member in self._members.items()}
 
     def candidates(self, replicas: Collection[str], avoid: Collection[str] = ()) -> Candidates:
         """Return what is known of each replica. Those to `avoid` are marked unavailable, as are all that cannot
@@ -368,7 +303,7 @@ class Fleet:
                 replica in self._open_circuits or member.is_lost or member.load.is_draining or member.load.is_full
             )
             share = None if member.is_lost else member.load.prefill_share
-            self._ready.put(_candidate(replica, member, is_available), share)
+            self._ready.put(member.candidate(replica, is_available=is_available), share)
         self._stale.clear()
         return self._ready
 
@@ -380,38 +315,3 @@ class Fleet:
         for replica in [name for name in self._open_circuits if now >= self._members[name].circuit_open_until]:
             self._open_circuits.remove(replica)
             self._change(replica)
-
-
-def _num_requests(member: _Member) -> int:
-    return max(0, member.load.num_requests - member.load.num_own) + len(member.own)
-
-
-def _kv_tokens(load: ReplicaLoad) -> int:
-    return load.pages_total * load.page_size
-
-
-def _member_state(member: _Member, now: float) -> MemberState:
-    if member.is_lost:
-        return "lost"
-    if member.load.is_draining:
-        return "draining"
-    return "circuit_open" if now < member.circuit_open_until else "available"
-
-
-def _candidate(replica: str, member: _Member, is_available: bool) -> Candidate:
-    load = member.load
-    return Candidate(
-        replica=replica,
-        queued_prefill_tokens=load.queued_prefill_tokens + member.num_unseen_tokens,
-        num_running=_num_requests(member),
-        pages_free=load.pages_free,
-        pages_total=load.pages_total,
-        evict_price=load.evict_price,
-        prefill_rate=load.prefill_rate,
-        decode_tokens_per_s=load.decode_rate,
-        is_available=is_available,
-        page_size=load.page_size,
-        max_running=load.max_running,
-        finish_rate=load.finish_rate,
-        load_rates=load.load_rates,
-    )

@@ -14,23 +14,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from deployments.client.outgoing import message_of
 from deployments.client.protocol import CallOutcome, GenerateRequest
-from deployments.config.kv_events import KvEventSettings
-from deployments.config.kv_fetch import KvFetchSettings
-from deployments.config.settings import (
-    ChatSettings,
-    HealthSettings,
-    MetricsSettings,
-    WarmUpSettings,
-    WireSettings,
-)
-from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.version import raydix_version
 from deployments.hub.calls import HubCalls
 from deployments.replica.devices import gpu_utilization, gpus_of
@@ -41,15 +31,15 @@ from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
 from deployments.replica.metrics import EngineMetrics
 from deployments.replica.ranks import load_engine
+from deployments.replica.settings import ReplicaSettings
 from deployments.replica.warm_up import share_prefixes, warm_up
 from deployments.telemetry.garbage import GarbagePauses
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.serve_logging import log_through_serve
-from deployments.wire.server import WireServer, WireTimings
+from deployments.wire.server import WireServer
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.machine import (
-    CpuPolicy,
     prepare_process,
     shared_threads,
     usable_cores,
@@ -61,7 +51,6 @@ from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from router.addresses import store_name
 from router.ray_internals import serve_is_stopping
-from router.roles import Role
 
 logger = logging.getLogger("ray.serve")
 
@@ -69,33 +58,6 @@ _WATCH_POLL_S = 0.2
 """Seconds between two looks whether a replica that is being stopped has streams of an ingress left."""
 
 EngineFactory = Callable[[EngineConfig], Engine]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSettings:
-    """The sections of the configuration that a replica reads, besides its engine's."""
-
-    num_sharing: int | None = None
-    """Engine replicas that share a machine's cores because they reserve none; None: each has its reserved ones."""
-    health: HealthSettings = field(default_factory=HealthSettings)
-    wire: WireSettings = field(default_factory=WireSettings)
-    metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
-    """Used where there is a hub to ask."""
-    chat: ChatSettings = field(default_factory=ChatSettings)
-    """How conversations are turned into prompts; used for shared prefixes."""
-    shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
-    """Computed at the start, for all tenants; each has its text."""
-    kv_events: KvEventSettings | None = None
-    """Where blocks of KV are told to routers of others, if anywhere."""
-    kv_fetch: KvFetchSettings | None = None
-    """How KV is exchanged with other replicas, if at all."""
-    role: Role | None = None
-    """What its replicas do; None: both."""
-    cpu_policy: CpuPolicy = "normal"
-    """How the kernel gives cores to its threads."""
-    timings: WireTimings = field(default_factory=WireTimings)
-    """Periods of the wire; its heartbeat is `health.heartbeat_s`."""
 
 
 def serve_whereabouts() -> tuple[str, str]:

@@ -34,7 +34,7 @@ import msgspec
 
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
-from router.fleet import ReplicaLoad
+from router.member import ReplicaLoad
 
 WIRE_VERSION = 13
 MAX_MESSAGE_BYTES = 64 * 2**20

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from deployments.admission.fleet_load import FleetLoad
 from router.candidates import Candidates, Order
 from router.cost import Candidate, RouteQuery
-from router.fleet import CIRCUIT_FAILURES, CIRCUIT_OPEN_S, Fleet, ReplicaLoad
+from router.fleet import CIRCUIT_FAILURES, CIRCUIT_OPEN_S, Fleet
+from router.member import ReplicaLoad
 from router.policies import CostPolicy
 from router.ready_candidates import DEFAULT_PREFILL_RATE
 from tests.router.support.fleets import candidate, fleets, queries

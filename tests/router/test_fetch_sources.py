@@ -11,7 +11,8 @@ from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from router.addresses import KVAddress, ReplicaAddress
 from router.fetching import FetchTerms
-from router.fleet import Fleet, ReplicaLoad
+from router.fleet import Fleet
+from router.member import ReplicaLoad
 from router.placer import Placer, PlacerSettings
 from tests.router.support.fleets import Prompt
 

@@ -14,7 +14,8 @@ from cache.prefix_hash import block_hashes, prefix_root
 from router.addresses import ReplicaAddress, store_name
 from router.decisions import DecisionRecord
 from router.fetching import FetchTerms
-from router.fleet import Fleet, ReplicaLoad
+from router.fleet import Fleet
+from router.member import ReplicaLoad
 from router.placer import Placer, PlacerSettings
 from router.prefix_index import PrefixIndex
 from tests.router.support.fleets import Prompt

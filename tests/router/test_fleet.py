@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from router.addresses import ReplicaAddress
-from router.fleet import Fleet, ReplicaLoad
+from router.fleet import Fleet
+from router.member import ReplicaLoad
 
 
 def fleet(*names: str) -> Fleet:

@@ -14,8 +14,9 @@ from cache.prefix_hash import block_hashes, prefix_root
 from cache.tiers import Tier
 from router.addresses import ReplicaAddress
 from router.cost import cost, load_seconds
-from router.fleet import Fleet, ReplicaLoad
+from router.fleet import Fleet
 from router.lower_tiers import LowerTiers
+from router.member import ReplicaLoad
 from router.overlap import OutdatedOverlap, Overlap
 from router.placer import Placer, PlacerSettings
 from router.prefix_index import PrefixIndex

@@ -14,7 +14,8 @@ from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from monitoring.metric_table import BY_NAME
 from router.addresses import ReplicaAddress
-from router.fleet import Fleet, ReplicaLoad
+from router.fleet import Fleet
+from router.member import ReplicaLoad
 from router.placer import Placer, PlacerSettings
 from router.policies import POLICIES, Reason
 from tests.router.support.fleets import Prompt

@@ -12,7 +12,7 @@ import pytest
 from ray.serve.request_router import RequestRouter
 
 from router.addresses import KVAddress, ReplicaAddress
-from router.fleet import ReplicaLoad
+from router.member import ReplicaLoad
 from router.placer import PlacerSettings
 from router.ray_router import PrefixRouter, address_of
 from router.roles import ROLES

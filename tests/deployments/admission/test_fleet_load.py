@@ -9,7 +9,8 @@ import pytest
 from deployments.admission.fleet_load import FleetLoad
 from deployments.client.protocol import GenerateRequest
 from router.addresses import ReplicaAddress
-from router.fleet import Fleet, ReplicaLoad
+from router.fleet import Fleet
+from router.member import ReplicaLoad
 
 
 def fleet(**loads: ReplicaLoad) -> Fleet:

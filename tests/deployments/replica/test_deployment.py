@@ -12,8 +12,9 @@ import pytest
 from msgspec import structs
 
 from deployments.client.protocol import CallOutcome
-from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.replica.deployment import EngineReplica
 from deployments.replica.liveness import EngineUnhealthy
+from deployments.replica.settings import ReplicaSettings
 from deployments.wire.server import WireTimings
 from engine.config import EngineConfig
 from engine.engine import Engine

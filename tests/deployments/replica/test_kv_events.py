@@ -24,8 +24,9 @@ from cache.block_events import BlockEvents
 from cache.tiers import Tier
 from deployments.client.protocol import GenerateRequest
 from deployments.config.kv_events import KvEventSettings
-from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.replica.deployment import EngineReplica
 from deployments.replica.kv_events import KvEventPublisher
+from deployments.replica.settings import ReplicaSettings
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.loading.model_directory import demo_model_path

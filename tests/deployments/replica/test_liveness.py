@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from deployments.config.settings import HealthSettings
-from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.replica.deployment import EngineReplica
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.pod import NotReadyError, ready_engine
+from deployments.replica.settings import ReplicaSettings
 from engine.config import EngineConfig
 from engine.engine import Engine
 

@@ -13,7 +13,8 @@ from deployments.api.text_codec import TextCodec
 from deployments.config.settings import WarmUpSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.hub.deployment import MetricsHub
-from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.replica.deployment import EngineReplica
+from deployments.replica.settings import ReplicaSettings
 from engine.config import EngineConfig
 from engine.engine import Engine, model_directory
 from engine.tokenizer import load_tokenizer

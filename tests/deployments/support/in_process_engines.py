@@ -16,7 +16,8 @@ from deployments.client.remote_engines import RemoteEngines
 from deployments.client.replica_watch import Watcher
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import HealthSettings
-from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.replica.deployment import EngineReplica
+from deployments.replica.settings import ReplicaSettings
 from deployments.wire.server import WireTimings
 from engine.config import EngineConfig
 from engine.engine import Engine, LoadedRunner

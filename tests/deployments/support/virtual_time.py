@@ -12,7 +12,8 @@ from deployments.client.timeline import Timeline
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.addresses import ReplicaAddress
-from router.fleet import Fleet, ReplicaLoad
+from router.fleet import Fleet
+from router.member import ReplicaLoad
 from tests.deployments.support.turns import CountedSelector, TurnLoop
 
 T = TypeVar("T")

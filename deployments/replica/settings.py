@@ -1,0 +1,40 @@
+"""What an engine replica is told of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from deployments.config.kv_events import KvEventSettings
+from deployments.config.kv_fetch import KvFetchSettings
+from deployments.config.settings import ChatSettings, HealthSettings, MetricsSettings, WarmUpSettings, WireSettings
+from deployments.config.shared_prefixes import SharedPrefixSettings
+from deployments.wire.server import WireTimings
+from engine.machine import CpuPolicy
+from router.roles import Role
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """The sections of the configuration that a replica reads, besides its engine's."""
+
+    num_sharing: int | None = None
+    """Engine replicas that share a machine's cores because they reserve none; None: each has its reserved ones."""
+    health: HealthSettings = field(default_factory=HealthSettings)
+    wire: WireSettings = field(default_factory=WireSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
+    """Used where there is a hub to ask."""
+    chat: ChatSettings = field(default_factory=ChatSettings)
+    """How conversations are turned into prompts; used for shared prefixes."""
+    shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
+    """Computed at the start, for all tenants; each has its text."""
+    kv_events: KvEventSettings | None = None
+    """Where blocks of KV are told to routers of others, if anywhere."""
+    kv_fetch: KvFetchSettings | None = None
+    """How KV is exchanged with other replicas, if at all."""
+    role: Role | None = None
+    """What its replicas do; None: both."""
+    cpu_policy: CpuPolicy = "normal"
+    """How the kernel gives cores to its threads."""
+    timings: WireTimings = field(default_factory=WireTimings)
+    """Periods of the wire; its heartbeat is `health.heartbeat_s`."""
