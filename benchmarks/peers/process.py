@@ -73,7 +73,8 @@ class Peer:
     def stop(self) -> None:
         """End the engine and all processes that it started."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # it writes what it could not write before
+                self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=30)
         with suppress(ProcessLookupError):

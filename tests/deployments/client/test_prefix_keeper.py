@@ -56,6 +56,7 @@ async def two_engines(
         host_kv_gib=0.02,
         kv_fetch=KvFetchSettings(**{"linger_s": 3600, **kv_fetch}),
     ) as (client, engines):
+        await until(lambda: client.num_synced == 2)  # what one leaves behind goes to one that can be reached then
         yield client, engines
 
 
