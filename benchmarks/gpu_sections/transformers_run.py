@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import torch
@@ -49,8 +50,9 @@ def _manager(raw: Mapping[str, Any], work: Workload, device: torch.device) -> tu
     generation = GenerationConfig(
         do_sample=True, temperature=0.6, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=work.longest
     )
-    # Left alone it would look for FlashAttention on the hub.
-    options: dict[str, Any] = {"auto_switch_to_flash": find_spec("flash_attn") is not None}
+    options: dict[str, Any] = {}
+    if "auto_switch_to_flash" in signature(ContinuousBatchingConfig).parameters:  # not in 5.17 and before
+        options["auto_switch_to_flash"] = find_spec("flash_attn") is not None  # left alone it looks on the hub
     if not is_gpu:
         options |= {"num_blocks": 2 * work.requests, "max_batch_tokens": 512}
     manager = model.init_continuous_batching(

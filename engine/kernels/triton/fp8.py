@@ -17,17 +17,18 @@ def store_rounded(row, is_in, out, scale, INPUTS: tl.constexpr, INTERPRETED: tl.
     """Write float32 `row` [BLOCK], zero where not `is_in`, as float8 numbers to `out`, and their scales: one, or
     one for each `INPUTS` numbers if these are not 0.
 
-    Numbers are divided, not multiplied by an inverse, so that they are those of the separate form bit for bit.
+    Numbers are divided by the scale, not multiplied by its inverse, and the scale is multiplied by an inverse, not
+    divided, so that they are those of the separate form bit for bit.
     None exceeds the largest float8 by more than rounding, so none is clamped; NaN stays NaN.
     """
     if INPUTS == 0:
-        step = tl.div_rn(tl.maximum(tl.max(tl.abs(row), axis=0), 1e-12), 448.0)
+        step = tl.maximum(tl.max(tl.abs(row), axis=0), 1e-12) * (1.0 / 448.0)
         numbers = tl.div_rn(row, step)
         tl.store(scale, step)
     else:
         NUM: tl.constexpr = row.shape[0] // INPUTS
         blocks = tl.reshape(row, (NUM, INPUTS))
-        step = tl.div_rn(tl.maximum(tl.max(tl.abs(blocks), axis=1), 1e-12), 448.0)
+        step = tl.maximum(tl.max(tl.abs(blocks), axis=1), 1e-12) * (1.0 / 448.0)
         is_block = tl.max(tl.reshape(is_in.to(tl.int32), (NUM, INPUTS)), axis=1) > 0
         tl.store(scale + tl.arange(0, NUM), step, mask=is_block)
         numbers = tl.reshape(tl.div_rn(blocks, step[:, None]), row.shape)

@@ -44,6 +44,14 @@ def launch(kernel: Any, grid: tuple[int, ...], first: torch.Tensor, *args: Any, 
         kernel.run(first, *args, grid=grid, warmup=_is_compiling.get(), **options)
 
 
+def empty_indices(device: torch.device, *shape: int) -> torch.Tensor:
+    """Return int64 memory for numbers that later operations index with. It is zero where kernels only compile and
+    so write nothing: a GPU ends a process's work when an index is out of bounds.
+    """
+    make = torch.zeros if _is_compiling.get() else torch.empty
+    return make(shape, dtype=torch.int64, device=device)
+
+
 @functools.cache
 def launches_early(device: torch.device) -> bool:
     """Whether kernels may be launched on a device before those before them have ended."""

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch import empty_indices, launch
 from engine.kernels.triton.tile import start
 
 
@@ -14,7 +14,7 @@ def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[tor
     """Implement `engine.models.experts.route`; of equally likely experts, the first is chosen."""
     logits = logits.contiguous()
     rows, num_experts = logits.shape
-    chosen = torch.empty(rows, per_token, dtype=torch.int64, device=logits.device)
+    chosen = empty_indices(logits.device, rows, per_token)
     shares = torch.empty(rows, per_token, dtype=torch.float32, device=logits.device)
     if rows:
         launch(

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch import empty_indices, launch
 from engine.kernels.triton.tile import start
 from engine.kernels.triton.truncation import (
     LOWEST_KEY,
@@ -80,7 +80,7 @@ def choose(logits: torch.Tensor, tensors: SamplingTensors, positions: torch.Tens
 
     best, at = empty(torch.float32, rows, chunks), empty(torch.int32, rows, chunks)
     sums, equals = empty(torch.float64, rows, chunks), empty(torch.int32, rows, chunks)
-    cuts, tokens = empty(torch.int32, rows, 2), empty(torch.int64, rows)
+    cuts, tokens = empty(torch.int32, rows, 2), empty_indices(logits.device, rows)
     maxima = empty(torch.float32, rows, chunks, CHUNK // BLOCK) if tensors.cuts else None
     row, asked = (logits, logits.stride(0), size), (tensors.inverse, tensors.top_k, tensors.top_p, tensors.min_p)
     if not rows:

@@ -66,7 +66,7 @@ def test_pages_of_eight_bits_are_read_as_what_they_stand_for() -> None:
     """They give what pages of the model's type with the same numbers give; too large numbers are clamped."""
     case, scales = Paged([(70, 1), (9, 1), (20, 30)], Heads(2, 2, 8), 3, None, torch.float32), (0.25, 2**-9)
     divisors = torch.tensor(scales).view(2, 1, 1, 1, 1)
-    pages = (case.pages.layer(0) / divisors).to(FP8)
+    pages = (case.pages.layer(0) / divisors).clamp(-MAX_FP8, MAX_FP8).to(FP8)
     step = ReferenceAttention(case.shape).prepare(case.batch, case.pages.null_page)
     key, value = case.new()
     store_kv(pages, case.batch.slot_mapping, key, value, scales)

@@ -70,7 +70,8 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
     ):
         yield launches
     registers: dict[bytes, dict[str, int]] = {}
-    for report, made in launched:
+    for report, made_later in launched:
+        made = made_later.result() if hasattr(made_later, "result") else made_later  # Triton 3.6 has no other way
         binary = made.asm["cubin"]
         registers[binary] = registers.get(binary) or _registers(binary)
         report |= {"shared": made.metadata.shared, "has_products": "mma" in made.asm["ptx"]}

@@ -30,6 +30,7 @@ from engine.attention.triton import TritonAttention
 from engine.config import EngineConfig
 from engine.graphs.decode_graphs import DecodeGraphs
 from engine.kernels.triton import rows
+from engine.kernels.triton.launch import compiling
 from engine.loading.load_model import load_model
 from engine.loading.warm_up import warm_steps
 from engine.models.decoder import Decoder
@@ -86,7 +87,7 @@ class Keys:
         _, key_cache, _, _, binder = kernel.device_caches[0]
         _, specialization, parsed = binder(*args, **options, debug=False, instrumentation_mode="")
         self.seen.add((name_of(kernel), compute_cache_key(key_cache, specialization, parsed)))
-        if kernel.__name__ == "_draw":
+        if kernel.__name__ == "_draw" and not warmup:
             args[kernel.arg_names.index("tokens_ptr")].zero_()  # Tokens that exist, as the kernel does not run.
 
 
@@ -140,8 +141,11 @@ def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int, lis
         patch.object(JITFunction, "run", lambda kernel, *args, **options: keys.run(kernel, *args, **options)),
     ):
         runner = runner_of(raw, Path(directory))
-        for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
-            runner.run(step)
+        torch.use_deterministic_algorithms(True)  # Memory that no kernel writes then has numbers that nobody expects.
+        with compiling():
+            for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
+                runner.run(step)
+        torch.use_deterministic_algorithms(False)
         runner.add_graphs(MAX_RUNNING, recording)
         others = runner.add_token_graphs(MAX_RUNNING, PIECE_TOKENS, (2, MAX_DRAFTS + 1), recording)
         assert isinstance(runner._decodes, DecodeGraphs)

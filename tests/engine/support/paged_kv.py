@@ -57,13 +57,14 @@ class Paged:
         seed: int = 0,
         soft_cap: float | None = None,
         has_sinks: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
 
         def random(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
-        self.window = window
+        self.window, self.device = window, device
         self.shape = AttentionShape(
             heads.num, heads.num_kv_heads, heads.dim, page_size, frozenset({window}),
             soft_cap=soft_cap, has_sinks=has_sinks, latent=heads.latent,
@@ -94,7 +95,7 @@ class Paged:
         size, (parts, longest, kv_heads, dim) = self.shape.page_size, max(held.shape for held in self._held)
         per_row = -(-longest // size)
         order = torch.randperm(per_row * len(self._held), generator=generator).tolist()
-        self.pages = KVPages(1, len(order), size, kv_heads, dim, self._held[0].dtype, CPU, parts)
+        self.pages = KVPages(1, len(order), size, kv_heads, dim, self._held[0].dtype, self.device, parts)
         self.pages.layer(0)[:, : self.pages.num_pages] = torch.nan
         slots = self.pages.layer(0).flatten(1, 2)
         chunks = []
@@ -103,7 +104,7 @@ class Paged:
             seen = range(0 if self.window is None else max(0, start - self.window + 1), start)
             slots[:, [row.pages[p // size] * size + p % size for p in seen]] = held[:, seen.start : start]
             chunks.append(row)
-        self.batch = AttentionBatch.from_chunks(chunks, size, self.pages.null_page, CPU)
+        self.batch = AttentionBatch.from_chunks(chunks, size, self.pages.null_page, self.device)
 
     def _rows(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Each row's first position of the step, its keys and values, and its queries."""
@@ -132,7 +133,7 @@ class Paged:
     def _row(self, start: int, held: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         parts = held.repeat_interleave(query.shape[1] // held.shape[2], 2).transpose(1, 2)
         keys, values = parts[0], parts[-1][..., : self.shape.value_dim]
-        positions = torch.arange(held.shape[1])
+        positions = torch.arange(held.shape[1], device=held.device)
         queries = positions[start:, None]
         seen = (positions <= queries) & (positions > queries - (self.window or held.shape[1]))
         scores = query.transpose(0, 1) @ keys.transpose(1, 2) * self.shape.scale

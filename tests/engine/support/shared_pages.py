@@ -40,6 +40,7 @@ class SharedPages:
         soft_cap: float | None = None,
         has_sinks: bool = False,
         seed: int = 0,
+        device: torch.device = CPU,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.window = window
@@ -53,7 +54,7 @@ class SharedPages:
         pages = iter(torch.randperm(sum(longest.values()) + sum(own), generator=generator).tolist())
         prefixes = {prefix: [next(pages) for _ in range(num)] for prefix, num in longest.items()}
         self.pages = KVPages(
-            1, sum(longest.values()) + sum(own), page_size, heads.num_kv_heads, heads.dim, dtype, CPU, parts
+            1, sum(longest.values()) + sum(own), page_size, heads.num_kv_heads, heads.dim, dtype, device, parts
         )
         self.pages.layer(0)[:, : self.pages.num_pages] = torch.nan
         slots = self.pages.layer(0).flatten(1, 2)
@@ -65,14 +66,13 @@ class SharedPages:
                 count = min(page_size, start + row.new - position)
                 shape = parts, count, heads.num_kv_heads, heads.dim
                 kv = torch.randn(shape, generator=generator, dtype=torch.float64)
-                slots[:, page * page_size : page * page_size + count] = kv.to(dtype)
+                slots[:, page * page_size : page * page_size + count] = kv.to(device, dtype)
             chunks.append(chunk(start, row.new, table))
-        self.batch = AttentionBatch.from_chunks(chunks, page_size, self.pages.null_page, CPU)
+        self.batch = AttentionBatch.from_chunks(chunks, page_size, self.pages.null_page, device)
         num_tokens = sum(row.new for row in rows)
-        self.query = torch.randn(num_tokens, heads.num, heads.dim, generator=generator, dtype=torch.float64).to(
-            dtype
-        )
-        self.sinks = torch.randn(heads.num, generator=generator) if has_sinks else None
+        query = torch.randn(num_tokens, heads.num, heads.dim, generator=generator, dtype=torch.float64)
+        self.query = query.to(device, dtype)
+        self.sinks = torch.randn(heads.num, generator=generator).to(device) if has_sinks else None
 
     def step(self, is_cascade: bool, isa: str | None = None) -> NativeStep:
         """Prepare the rows' step on CPUs."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 from engine.attention.base import AttentionShape, choose_backend
-from engine.attention.kv_pages import FP8, store_kv
+from engine.attention.kv_pages import FP8, MAX_FP8, store_kv
 from engine.attention.reference import ReferenceAttention
 from engine.attention.triton import TritonAttention
 from engine.graphs.step_inputs import StepInputs
 from engine.kernels.triton.extend import query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma, fitting_tile, tma_tile
 from tests.engine.support.paged_kv import CPU, Heads, Paged
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+paged = partial(Paged, device=DEVICE)
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 0.04}
 """Largest error of outputs of size about 1, from rounding sums, and weights and results to the type."""
@@ -36,7 +40,7 @@ def assert_right(case: Paged) -> None:
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [DECODES, EXTENDS, MIXED], ids=["decodes", "extends", "mixed"])
 def test_a_batch(rows: Rows, dtype: torch.dtype) -> None:
-    assert_right(Paged(rows, Heads(2, 2, 32), 16, None, dtype))
+    assert_right(paged(rows, Heads(2, 2, 32), 16, None, dtype))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +56,8 @@ def test_a_batch(rows: Rows, dtype: torch.dtype) -> None:
 def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, dtype: torch.dtype) -> None:
     """In rows that are one item and in one that is merged of several, and in prompts."""
     rows: Rows = [*MIXED, (1500, 1)]
-    assert_right(Paged(MIXED, Heads(3, 1, 32), 16, 40, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
-    assert_right(Paged(rows, Heads(3, 1, 32), 16, None, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
+    assert_right(paged(MIXED, Heads(3, 1, 32), 16, 40, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
+    assert_right(paged(rows, Heads(3, 1, 32), 16, None, dtype, soft_cap=soft_cap, has_sinks=has_sinks))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
@@ -62,7 +66,7 @@ def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, dtype: tor
 def test_prompts_whose_tiles_are_boxes(page_size: int, tile: tuple[int, int], window: int | None) -> None:
     """What lies in a box beside a row's KV is NaN here, and is not seen."""
     for dtype, heads in ((torch.float32, Heads(2, 2, 32)), (torch.bfloat16, Heads(3, 1, 16))):
-        case = Paged([(0, 5), (63, 2), (100, 70), (300, 1), (0, 130)], heads, page_size, window, dtype)
+        case = paged([(0, 5), (63, 2), (100, 70), (300, 1), (0, 130)], heads, page_size, window, dtype)
         layer, batch, query = case.pages.layer(0), case.batch, case.query()
         store_kv(layer, batch.slot_mapping, *case.new())
         tiles = torch.from_numpy(query_tiles(batch.query_lens, batch.kv_lens_host, 0, TMA_ROWS // heads.group))
@@ -89,11 +93,11 @@ def test_boxes_are_for_pages_and_heads_that_fit() -> None:
 )
 def test_recorded_rows_of_up_to_so_many_tokens(rows: Rows, width: int, window: int | None) -> None:
     """The host knows bounds alone; a tile may begin past a row's tokens, and rows and tokens are padded."""
-    case = Paged(rows, Heads(1, 8, 32), 16, window, torch.float32)
+    case = paged(rows, Heads(1, 8, 32), 16, window, torch.float32)
     store_kv(case.pages.layer(0), case.batch.slot_mapping, *case.new())
     query, num_rows = case.query(), len(rows) + 2
-    inputs = StepInputs(num_rows * width, 0, CPU, num_rows, 40)
-    inputs.write_tokens(torch.zeros(len(query), dtype=torch.int64), case.batch, num_rows * width)
+    inputs = StepInputs(num_rows * width, 0, DEVICE, num_rows, 40)
+    inputs.write_tokens(torch.zeros(len(query), dtype=torch.int64, device=DEVICE), case.batch, num_rows * width)
     inputs.write_rows(case.batch, num_rows)
     bounded = inputs.batch(num_rows * width, num_rows, width, longest=640)
     padded = query.new_zeros(num_rows * width, *query.shape[1:])
@@ -107,7 +111,7 @@ def test_rows_of_one_item_need_no_parts() -> None:
     """The program that attends writes their results itself, beside rows that are split and merged."""
     whole: Rows = [(63, 1), (5, 1), (0, 1)]
     for rows, is_split in ((whole, False), ([*whole, (1500, 1)], True)):
-        case = Paged(rows, Heads(2, 1, 32), 16, None, torch.float32)
+        case = paged(rows, Heads(2, 1, 32), 16, None, torch.float32)
         step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
         store_kv(case.pages.layer(0), case.batch.slot_mapping, *case.new())
         step.attend(case.pages.layer(0), case.query(), None)
@@ -123,12 +127,12 @@ def test_rows_of_one_item_need_no_parts() -> None:
 @pytest.mark.parametrize("window", [1, 7, 64, 100])
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 def test_windows_and_page_sizes(page_size: int, window: int) -> None:
-    assert_right(Paged([(200, 1), (9, 1), (70, 90)], Heads(2, 1, 32), page_size, window, torch.float32))
+    assert_right(paged([(200, 1), (9, 1), (70, 90)], Heads(2, 1, 32), page_size, window, torch.float32))
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 5, 48, 64])
 def test_page_sizes(page_size: int) -> None:
-    assert_right(Paged(MIXED, Heads(1, 2, 32), page_size, None, torch.float32))
+    assert_right(paged(MIXED, Heads(1, 2, 32), page_size, None, torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -138,12 +142,12 @@ def test_page_sizes(page_size: int) -> None:
 )
 def test_heads(heads: Heads) -> None:
     """Some groups fill no block, some blocks hold no whole number of groups, some sizes are no power of two."""
-    assert_right(Paged([(130, 1), (60, 9)], heads, 16, None, torch.float32))
+    assert_right(paged([(130, 1), (60, 9)], heads, 16, None, torch.float32))
 
 
 @pytest.mark.parametrize("page_size", [3, 16])
 def test_pages_with_heads_outside_positions(page_size: int) -> None:
-    case = Paged(MIXED, Heads(2, 3, 32), page_size, None, torch.float32)
+    case = paged(MIXED, Heads(2, 3, 32), page_size, None, torch.float32)
     expected = case.attend(TritonAttention(case.shape))
     pages = case.pages.layer(0).transpose(2, 3).contiguous().transpose(2, 3)
     assert pages.stride(2) < pages.stride(3)
@@ -152,7 +156,7 @@ def test_pages_with_heads_outside_positions(page_size: int) -> None:
 
 
 def test_queries_as_a_view_of_one_projection() -> None:
-    case = Paged(MIXED, Heads(2, 2, 32), 16, None, torch.float32)
+    case = paged(MIXED, Heads(2, 2, 32), 16, None, torch.float32)
     expected = case.attend(TritonAttention(case.shape))
     query = torch.cat((case.query(), *case.new()), dim=1)[:, : case.shape.num_heads]
     step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
@@ -163,8 +167,12 @@ def test_queries_as_a_view_of_one_projection() -> None:
 @pytest.mark.parametrize("window", [None, 33])
 def test_pages_of_eight_bits(dtype: torch.dtype, window: int | None) -> None:
     """The result is that of `reference`, which has its own test."""
-    case, scales = Paged(MIXED, Heads(2, 2, 32), 3, window, dtype), (0.25, 2**-9)
-    pages = (case.pages.layer(0).float() / torch.tensor(scales).view(2, 1, 1, 1, 1)).to(FP8)
+    case, scales = paged(MIXED, Heads(2, 2, 32), 3, window, dtype), (0.25, 2**-9)
+    pages = (
+        (case.pages.layer(0).float() / torch.tensor(scales, device=DEVICE).view(2, 1, 1, 1, 1))
+        .clamp(-MAX_FP8, MAX_FP8)
+        .to(FP8)
+    )
     key, value = case.new()
     store_kv(pages, case.batch.slot_mapping, key, value, scales)
     triton, reference = (
@@ -176,7 +184,7 @@ def test_pages_of_eight_bits(dtype: torch.dtype, window: int | None) -> None:
 
 def test_a_padded_row_attends_to_a_page_of_its_own() -> None:
     """Padded rows of fixed-size batches have one position, on the null page, or none at all."""
-    case = Paged([(70, 1), (0, 1), (3, 1)], Heads(2, 2, 32), 16, None, torch.float32)
+    case = paged([(70, 1), (0, 1), (3, 1)], Heads(2, 2, 32), 16, None, torch.float32)
     expected = case.alone(0).expected()
     case.batch.block_table[1:], case.batch.slot_mapping[1:] = case.pages.null_page, case.batch.slot_mapping[0]
     case.batch.kv_lens[2] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -19,9 +20,11 @@ from engine.kernels.triton import decode as decode_module
 from engine.kernels.triton import shared_prefixes
 from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.work_list import WorkList
-from tests.engine.support.paged_kv import CPU, Heads
+from tests.engine.support.paged_kv import Heads
 from tests.engine.support.shared_pages import SharedPages, SharingRow
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+shared_pages = partial(SharedPages, device=DEVICE)
 HEADS = Heads(2, 2, 32)
 _TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Of outputs of at most about 0.3: sums in another order, and results rounded to the type."""
@@ -29,8 +32,8 @@ _TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 def found(rows: list[SharingRow], page_size: int = 16, most_members: int = 32) -> dict[int, tuple[list[int], int]]:
     """Return, by the row that leads it, the rows of each part of a group and how many positions they share."""
-    batch = SharedPages(rows, Heads(1, 1, 16), page_size).batch
-    groups = RowGroups(len(rows), page_size, most_members, CPU)
+    batch = shared_pages(rows, Heads(1, 1, 16), page_size).batch
+    groups = RowGroups(len(rows), page_size, most_members, DEVICE)
     groups.members.fill_(77)
     groups.find(batch.block_table, batch.kv_lens)
     parts = {}
@@ -80,7 +83,7 @@ def test_rows_get_together_what_they_get_alone(
         SharingRow(1, 33, 1),
         SharingRow(0, 38, 100),
     ]
-    case = SharedPages(rows, Heads(2, 1, 32), 16, dtype, soft_cap=soft_cap, has_sinks=has_sinks)
+    case = shared_pages(rows, Heads(2, 1, 32), 16, dtype, soft_cap=soft_cap, has_sinks=has_sinks)
     assert_same(case)
 
 
@@ -91,18 +94,18 @@ def test_rows_get_together_what_they_get_alone(
 )
 def test_heads_that_fill_a_program_or_not(heads: Heads) -> None:
     """Of groups of 32 heads a program takes two rows, so that one of three rows has two parts."""
-    assert_same(SharedPages([SharingRow(0, 9, 3), SharingRow(0, 9, 64), SharingRow(0, 9, 20)], heads, 64))
+    assert_same(shared_pages([SharingRow(0, 9, 3), SharingRow(0, 9, 64), SharingRow(0, 9, 20)], heads, 64))
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 48, 256])
 def test_page_sizes(page_size: int) -> None:
     """What is shared ends at whole tiles, wherever pages end."""
     rows = [SharingRow(0, -(-600 // page_size), before) for before in (0, 50)]
-    assert_same(SharedPages(rows, Heads(2, 1, 16), page_size))
+    assert_same(shared_pages(rows, Heads(2, 1, 16), page_size))
 
 
 def test_layers_with_a_window_attend_row_by_row() -> None:
-    case = SharedPages([SharingRow(0, 40, 3), SharingRow(0, 40, 9)], HEADS, 16, window=100)
+    case = shared_pages([SharingRow(0, 40, 3), SharingRow(0, 40, 9)], HEADS, 16, window=100)
     case.shape = replace(case.shape, windows=frozenset({100, None}))
     together, alone = steps(case)
     assert torch.equal(case.attend_by(together), case.attend_by(alone))
@@ -111,7 +114,7 @@ def test_layers_with_a_window_attend_row_by_row() -> None:
 
 
 def test_groups_of_too_many_heads_attend_row_by_row() -> None:
-    case = SharedPages([SharingRow(0, 40, 3), SharingRow(0, 40, 9)], Heads(33, 1, 16), 16)
+    case = shared_pages([SharingRow(0, 40, 3), SharingRow(0, 40, 9)], Heads(33, 1, 16), 16)
     together, alone = steps(case)
     assert torch.equal(case.attend_by(together), case.attend_by(alone))
 
@@ -134,7 +137,7 @@ def only_tiles_of_their_own(case: SharedPages) -> Iterator[None]:
 
 
 def test_a_rows_own_pass_does_not_read_what_it_shares() -> None:
-    case = SharedPages([SharingRow(0, 36, 3), SharingRow(0, 36, 40), SharingRow(0, 36, 90)], HEADS, 16)
+    case = shared_pages([SharingRow(0, 36, 3), SharingRow(0, 36, 40), SharingRow(0, 36, 90)], HEADS, 16)
     together, alone = steps(case)
     expected = case.attend_by(alone)
     with only_tiles_of_their_own(case):
@@ -144,12 +147,15 @@ def test_a_rows_own_pass_does_not_read_what_it_shares() -> None:
 
 def test_a_step_can_be_repeated_after_its_rows_have_changed() -> None:
     """As a graph repeats it: the same tensors, lists and buffers, other lengths and pages."""
-    first = SharedPages([SharingRow(0, 36, 3), SharingRow(0, 36, 90), SharingRow(1, 2, 5)], HEADS, 16, seed=1)
-    then = SharedPages([SharingRow(0, 5, 0), SharingRow(1, 40, 30), SharingRow(1, 40, 7)], HEADS, 16, seed=2)
+    first = shared_pages([SharingRow(0, 36, 3), SharingRow(0, 36, 90), SharingRow(1, 2, 5)], HEADS, 16, seed=1)
+    then = shared_pages([SharingRow(0, 5, 0), SharingRow(1, 40, 30), SharingRow(1, 40, 7)], HEADS, 16, seed=2)
     width = max(case.batch.block_table.shape[1] for case in (first, then))
-    table, kv_lens = torch.zeros(3, width, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    groups = RowGroups(3, 16, 32, CPU)
-    work = WorkList(3, 2, 5, CPU, groups, 5)
+    table, kv_lens = (
+        torch.zeros(3, width, dtype=torch.int32, device=DEVICE),
+        torch.zeros(3, dtype=torch.int32, device=DEVICE),
+    )
+    groups = RowGroups(3, 16, 32, DEVICE)
+    work = WorkList(3, 2, 5, DEVICE, groups, 5)
     for case, shared in ((first, [9, 9, 0]), (then, [0, 10, 10]), (first, [9, 9, 0])):
         table.zero_()[:, : case.batch.block_table.shape[1]] = case.batch.block_table
         kv_lens.copy_(case.batch.kv_lens)
@@ -162,10 +168,10 @@ def test_a_step_can_be_repeated_after_its_rows_have_changed() -> None:
 @pytest.mark.parametrize("num_programs", [1, 5, 64])
 def test_each_tile_is_in_one_item_and_each_piece_has_a_partial_result(num_programs: int) -> None:
     rows = [SharingRow(0, 64, 5), SharingRow(1, 2, 9), SharingRow(0, 64, 100), SharingRow(0, 64, 300)]
-    batch = SharedPages(rows, Heads(1, 1, 16), 16).batch
-    groups = RowGroups(4, 16, 2, CPU)
+    batch = shared_pages(rows, Heads(1, 1, 16), 16).batch
+    groups = RowGroups(4, 16, 2, DEVICE)
     groups.find(batch.block_table, batch.kv_lens)
-    work = WorkList(4, 2, num_programs, CPU, groups, num_programs)
+    work = WorkList(4, 2, num_programs, DEVICE, groups, num_programs)
     work.build(batch.kv_lens, None)
     number, chunk, num_shared, shared_chunk = work.sizes.tolist()
     tiles = [-(-length // 64) for length in batch.kv_lens_host]
@@ -224,7 +230,7 @@ def test_rows_after_those_that_are_examined_attend_alone(monkeypatch: pytest.Mon
 
 def test_rows_on_one_page_keep_their_last_position_to_themselves() -> None:
     """As steps do that warm an engine up: their pages are all the same."""
-    groups = RowGroups(2, 64, 8, CPU)
-    kv_lens = torch.tensor([1024, 1024], dtype=torch.int32)
-    groups.find(torch.zeros(2, 16, dtype=torch.int32), kv_lens)
+    groups = RowGroups(2, 64, 8, DEVICE)
+    kv_lens = torch.tensor([1024, 1024], dtype=torch.int32, device=DEVICE)
+    groups.find(torch.zeros(2, 16, dtype=torch.int32, device=DEVICE), kv_lens)
     assert groups.tiles.tolist() == [15, 15]

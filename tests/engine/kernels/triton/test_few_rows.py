@@ -14,17 +14,25 @@ from engine.models.linear import FP8, round_fp8
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+_FP8_SUMS = 1e-6 if DEVICE.type == "cpu" else 2.0**-12
+"""Tensor cores add products of float8 with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.2)."""
+
+
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def assert_close(
-    found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    found: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    sums: float = 1e-6,
 ) -> None:
     """Compare with the exact product, but for rounded sums and one rounding to the result's type."""
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     size = x.double().abs() @ weight.double().abs().t() + exact.abs()
-    assert ((found.double() - exact).abs() <= size * 1e-6 + exact.abs() * torch.finfo(found.dtype).eps).all()
+    assert ((found.double() - exact).abs() <= size * sums + exact.abs() * torch.finfo(found.dtype).eps).all()
 
 
 @pytest.mark.parametrize("programs", [1, 4, 264])
@@ -83,4 +91,4 @@ def test_fp8_products_in_blocks(
     scale = torch.exp2(random(outputs // height, inputs // 128, seed=2).round())
     found = fp8_block_linear(x, x_scale, weight, scale, torch.bfloat16)
     restored = weight.double() * scale.double().repeat_interleave(height, 0).repeat_interleave(128, 1)
-    assert_close(found, x.double() * x_scale.double().repeat_interleave(128, 1), restored)
+    assert_close(found, x.double() * x_scale.double().repeat_interleave(128, 1), restored, sums=_FP8_SUMS)

@@ -10,12 +10,12 @@ import torch
 pytest.importorskip("triton")
 from engine.kernels.triton.work_list import WorkList
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def items(work: WorkList, kv_lens: Sequence[int], window: int | None = None) -> list[tuple[int, range]]:
     """Return the row and tiles of each item."""
-    work.build(torch.tensor(kv_lens, dtype=torch.int32), window)
+    work.build(torch.tensor(kv_lens, dtype=torch.int32, device=DEVICE), window)
     number, chunk, *_ = work.sizes.tolist()
     assert number <= work.capacity
     bounds = work.row_parts[: len(kv_lens) + 1].tolist()
@@ -32,7 +32,7 @@ def items(work: WorkList, kv_lens: Sequence[int], window: int | None = None) -> 
 @pytest.mark.parametrize("kv_lens", [[1], [64], [65, 0, 3], [5000, 1, 129, 64, 700], [300] * 40])
 def test_each_visible_tile_is_in_one_item(kv_lens: list[int], window: int | None, num_programs: int) -> None:
     """Some rows are empty, some lists have more rows than are examined at once; lists are rebuilt in place."""
-    work = WorkList(48, 2, num_programs, CPU)
+    work = WorkList(48, 2, num_programs, DEVICE)
     items(work, [7] * 48)
     visible = [
         (row, tile)
@@ -43,15 +43,15 @@ def test_each_visible_tile_is_in_one_item(kv_lens: list[int], window: int | None
 
 
 def test_a_long_row_is_for_all_programs() -> None:
-    assert [len(tiles) for _, tiles in items(WorkList(1, 2, 16, CPU), [64 * 32])] == [4] * 8
+    assert [len(tiles) for _, tiles in items(WorkList(1, 2, 16, DEVICE), [64 * 32])] == [4] * 8
 
 
 def test_many_rows_are_not_split() -> None:
-    assert len(items(WorkList(32, 2, 16, CPU), [600] * 32)) == 32
+    assert len(items(WorkList(32, 2, 16, DEVICE), [600] * 32)) == 32
 
 
 def test_rows_that_would_leave_half_a_turn_empty_are_split() -> None:
     """With nine rows of 16 tiles for 16 programs, whole rows would take two turns, the second nearly empty."""
-    listed = items(WorkList(9, 1, 16, CPU), [16 * 64] * 9)
+    listed = items(WorkList(9, 1, 16, DEVICE), [16 * 64] * 9)
     turns, longest = -(-len(listed) // 16), max(len(tiles) for _, tiles in listed)
     assert turns * longest < 2 * 16
