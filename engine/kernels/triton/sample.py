@@ -24,12 +24,15 @@ from engine.kernels.triton.launch import empty_indices, launch
 from engine.kernels.triton.tile import start
 from engine.kernels.triton.truncation import (
     LOWEST_KEY,
+    PASSES,
+    THRESHOLDS,
     best_of_row,
     collect,
     find_bounds,
     find_cuts,
     has_cut,
     key_of,
+    narrow,
     value_of,
     weight_of,
 )
@@ -89,13 +92,18 @@ def choose(logits: torch.Tensor, tensors: SamplingTensors, positions: torch.Tens
     if tensors.draws:
         launch(_weigh, (rows, chunks), *row, *asked, best, cuts, sums, equals, HAS_CUTS=False, **parts)
     if maxima is not None:
-        bounds, counts = empty(torch.int32, rows), empty(torch.int32, rows, chunks)
-        candidates = empty(torch.float32, rows, chunks, ROOM)
-        launch(find_bounds, (rows,), maxima, size, *asked, best, sums, bounds, BLOCK=BLOCK, **searching)
-        launch(collect, (rows, chunks), *row, *asked, best, bounds, candidates, counts, ROOM=ROOM, **parts)
+        found = empty(torch.int32, rows, PASSES + 1, 2), empty(torch.float64, rows, PASSES + 1)
+        passed = empty(torch.float64, rows, PASSES, chunks, THRESHOLDS)
+        candidates, counts = empty(torch.float32, rows, chunks, ROOM), empty(torch.int32, rows, chunks)
+        weighed, alone, each = (*row, *asked, best, sums, *found), (rows,), (rows, chunks)
+        many = parts | {"PASSES": PASSES, "MANY": THRESHOLDS}
         launch(
-            find_cuts, (rows,), *row, *asked, best, sums, bounds, candidates, counts, cuts, ROOM=ROOM, **searching
+            find_bounds, alone, maxima, size, *asked, best, sums, *found, BLOCK=BLOCK, PASSES=PASSES, **searching
         )
+        for number in range(PASSES):
+            launch(narrow, each, *weighed, passed, PASS=number, **many)
+        launch(collect, each, *weighed, passed, candidates, counts, ROOM=ROOM, **many)
+        launch(find_cuts, alone, *weighed, candidates, counts, cuts, ROOM=ROOM, PASSES=PASSES, **searching)
         launch(_weigh, (rows, chunks), *row, *asked, best, cuts, sums, equals, HAS_CUTS=True, **parts)
     noise = tensors.seed, positions
     launch(
