@@ -118,8 +118,7 @@ def _names(raw: Mapping[str, Any], quantization: str | None, rows: int) -> tuple
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     runner._attention = TritonAttention(AttentionShape(*heads, runner.page_size, frozenset({None})))
     graphs = runner.add_graphs(rows, lambda work: work)
-    graphs._choose, graphs._rows.kernels = triton_graph_chooser(runner.device), row_kernels
-    graphs._choose_all(rows)  # What it keeps between steps is made now.
+    graphs._choose, graphs._rows.kernels = triton_graph_chooser(), row_kernels
     with (
         patch.object(InterpretedFunction, "run", note),
         patch.object(Fp8Linear, "forward", multiply),
@@ -129,5 +128,5 @@ def _names(raw: Mapping[str, Any], quantization: str | None, rows: int) -> tuple
         early.clear()
         with _Counting(names):
             graphs._forward(DecodeSize(rows, runner.max_model_len))
-            graphs._choose_all(rows)
+            graphs._choose_all(rows, cuts=False)
     return names, early

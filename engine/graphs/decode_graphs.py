@@ -1,11 +1,12 @@
 """Decode steps as CUDA graphs: the device gets a few changed words, and the step is replayed.
 
-    words ─▶ rows ─▶ [ forward graph ] ─▶ logits ─┬▶ [ sampler graph ]      every row by its temperature alone
+    words ─▶ rows ─▶ [ forward graph ] ─▶ logits ─┬▶ [ plain sampler ]      every row by its temperature alone
+                                                  ├▶ [ cutting sampler ]    some row has top-k, top-p or min-p
                      masks of grammars ───────────┼▶ [ masked sampler ]     the same among what grammars allow
                                                   └▶ the sampler itself     some row asks for more ─┐
              rows ◀── tokens, positions ◀─────────┴─────────────────────────────────────────────────┘
 
-Logits have one address, so that all three can read them. A row that asks for top-p costs a step its recorded
+Logits have one address, so that all four can read them. A row that asks for penalties costs a step its recorded
 sampling, and never its recorded layers.
 """
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +30,7 @@ from engine.graphs.step_graphs import Capture, DecodeSize, DecodeSizes, StepGrap
 from engine.logprobs import TokenLogprobs
 from engine.request import PENDING
 from engine.runner.prepared_step import Places
-from engine.sampling.graph_chooser import GraphChooser, fits_forward, fits_graph, fits_masked_graph
+from engine.sampling.graph_chooser import GraphChooser, fits_forward, fits_graph, fits_masked_graph, is_cut
 from engine.sampling.masks import GrammarMasks, StaticMasks
 from engine.sampling.row import SamplingRow
 from engine.scheduling.host_pool import PagePair
@@ -37,6 +40,8 @@ Decode = Callable[[torch.Tensor, AttentionBatch, torch.Tensor], None]
 """Maps int64 token ids [R] and their batch to logits, which it writes to float32 [R, V]; writes the tokens' KV."""
 Sample = Callable[[torch.Tensor, Sequence[SamplingRow]], tuple[torch.Tensor, list[TokenLogprobs | None]]]
 """Maps float32 logits [R, V] and their rows to int64 tokens [R] and log-probabilities (`Sampler.sample`)."""
+
+RecordedSampler = Literal["plain", "cutting", "masked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +54,11 @@ class GraphStep:
     changes: RowChanges
     size: DecodeSize
     """Of the graph."""
-    is_masked: bool
-    """Whether the masked sampler chooses all tokens."""
+    sampler: RecordedSampler | None
+    """The graph that chooses all tokens; None if the sampler itself does."""
     tails: Sequence[int | None] | None
-    """None if the sampler graph chooses all tokens. Else, for each row, the row of the previous step that sampled
-    its last token, None if that is known."""
+    """None if a graph chooses all tokens without masks. Else, for each row, the row of the previous step that
+    sampled its last token, None if that is known."""
     chunks: Sequence[Chunk]
     """In the plan's order. Ranks other than the first know no requests, and have none."""
 
@@ -107,23 +112,27 @@ class DecodeGraphs:
         self._logits = torch.zeros(layout.max_rows, vocab_size, dtype=torch.float32, device=device)
         self._sizes = sizes
         self._forwards = StepGraphs(sizes.all, self._forward, capture)
-        self._samplers = StepGraphs(sizes.rows, self._choose_all, capture)
-        self._grammars = grammars
-        self._masks = None if grammars is None else StaticMasks(layout.max_rows, vocab_size, device)
-        self._masked = StepGraphs([] if grammars is None else sizes.rows, self._choose_masked, capture)
+        self._samplers: dict[RecordedSampler, StepGraphs[int]] = {
+            "plain": StepGraphs(sizes.rows, partial(self._choose_all, cuts=False), capture),
+            "cutting": StepGraphs(sizes.rows, partial(self._choose_all, cuts=True), capture),
+        }
+        self._grammars, self._masks = grammars, None
+        if grammars is not None:
+            self._masks = StaticMasks(layout.max_rows, vocab_size, device)
+            self._samplers["masked"] = StepGraphs(sizes.rows, self._choose_masked, capture)
         self._last = -1  # Number of the last step that the device's rows include.
         self._is_broken = False
 
     @property
     def num_graphs(self) -> int:
         """Number of graphs of all sizes."""
-        return len(self._sizes.all) + len(self._samplers.sizes) + len(self._masked.sizes)
+        return len(self._sizes.all) + len(self._samplers) * len(self._sizes.rows)
 
     def capture_all(self) -> None:
         """Record the graphs of all sizes (`StepGraphs.capture_all`)."""
         self._forwards.capture_all()
-        self._samplers.capture_all()
-        self._masked.capture_all()
+        for graphs in self._samplers.values():
+            graphs.capture_all()
 
     def place(self, plan: StepPlan, places: Places) -> GraphStep | None:
         """Assign rows to the plan's chunks and update `places`; None when no graph can run the step.
@@ -146,10 +155,14 @@ class DecodeGraphs:
             raise
         pairs = list(zip(chunks, changes.rows, strict=True))
         places.rows = {chunk.request.request_id: row for chunk, row in pairs}
-        is_plain = all(fits_graph(chunk) for chunk in chunks)
-        is_masked = not is_plain and self._masks is not None and all(fits_masked_graph(chunk) for chunk in chunks)
-        tails = None if is_plain else _tails(pairs, before)
-        return GraphStep(plan.copies, plan.swap_out, plan.swap_in, changes, size, is_masked, tails, chunks)
+        sampler = self._sampler_for(chunks)
+        tails = None if sampler in ("plain", "cutting") else _tails(pairs, before)
+        return GraphStep(plan.copies, plan.swap_out, plan.swap_in, changes, size, sampler, tails, chunks)
+
+    def _sampler_for(self, chunks: Sequence[Chunk]) -> RecordedSampler | None:
+        if all(fits_graph(chunk) for chunk in chunks):
+            return "cutting" if any(is_cut(chunk.request.sampling) for chunk in chunks) else "plain"
+        return "masked" if "masked" in self._samplers and all(map(fits_masked_graph, chunks)) else None
 
     def forward(self, step: GraphStep, before: torch.Tensor | None) -> bool:
         """Compute the logits of a step, and return whether a graph was replayed.
@@ -176,14 +189,13 @@ class DecodeGraphs:
         with self._breaking():
             reports: list[TokenLogprobs | None] = [None] * count
             failed: list[int] = []
-            if step.tails is None:
-                self._samplers.run(step.size.rows)
-            elif step.is_masked:
-                failed = self._write_masks(step.sampling_rows(known))
-                self._masked.run(step.size.rows)
-            else:
+            if step.sampler is None:
                 chosen, reports = self._sample(self._logits[:count], step.sampling_rows(known))
                 self._rows.advance(count, chosen)
+            else:
+                if step.sampler == "masked":
+                    failed = self._write_masks(step.sampling_rows(known))
+                self._samplers[step.sampler].run(step.size.rows)
             sampled = self._rows.sampled[:count].clone()
             if failed:
                 sampled[on_device(np.array(failed), sampled.device)] = GRAMMAR_FAILED
@@ -215,14 +227,15 @@ class DecodeGraphs:
         self._decode(self._rows.token_ids(count), batch, self._logits[:count])
 
     @torch.inference_mode()
-    def _choose_all(self, count: int) -> None:
-        self._rows.advance(count, self._rows.choose(count, self._logits[:count], self._choose))
+    def _choose_all(self, count: int, *, cuts: bool) -> None:
+        chosen = self._rows.choose(count, self._logits[:count], self._choose, cuts=cuts)
+        self._rows.advance(count, chosen)
 
     @torch.inference_mode()
     def _choose_masked(self, count: int) -> None:
         assert self._masks is not None
         self._masks.apply(self._logits[:count])
-        self._choose_all(count)
+        self._choose_all(count, cuts=True)
 
 
 def _tails(pairs: Sequence[tuple[Chunk, int]], before: dict[str, int]) -> list[int | None]:

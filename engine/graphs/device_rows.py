@@ -11,15 +11,18 @@ from engine.attention.pinned import on_device
 from engine.graphs.row_assignment import (
     IN_USE,
     INVERSE,
+    MIN_P,
     NUM_PROMPT,
     POSITION,
     SEED,
     TABLE,
     TOKEN,
+    TOP_K,
+    TOP_P,
     RowChanges,
     RowLayout,
 )
-from engine.sampling.graph_chooser import GraphChooser
+from engine.sampling.graph_chooser import GraphChooser, RowParams
 
 
 class DeviceRows:
@@ -37,8 +40,8 @@ class DeviceRows:
         def words(index: int, width: int = 1) -> torch.Tensor:
             return self._words[field(index) : field(index) + width * size]
 
-        self._seeds = words(SEED, 2).view(torch.int64)
-        self._inverse = words(INVERSE, 2).view(torch.float64)
+        inverse, top_p, min_p = (words(index, 2).view(torch.float64) for index in (INVERSE, TOP_P, MIN_P))
+        self._params = RowParams(words(SEED, 2).view(torch.int64), inverse, words(TOP_K), top_p, min_p)
         self._positions, self._tokens, self._in_use, self._num_prompt = (
             words(index) for index in (POSITION, TOKEN, IN_USE, NUM_PROMPT)
         )
@@ -113,9 +116,10 @@ class DeviceRows:
         ids: torch.Tensor = self._ids[:count]
         return ids
 
-    def choose(self, count: int, logits: torch.Tensor, choose: GraphChooser) -> torch.Tensor:
-        """Return the tokens of the first rows by their temperatures, int64 [count]; logits: [count, V]."""
-        return choose(logits, self._seeds[:count], self._inverse[:count], self._num_output[:count])
+    def choose(self, count: int, logits: torch.Tensor, choose: GraphChooser, *, cuts: bool) -> torch.Tensor:
+        """Return the tokens of the first rows, int64 [count]; logits: [count, V]; cuts: as `GraphChooser` says."""
+        params = RowParams(*(values[:count] for values in self._params))
+        return choose(logits, params, self._num_output[:count], cuts=cuts)
 
     def advance(self, count: int, tokens: torch.Tensor) -> None:
         """Advance the first rows by their tokens, int64 [count]; negative ones, of requests that end, are any."""

@@ -24,7 +24,9 @@ from engine.sampling.graph_chooser import inverse_temperature
 from engine.scheduling.plan import Chunk
 
 # The fields of a row, each identified by the number of words before it.
-SEED, INVERSE, POSITION, TOKEN, IN_USE, NUM_PROMPT, TABLE = 0, 2, 4, 5, 6, 7, 8
+SEED, INVERSE, TOP_P, MIN_P, POSITION, TOKEN, IN_USE, NUM_PROMPT, TOP_K, TABLE = 0, 2, 4, 6, 8, 9, 10, 11, 12, 13
+_WIDE, _NARROW = (SEED, INVERSE, TOP_P, MIN_P), (POSITION, TOKEN, IN_USE, NUM_PROMPT, TOP_K)
+"""Fields of two words and of one, page tables aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class RowLayout:
     """Layout of all rows in one array of int32 words: field by field, and within a field row by row. Fields begin
     at multiples of 16 bytes, as do tensors of their own, so that kernels compiled for these take them too.
 
-    seed (2 words) | inverse temperature (2) | position | token | whether in use | prompt length | page tables
+    seed (2 words) | inverse temperature, top-p, min-p (2 each)
+    position | token | whether in use | prompt length | top-k | page tables
 
     Page tables come last, for one group of layers after the other (`LayerGroups`).
     """
@@ -160,7 +163,10 @@ class RowAssigner:
         """Write a new occupant's row except for token, position and pages, which `place` then finds missing."""
         request, field = chunk.request, self._layout.field
         _write(words, field(SEED) + 2 * row, np.array([request.seed & (2**64 - 1)], dtype=np.uint64))
-        _write(words, field(INVERSE) + 2 * row, np.array([inverse_temperature(request.sampling)]))
+        asked = request.sampling
+        for index, value in ((INVERSE, inverse_temperature(asked)), (TOP_P, asked.top_p), (MIN_P, asked.min_p)):
+            _write(words, field(index) + 2 * row, np.array([value]))
+        words[field(TOP_K) + row] = asked.top_k
         words[field(IN_USE) + row] = 1
         words[field(NUM_PROMPT) + row] = request.num_prompt
         before = before or _EMPTY  # Nothing stays of its predecessor's page tables.
@@ -171,9 +177,9 @@ class RowAssigner:
     def _clear(self, row: int, words: dict[int, int]) -> None:
         """Make a row empty, as at the start."""
         field = self._layout.field
-        for word in (field(SEED) + 2 * row, field(INVERSE) + 2 * row):
-            words[word] = words[word + 1] = 0
-        for index in (POSITION, TOKEN, IN_USE, NUM_PROMPT):
+        for index in _WIDE:
+            words[field(index) + 2 * row] = words[field(index) + 2 * row + 1] = 0
+        for index in _NARROW:
             words[field(index) + row] = 0
         self._fill(row, range(1, self._held[row].num_pages), words)
         self._fill_windowed(row, self._held[row].windowed, words)

@@ -18,7 +18,7 @@ from cache import PageCopy
 from engine.attention.batch import AttentionBatch
 from engine.attention.pinned import on_device
 from engine.config import EngineConfig
-from engine.graphs.decode_graphs import GraphStep
+from engine.graphs.decode_graphs import GraphStep, RecordedSampler
 from engine.graphs.row_assignment import RowChanges
 from engine.graphs.step_graphs import DecodeSize
 from engine.runner.prepared_step import PreparedStep
@@ -149,8 +149,8 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """int64; empty if nothing is to be written."""
     num_words: int
     is_anew: bool
-    is_chosen_by_graph: bool
-    """Whether each rank chooses the tokens, from the same logits; otherwise rank 0 sends them."""
+    sampler: RecordedSampler | None
+    """The graph by which each rank chooses the tokens, from the same logits; None if rank 0 sends them."""
 
     @classmethod
     def of(cls, step: GraphStep) -> ReplayTask:
@@ -167,16 +167,16 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
             torch.from_numpy(packet),
             changes.num_words,
             changes.is_anew,
-            step.tails is None,
+            step.sampler if step.tails is None else None,
         )
 
     def step(self) -> GraphStep:
         """Return the step as a rank other than the first runs it."""
         packet = self.packet.numpy() if len(self.packet) else None
         changes = RowChanges(self.number, range(self.count), packet, self.num_words, self.is_anew)
-        tails = None if self.is_chosen_by_graph else ()
+        tails = () if self.sampler is None else None
         return GraphStep(
-            self.copies, self.swap_out, self.swap_in, changes, self.size, is_masked=False, tails=tails, chunks=()
+            self.copies, self.swap_out, self.swap_in, changes, self.size, self.sampler, tails=tails, chunks=()
         )
 
 

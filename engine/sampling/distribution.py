@@ -28,9 +28,9 @@ def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tor
     weights = scaled.exp()
     truncated = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1.0]
     if truncated:
-        weights[truncated] = _truncate(
-            weights[truncated], [params[row] for row in truncated], min(_CANDIDATES, weights.shape[1])
-        )
+        top_k = _column([params[row].top_k for row in truncated], weights)
+        top_p = _column([params[row].top_p for row in truncated], weights)
+        weights[truncated] = _truncate(weights[truncated], top_k, top_p)
     if any(p.min_p > 0.0 for p in params):
         least = _column([p.min_p for p in params], weights) * weights.amax(-1, keepdim=True)
         weights = torch.where(weights >= least, weights, 0.0)
@@ -52,27 +52,36 @@ def draw(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulated, wanted, right=True)[:, 0]
 
 
-def _truncate(weights: torch.Tensor, params: Sequence[SamplingParams], width: int) -> torch.Tensor:
-    """Apply top-k, then top-p: return weights [R, V] with 0 for all other tokens.
+def truncate(
+    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, num_ranked: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply top-k, then top-p: return weights float64 [R, V] with 0 for all other tokens, and which rows are
+    certain, bool [R]. Nothing waits for the device.
 
-    Only the `width` most likely tokens are ranked, which is nearly always enough; rows whose result may differ
-    from that of ranking all tokens are computed again with all of them.
+    top_k: [R, 1], 0 for no limit; top_p: float64 [R, 1]; num_ranked: how many of the most likely tokens are
+    ranked, None for all. Rows whose result may differ from that of ranking all tokens are not certain.
     """
     vocabulary = weights.shape[1]
-    top_k = _column([min(p.top_k or vocabulary, vocabulary) for p in params], weights)
+    width = min(num_ranked or vocabulary, vocabulary)
+    top_k = torch.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary)
     if width < vocabulary:
         tokens = weights.topk(width, dim=-1, sorted=False).indices.sort(dim=-1).values
     else:
         tokens = torch.arange(vocabulary, device=weights.device).expand_as(weights)
     ranked, order = weights.gather(-1, tokens).sort(dim=-1, descending=True, stable=True)
-    kept = _kept(weights, ranked, top_k, _column([p.top_p for p in params], weights))
+    kept = _kept(weights, ranked, top_k, top_p)
     out = torch.zeros_like(weights).scatter(-1, tokens.gather(-1, order), torch.where(kept, ranked, 0.0))
-    if width < vocabulary:
-        least_kept = ranked.gather(-1, kept.sum(-1, keepdim=True) - 1)
-        certain = (least_kept > ranked[:, -1:]) & ((top_k <= width) | (top_k == vocabulary))
-        again = (~certain[:, 0]).nonzero()[:, 0].tolist()
-        if again:
-            out[again] = _truncate(weights[again], [params[row] for row in again], vocabulary)
+    if width == vocabulary:
+        return out, torch.ones_like(kept[:, 0])
+    least_kept = ranked.gather(-1, kept.sum(-1, keepdim=True) - 1)
+    return out, ((least_kept > ranked[:, -1:]) & ((top_k <= width) | (top_k == vocabulary)))[:, 0]
+
+
+def _truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Rank a few tokens, which is nearly always enough; rows for which it is not are computed again with all."""
+    out, certain = truncate(weights, top_k, top_p, _CANDIDATES)
+    if again := (~certain).nonzero()[:, 0].tolist():
+        out[again], _ = truncate(weights[again], top_k[again], top_p[again])
     return out
 
 

@@ -1,23 +1,46 @@
-"""Chooses tokens inside CUDA graphs, where they may depend on nothing but logits, a temperature and noise.
+"""Chooses tokens inside CUDA graphs, where they may depend on logits, a few numbers of a row and noise alone.
 
 All parameters of rows lie in tensors and the host is not involved; otherwise as in `engine.sampling.distribution`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from engine.sampling.chooser import INVALID
+from engine.sampling.distribution import truncate
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk
 
-GraphChooser = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Maps float32 logits [R, V], int64 seeds [R], float64 inverse temperatures [R] (0 for greedy rows) and int64
-numbers of tokens generated before [R] to int64 tokens [R]; -1 where no choice is valid."""
+
+class RowParams(NamedTuple):
+    """What rows ask of the sampler: [R] each."""
+
+    seeds: torch.Tensor
+    """int64: the bits of unsigned integers."""
+    inverse: torch.Tensor
+    """float64: 1 / temperature, finite; 0 for greedy rows."""
+    top_k: torch.Tensor
+    """int32; 0 for no limit."""
+    top_p: torch.Tensor
+    """float64."""
+    min_p: torch.Tensor
+    """float64."""
+
+
+class GraphChooser(Protocol):
+    """A way to choose tokens without the host."""
+
+    def __call__(
+        self, logits: torch.Tensor, params: RowParams, positions: torch.Tensor, *, cuts: bool
+    ) -> torch.Tensor:
+        """Map float32 logits [R, V] and int64 numbers of tokens generated before [R] to int64 tokens [R]; -1 where
+        no choice is valid. `cuts`: whether any row with a temperature may have top-k, top-p or min-p.
+        """
+        ...
 
 
 def fits_forward(chunk: Chunk) -> bool:
@@ -47,11 +70,14 @@ def fits_masked_graph(chunk: Chunk) -> bool:
     return fits_forward(chunk) and _has_graph_params(request.sampling)
 
 
+def is_cut(params: SamplingParams) -> bool:
+    """Whether a request's tokens are chosen among some of the vocabulary, which takes a graph more kernels."""
+    return not params.is_greedy and bool(params.top_k or params.top_p < 1.0 or params.min_p)
+
+
 def _has_graph_params(params: SamplingParams) -> bool:
-    is_cut = params.top_k or params.top_p < 1.0 or params.min_p
     return not (
-        (is_cut and not params.is_greedy)
-        or params.repetition_penalty != 1.0
+        params.repetition_penalty != 1.0
         or params.presence_penalty
         or params.frequency_penalty
         or params.logit_bias
@@ -65,44 +91,39 @@ def inverse_temperature(params: SamplingParams) -> float:
 
 
 def torch_graph_chooser(
-    logits: torch.Tensor, seeds: torch.Tensor, inverse: torch.Tensor, positions: torch.Tensor
+    logits: torch.Tensor, params: RowParams, positions: torch.Tensor, *, cuts: bool
 ) -> torch.Tensor:
     """Implement `GraphChooser` in plain torch."""
     best, most_likely = logits.max(-1)  # NaN and infinity win the maximum
-    weights = ((logits.double() - best.double()[:, None]) * inverse[:, None]).exp()
+    weights = ((logits.double() - best.double()[:, None]) * params.inverse[:, None]).exp()
+    if cuts:
+        weights, _ = truncate(weights, params.top_k[:, None], params.top_p[:, None])
+        weights = torch.where(weights >= params.min_p[:, None], weights, 0.0)  # The largest is 1.
     cumulated = weights.cumsum(-1)
     total = cumulated[:, -1:]
     # See `engine.sampling.distribution.draw`.
     below = torch.nextafter(total, torch.zeros_like(total))
-    wanted = torch.minimum(_uniform(seeds, positions)[:, None] * total, below)
+    wanted = torch.minimum(_uniform(params.seeds, positions)[:, None] * total, below)
     drawn = torch.searchsorted(cumulated, wanted, right=True)[:, 0]
-    return torch.where(torch.isfinite(best), torch.where(inverse > 0, drawn, most_likely), INVALID)
+    return torch.where(torch.isfinite(best), torch.where(params.inverse > 0, drawn, most_likely), INVALID)
 
 
 def graph_chooser_for(device: torch.device) -> GraphChooser:
     """Return Triton's chooser on a GPU where Triton imports, else torch's."""
     if device.type == "cuda":
         try:
-            return triton_graph_chooser(device)
+            return triton_graph_chooser()
         except ImportError:  # A warning was logged when the sampler was chosen.
             pass
     return torch_graph_chooser
 
 
-def triton_graph_chooser(device: torch.device) -> GraphChooser:
+def triton_graph_chooser() -> GraphChooser:
     """Return a chooser that uses Triton's kernels. Raises ImportError."""
     from engine.kernels.triton import sample
 
-    @cache  # Graphs keep their addresses, and filling them would be three launches in each step.
-    def nothing_cut(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        no_k, no_p, no_min = torch.zeros(rows), torch.ones(rows), torch.zeros(rows)
-        return no_k.int().to(device), no_p.double().to(device), no_min.double().to(device)
-
-    def choose(
-        logits: torch.Tensor, seeds: torch.Tensor, inverse: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        choices = sample.SamplingTensors(seeds, inverse, *nothing_cut(len(seeds)), draws=True, cuts=False)
-        return sample.choose(logits, choices, positions)
+    def choose(logits: torch.Tensor, params: RowParams, positions: torch.Tensor, *, cuts: bool) -> torch.Tensor:
+        return sample.choose(logits, sample.SamplingTensors(*params, draws=True, cuts=cuts), positions)
 
     return choose
 

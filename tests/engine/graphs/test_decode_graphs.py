@@ -26,7 +26,7 @@ from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan
 from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
 from tests.engine.support.recorded_graphs import GatheringAttention, graphed
-from tests.engine.support.sampling_rows import assert_same_logprobs
+from tests.engine.support.sampling_rows import assert_same_logprobs, row_params
 
 PAGE_SIZE = 4
 
@@ -90,7 +90,7 @@ def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
     assert replayed(greedy_request("b", 9, temperature=0.7))
     assert replayed(greedy_request("b", 9, top_k=3)), "greedy it is"
     for asked in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert replayed(greedy_request("c", 6, temperature=0.7, **asked)), "its layers are"
+        assert replayed(greedy_request("c", 6, temperature=0.7, **asked))
     others: list[dict[str, Any]] = [
         {"logprobs": 1},
         {"presence_penalty": 1.0},
@@ -170,6 +170,25 @@ def test_grammars_are_masks_in_a_recorded_sampler(grammar_model: Path) -> None:
         alone = last_chunk_of(other, [0, 1])
         got = runner.run(StepPlan((alone, last_chunk_of(requests[0], [2, 3, 4]))))
         assert plain.run(StepPlan((alone,))).token_ids[0] == got.token_ids[0], "nothing stays forbidden"
+
+
+def test_rows_with_top_k_top_p_or_min_p_are_chosen_from_in_a_recorded_sampler(model: Path) -> None:
+    """Such rows come, leave and change places among rows without, and leave nothing to who takes their places."""
+    runner, recording = graphed(config_for(model))
+    plain = load_model(config_for(model))
+    asked: list[dict[str, Any]] = [{"top_p": 0.6}, {"top_k": 3}, {}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}]
+    requests = [greedy_request(f"r{i}", 6 + i, **{"temperature": 3.0, **one}) for i, one in enumerate(asked)]
+    replays = []
+    for members in ((0, 1, 2), (0, 1, 2), (2, 1, 4), (3, 2, 4), (2, 3, 0), (1, 4, 2), (2,), (2,)):
+        chunks = [last_chunk_of(requests[i], list(range(4 * i, 4 * i + 4))) for i in members]
+        before = recording.num_replayed
+        tokens = list(runner.run(StepPlan(tuple(chunks))).token_ids)
+        replays.append(recording.num_replayed - before)
+        assert tokens == list(plain.run(StepPlan(tuple(chunks))).token_ids)
+        for member, token in zip(members, tokens, strict=True):
+            requests[member].tokens.append(token)
+    assert replays == [0, 2, 2, 2, 2, 2, 0, 2], "the layers, and sampling, once their sizes have come before"
+    assert len(set(requests[2].tokens[8:])) > 3
 
 
 def replace_ids(chunk: Chunk, token_ids: list[int]) -> Chunk:
@@ -303,6 +322,6 @@ def test_plain_choice_is_that_of_the_sampler() -> None:
     logits = torch.randn(3, 50, generator=generator)
     logits[0, 4] = logits[0, 9] = 9.0
     logits[1, 3] = torch.nan
-    inverse = torch.tensor([0.0, 1.0, 1e308], dtype=torch.float64)
-    chosen = torch_graph_chooser(logits, seeds[:3], inverse, positions[:3])
+    params = row_params(seeds[:3], [0.0, 1.0, 1e308])
+    chosen = torch_graph_chooser(logits, params, positions[:3], cuts=False)
     assert chosen.tolist() == [4, -1, int(logits[2].argmax())]

@@ -13,8 +13,9 @@ from cache import KVCacheManager, Lease, Namespace, OutOfPages
 from cache.windows import Window
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
-from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
+from engine.graphs.row_assignment import TABLE, RowAssigner, RowChanges, RowLayout
 from engine.request import PENDING, Request
+from engine.sampling.graph_chooser import RowParams
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk
 
@@ -32,6 +33,11 @@ _OTHERS = (
     st.tuples(st.just("fail")),
 )
 ACTIONS = st.lists(st.one_of(_COME, _DECODE, _DECODE, _OTHERS[0], _OTHERS[0], *_OTHERS), min_size=25, max_size=60)
+
+
+def most_likely(logits: torch.Tensor, params: RowParams, positions: torch.Tensor, *, cuts: bool) -> torch.Tensor:
+    """Implement `GraphChooser`."""
+    return logits.argmax(-1)
 
 
 class World:
@@ -114,7 +120,7 @@ class World:
             chunk.request.tokens.append(31 * chunk.start % 100)
             logits[row, chunk.request.tokens[-1]] = 1e6
             chunk.request.num_computed += 1
-        self.rows.advance(MAX_ROWS, self.rows.choose(MAX_ROWS, logits, lambda logits, *_: logits.argmax(-1)))
+        self.rows.advance(MAX_ROWS, self.rows.choose(MAX_ROWS, logits, most_likely, cuts=False))
         self.sampled = self.rows.sampled[: len(chunks)].clone()
         self.places = {chunk.request.request_id: row for row, chunk in zip(changes.rows, chunks, strict=True)}
 
@@ -132,7 +138,13 @@ class World:
         assert (made.block_table[:count, width:] == NULL).all()
         ids = [chunk.request.tokens[chunk.start] for chunk in ordered]
         assert self.rows.token_ids(MAX_ROWS).tolist() == ids + [0] * (MAX_ROWS - count)
-        assert self.rows._seeds[:count].tolist() == [chunk.request.seed for chunk in ordered]
+        asked = [chunk.request.sampling for chunk in ordered]
+        params = self.rows._params
+        assert params.seeds[:count].tolist() == [chunk.request.seed for chunk in ordered]
+        assert params.top_k[:count].tolist() == [each.top_k for each in asked]
+        assert params.top_p[:count].tolist() == [each.top_p for each in asked]
+        assert params.min_p[:count].tolist() == [each.min_p for each in asked]
+        assert not any(values[count:].any() for values in params), "empty rows are greedy"
         assert (made.kv_lens[count:] == 1).all()
         tables, slots = [made.block_table], [made.slot_mapping]
         if self.num_groups > 1:
@@ -222,7 +234,7 @@ def test_only_the_last_row_moves_when_one_leaves() -> None:
     world = World(page_size=16)
     requests = decoding(world, 5, length=3)
     world.decode(requests)
-    fields, page = 8, 1
+    fields, page = TABLE, 1
     assert words_sent(world, [requests[0], *requests[2:]]) == (fields - 2 + page + 2) + (fields + page)
     assert words_sent(world, [requests[0], *requests[2:]]) == 0
 

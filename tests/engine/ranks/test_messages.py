@@ -12,7 +12,7 @@ import torch
 
 from cache import Namespace, PageCopy, StateStep
 from engine.attention.batch import AttentionBatch
-from engine.graphs.decode_graphs import GraphStep
+from engine.graphs.decode_graphs import GraphStep, RecordedSampler
 from engine.graphs.row_assignment import RowChanges
 from engine.graphs.step_graphs import DecodeSize
 from engine.ranks.messages import (
@@ -83,13 +83,14 @@ def test_a_step_without_tokens_may_still_copy_pages() -> None:
 def test_a_step_that_graphs_run_arrives_without_its_requests(packet: Any) -> None:
     changes = RowChanges(7, [1, 0], packet, 0 if packet is None else 2, False)
     tails = None if packet is None else [None, 0]
-    sent = GraphStep((PageCopy(7, 4, 2),), ((1, 0),), (), changes, DecodeSize(4, 96), False, tails, chunks=())
+    sampler: RecordedSampler | None = "cutting" if packet is None else None
+    sent = GraphStep((PageCopy(7, 4, 2),), ((1, 0),), (), changes, DecodeSize(4, 96), sampler, tails, chunks=())
     task = read_work(encode(ReplayTask.of(sent)))
     assert isinstance(task, ReplayTask)
     got = task.step()
     assert (list(got.copies), list(got.swap_out), list(got.swap_in)) == ([PageCopy(7, 4, 2)], [(1, 0)], [])
     assert (got.size, got.changes.number, len(got.rows), got.changes.is_anew) == (DecodeSize(4, 96), 7, 2, False)
-    assert (got.tails is None) == (tails is None) and not got.sampling_rows(list)
+    assert (got.tails is None) == (tails is None) and got.sampler == sampler and not got.sampling_rows(list)
     if packet is None:
         assert got.changes.packet is None
     else:

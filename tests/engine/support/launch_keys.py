@@ -141,7 +141,7 @@ def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int, lis
         patch.object(JITFunction, "run", lambda kernel, *args, **options: keys.run(kernel, *args, **options)),
     ):
         runner = runner_of(raw, Path(directory))
-        torch.use_deterministic_algorithms(True)  # Memory that no kernel writes then has numbers that nobody expects.
+        torch.use_deterministic_algorithms(True)  # Memory that nobody wrote has numbers that nobody expects.
         with compiling():
             for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):
                 runner.run(step)
@@ -149,7 +149,7 @@ def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int, lis
         runner.add_graphs(MAX_RUNNING, recording)
         others = runner.add_token_graphs(MAX_RUNNING, PIECE_TOKENS, (2, MAX_DRAFTS + 1), recording)
         assert isinstance(runner._decodes, DecodeGraphs)
-        runner._decodes._choose = triton_graph_chooser(CPU)
+        runner._decodes._choose = triton_graph_chooser()
         runner._decodes._rows.kernels = rows
         others.capture_all()
         for step in warm_steps(MAX_TOKENS, MAX_LEN, PAGE_SIZE):

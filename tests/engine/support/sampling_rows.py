@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from cache import Namespace
 from engine.logprobs import TokenLogprobs
 from engine.request import Request
+from engine.sampling.graph_chooser import RowParams
 from engine.sampling.row import SamplingRow
 from engine.sampling_params import SamplingParams
 
@@ -32,6 +35,18 @@ def row(params: dict[str, Any], seed: int = 0, output: int = 4, vocab_size: int 
         output_ids=tokens[prompt:],
     )
     return SamplingRow(made, prompt + output - 1, tokens[-1:]) if output else SamplingRow.of(made)
+
+
+def row_params(seeds: torch.Tensor, inverse: Sequence[float], top_k: Sequence[int] = ()) -> RowParams:
+    """Parameters of rows whose temperatures, and `top_k` if given, differ; these have a top-p and min-p too."""
+    count = len(seeds)
+    return RowParams(
+        seeds,
+        torch.tensor(inverse, dtype=torch.float64),
+        torch.tensor(top_k or [0] * count, dtype=torch.int32),
+        torch.full((count,), 0.8 if top_k else 1.0, dtype=torch.float64),
+        torch.full((count,), 0.01 if top_k else 0.0, dtype=torch.float64),
+    )
 
 
 def assert_same_logprobs(mine: TokenLogprobs | None, other: TokenLogprobs | None) -> None:

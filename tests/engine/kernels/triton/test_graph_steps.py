@@ -27,6 +27,7 @@ from tests.engine.support.graph_workloads import greedy_request
 from tests.engine.support.operations_seen import Operations
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.recorded_graphs import Recording
+from tests.engine.support.sampling_rows import row_params
 
 CPU = torch.device("cpu")
 
@@ -63,7 +64,7 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(kind: str, tmp_path
     recording = Recording()
     runner.add_graphs(3, recording)
     assert isinstance(runner._decodes, DecodeGraphs)
-    runner._decodes._choose = triton_graph_chooser(CPU)
+    runner._decodes._choose = triton_graph_chooser()
     runner._decodes._rows.kernels = row_kernels
 
     rows = [greedy_request(f"r{i}", 5 + i, temperature=0.8 * (i % 2)) for i in range(4)]
@@ -93,21 +94,19 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(kind: str, tmp_path
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
-def test_sampling_in_a_graph_is_three_launches_and_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cuts", [False, True])
+def test_sampling_in_a_graph_is_a_few_launches_and_fills_nothing(
+    cuts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launched: list[str] = []
     monkeypatch.setattr(sample, "launch", lambda kernel, *_, **__: launched.append(kernel.fn.__name__))
-    choose = triton_graph_chooser(CPU)
-    asked = (
-        torch.zeros(3, 70),
-        torch.zeros(3, dtype=torch.int64),
-        torch.zeros(3).double(),
-        torch.zeros(3, dtype=torch.int64),
-    )
-    choose(*asked)  # What is the same in all steps is made in the first, before it is recorded.
-    launched.clear()
+    choose = triton_graph_chooser()
+    positions = torch.zeros(3, dtype=torch.int64)
+    logits, params = torch.zeros(3, 70), row_params(positions, [1.0] * 3)
     with Operations() as operations:
-        choose(*asked)
-    assert launched == ["_best", "_weigh", "_draw"]
+        choose(logits, params, positions, cuts=cuts)
+    of_cuts = ["find_bounds", "narrow", "narrow", "collect", "find_cuts", "_weigh"]
+    assert launched == ["_best", "_weigh", *(of_cuts if cuts else []), "_draw"]
     assert operations.seen <= {"aten.empty.memory_format"}
 
 
@@ -117,8 +116,10 @@ def test_both_graph_choosers_choose_the_same() -> None:
     logits = torch.randn(4, 70, generator=generator) * 3
     logits[3, 5] = torch.inf
     seeds = torch.tensor([3, -(2**60), 8, 1])
-    inverse = torch.tensor([0.0, 1.0, 0.3, 1.0], dtype=torch.float64)
     positions = torch.tensor([0, 1, 700, 3])
-    expected = torch_graph_chooser(logits.clone(), seeds, inverse, positions)
-    assert triton_graph_chooser(CPU)(logits, seeds, inverse, positions).tolist() == expected.tolist()
-    assert expected[3] == -1
+    for asked in ([], [0, 5, 9, 0], [0, 0, 60, 3]):
+        params = row_params(seeds, [0.0, 1.0, 0.3, 1.0], asked)
+        expected = torch_graph_chooser(logits.clone(), params, positions, cuts=bool(asked))
+        found = triton_graph_chooser()(logits, params, positions, cuts=bool(asked))
+        assert found.tolist() == expected.tolist()
+        assert expected[3] == -1
