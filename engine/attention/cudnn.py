@@ -1,14 +1,19 @@
-"""Attention by cuDNN, which torch brings, to prompts that begin at position 0. Triton attends to everything else.
+"""Attention by cuDNN, which torch brings, to many tokens of a prompt at once. Triton attends to everything else.
 
-    rows      decodes | rest of a prompt | short prompt | prompt at position 0
-    by        [           Triton                       ]  [ cuDNN             ]    in layers without a window
+    rows      decodes | few tokens of a prompt | many tokens of a prompt
+    by        [           Triton             ]   [ cuDNN               ]      in layers without a window
 
-Such a prompt's KV was written in this step, so its slots are gathered into one piece, which costs a few hundredths
-of what attending does. cuDNN plans for each length, so lengths are padded to a few: padding comes last, where a
-causal mask hides it from every token.
+    of such a row, in two parts:      keys  0 ......... cut | cut ..... start | start ...... end
+                                              all of them   |     as the mask of a square allows
 
-The call is torch's own function; that it computes what the reference does is tested with torch's other kernels
-behind it. It has not run on a GPU yet.
+KV is gathered from the pages into one piece, which costs a few hundredths of what attending does. cuDNN plans for
+each pair of lengths, so lengths are padded to a few, and what earlier steps computed is cut at a multiple of
+2,048: queries of the few positions from there on are zero, and their results are dropped. Padding comes last,
+where a causal mask hides it from every token. Both parts' results are merged by the sums of their weights
+(`engine.kernels.triton.merge`).
+
+The calls are torch's own functions; that they compute what the reference does is tested with other functions of
+torch behind them on CPUs.
 """
 
 from __future__ import annotations
@@ -37,6 +42,8 @@ SHORTEST = 2048
 """Tokens of a prompt from which on attention takes so much of a step that another kernel is worth a call."""
 _MULTIPLE = 512
 """Lengths are padded to multiples of this: thirteen plans up to 8,192 tokens."""
+_CUT = 2048
+"""What was computed before is cut at multiples of this: four plans more for each 8,192 positions."""
 _KERNELS = SDPBackend.CUDNN_ATTENTION
 
 
@@ -67,15 +74,15 @@ class CudnnAttention:
         return None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
-        """Find the prompts that begin here. A recorded step has none."""
-        wholes = [] if batch.is_bounded else _whole_prompts(batch)
-        if not wholes:
+        """Find the prompts with many tokens in this step. A recorded step has none."""
+        prompts = [] if batch.is_bounded else _long_prompts(batch)
+        if not prompts:
             return self._triton.prepare(batch, null_page)
-        return CudnnStep(self._shape, self._triton, batch, null_page, wholes)
+        return CudnnStep(self._shape, self._triton, batch, null_page, prompts)
 
 
 class CudnnStep:
-    """One step's batch with at least one prompt that begins in it. `wholes`: rows of such prompts, in order."""
+    """One step's batch with at least one prompt of many tokens. `prompts`: rows of such prompts, in order."""
 
     def __init__(
         self,
@@ -83,14 +90,16 @@ class CudnnStep:
         triton: TritonAttention,
         batch: AttentionBatch,
         null_page: int,
-        wholes: Sequence[int],
+        prompts: Sequence[int],
     ) -> None:
         self.batch = batch
         self._scale, self._triton, self._null_page = shape.scale, triton, null_page
         starts = [0, *accumulate(batch.query_lens)]
         padding = null_page * shape.page_size
-        self._wholes = [_Whole(batch, slice(starts[row], starts[row + 1]), padding) for row in wholes]
-        rest = [row for row in range(len(batch.query_lens)) if row not in set(wholes)]
+        self._prompts = [
+            _Prompt(batch, row, slice(starts[row], starts[row + 1]), shape.page_size, padding) for row in prompts
+        ]
+        rest = [row for row in range(len(batch.query_lens)) if row not in set(prompts)]
         self._rest = _Rest(batch, rest, starts, triton, null_page) if rest else None
         self._windowed: AttentionStep | None = None
 
@@ -107,32 +116,71 @@ class CudnnStep:
             self._windowed = self._windowed or self._triton.prepare(self.batch, self._null_page)
             return self._windowed.attend(pages, query, window, scales, sinks)
         out = query.new_empty(len(query), query.shape[1] * query.shape[2])
-        for whole in self._wholes:
-            whole.attend(pages, query, out, self._scale)
+        for prompt in self._prompts:
+            prompt.attend(pages, query, out, self._scale)
         if self._rest is not None:
             self._rest.attend(pages, query, out, scales)
         return out
 
 
-class _Whole:
-    """A prompt all of whose positions so far are in this step: tokens of the batch, and their slots, padded."""
+class _Prompt:
+    """The tokens of a prompt in this step, and the slots of its positions so far, padded."""
 
-    def __init__(self, batch: AttentionBatch, tokens: slice, padding: int) -> None:
-        self._tokens = tokens
-        self._missing = -(tokens.stop - tokens.start) % _MULTIPLE
-        self._slots = F.pad(batch.slot_mapping[tokens], (0, self._missing), value=padding)
+    def __init__(self, batch: AttentionBatch, row: int, tokens: slice, page_size: int, padding: int) -> None:
+        self._tokens, self._count, end = tokens, tokens.stop - tokens.start, batch.kv_lens_host[row]
+        self._cut = (end - self._count) // _CUT * _CUT
+        self._before, self._after = end - self._count - self._cut, -(end - self._cut) % _MULTIPLE
+        position = torch.arange(end, device=batch.block_table.device)
+        slots = batch.block_table[row].index_select(0, position // page_size).long() * page_size
+        self._slots = F.pad(slots + position % page_size, (0, self._after), value=padding)
 
     def attend(self, pages: torch.Tensor, query: torch.Tensor, out: torch.Tensor, scale: float) -> None:
         """Write the result of these tokens to `out`, [N, num_heads * head_dim]."""
-        own = query[self._tokens]
-        padded = F.pad(own, (0, 0, 0, 0, 0, self._missing))
-        keys, values = (kind.flatten(0, 1).index_select(0, self._slots) for kind in pages)
-        queries, keys, values = (part.transpose(0, 1)[None] for part in (padded, keys, values))  # [1, H, T, D]
-        with sdpa_kernel(_KERNELS):
-            attended = F.scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
-            )
-        out[self._tokens] = attended[0].transpose(0, 1)[: len(own)].flatten(1)
+        own, end = query[self._tokens], self._before + self._count
+        keys, values = (kind.flatten(0, 1).index_select(0, self._slots).transpose(0, 1)[None] for kind in pages)
+        square, keys_of_square, values_of_square = (
+            _padded(own, self._before, self._after), keys[:, :, self._cut :], values[:, :, self._cut :]
+        )  # fmt: skip
+        if not self._cut:
+            attended = attend_causally(square, keys_of_square, values_of_square, scale)
+            out[self._tokens] = attended[0, :, self._before : end].transpose(0, 1).flatten(1)
+            return
+        from engine.kernels.triton.merge import merge
+
+        earlier = _padded(own, 0, -self._count % _MULTIPLE), keys[:, :, : self._cut], values[:, :, : self._cut]
+        parts = (
+            attend_with_sums(*earlier, scale, is_causal=False),
+            attend_with_sums(square, keys_of_square, values_of_square, scale, is_causal=True),
+        )
+        firsts = 0, self._before
+        (first, first_sums), (second, second_sums) = (
+            (part[0, :, at : at + self._count], sums[:, at : at + self._count])
+            for (part, sums), at in zip(parts, firsts, strict=True)
+        )
+        merge(first, first_sums, second, second_sums, out[self._tokens])
+
+
+def _padded(tokens: torch.Tensor, before: int, after: int) -> torch.Tensor:
+    """Return queries [N, H, D] as [1, H, before + N + after, D], with zeros."""
+    return F.pad(tokens, (0, 0, 0, 0, before, after)).transpose(0, 1)[None]
+
+
+def attend_causally(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return the attention of queries [1, H, T, D] to as many keys and values, each to those up to its own."""
+    with sdpa_kernel(_KERNELS):
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+
+
+def attend_with_sums(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, *, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the attention of queries [1, H, T, D] to keys and values [1, KV heads, K, D], and the logarithms of
+    the sums of its weights before they are normalised, float32 [H, T].
+    """
+    attended, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        queries, keys, values, None, compute_log_sumexp=True, is_causal=is_causal, scale=scale
+    )
+    return attended, sums.view(queries.shape[1], queries.shape[2])
 
 
 class _Rest:
@@ -183,7 +231,9 @@ def _unfit(shape: AttentionShape, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _whole_prompts(batch: AttentionBatch) -> list[int]:
-    """Return the rows that compute all of their positions, if these are many. Decode rows come before them."""
+def _long_prompts(batch: AttentionBatch) -> list[int]:
+    """Return the rows that compute many positions, the first or after many. Decode rows come before them."""
     lens = zip(batch.query_lens, batch.kv_lens_host, strict=True)
-    return [row for row, (count, end) in enumerate(lens) if count == end and count >= SHORTEST]
+    return [
+        row for row, (count, end) in enumerate(lens) if count >= SHORTEST and (count == end or end - count >= _CUT)
+    ]

@@ -39,14 +39,17 @@ class WarmedRunner(Protocol):
 
 
 def warm_steps(max_step_tokens: int, max_model_len: int, page_size: int) -> Iterator[StepPlan]:
-    """Yield a step of each kind: prompts of 2, 4, 8 ... tokens up to the longest, a decode for each sampler, and a
-    decode beside a prompt. All of them use page 0 alone, whose content matters to nobody yet.
+    """Yield a step of each kind: prompts of 2, 4, 8 ... tokens up to the longest, as many tokens after these, a
+    decode for each sampler, and a decode beside a prompt. All of them use page 0 alone, whose content matters to
+    nobody yet.
     """
     longest = min(max_step_tokens, max_model_len - 1)
     length = 1
     while length < longest:
         length = min(2 * length, longest)
         yield StepPlan((_chunk(_ASKED[0], length, page_size),))
+    if (before := min(longest, max_model_len - 1 - longest)) > 0:
+        yield StepPlan((_chunk(_ASKED[0], longest, page_size, before=before),))
     decodes = [_chunk(asked, 1, page_size, number) for number, asked in enumerate(_ASKED)]
     yield from (StepPlan((decode,)) for decode in decodes)
     yield StepPlan(tuple(decodes))
@@ -79,9 +82,9 @@ def _run(runner: WarmedRunner, steps: Iterator[StepPlan]) -> None:
         runner.run(step)
 
 
-def _chunk(asked: dict[str, Any], length: int, page_size: int, number: int = 0) -> Chunk:
-    """Return the last `length` tokens of a prompt of that length; a decode's has a token more before it."""
-    start = 1 if length == 1 else 0
+def _chunk(asked: dict[str, Any], length: int, page_size: int, number: int = 0, before: int = 0) -> Chunk:
+    """Return the last `length` tokens of a prompt with `before` tokens before them; a decode has one at least."""
+    start = max(before, 1) if length == 1 else before
     sampling, namespace = SamplingParams(**asked), Namespace("warm-up")
     name, prompt = f"warm-up-{length}-{number}", [0] * (start + length)
     request = Request.make(name, prompt, sampling, arrival=0.0, seed=0, namespace=namespace)

@@ -22,9 +22,27 @@ BF16 = torch.bfloat16
 SHAPE = AttentionShape(8, 2, 64, 16, frozenset({None}))
 
 
+def attend_with_sums(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, *, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the function of this name in `engine.attention.cudnn` asks of cuDNN."""
+    keys, values = (kind.repeat_interleave(queries.shape[1] // kind.shape[1], 1) for kind in (keys, values))
+    scores = queries @ keys.transpose(2, 3) * scale
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+    return scores.softmax(-1) @ values, scores.logsumexp(-1)[0]
+
+
+def merge(one: torch.Tensor, sums: torch.Tensor, two: torch.Tensor, more: torch.Tensor, out: torch.Tensor) -> None:
+    """What the kernel of this name computes."""
+    total = torch.logaddexp(sums, more)
+    merged = one * (sums - total).exp()[..., None] + two * (more - total).exp()[..., None]
+    out.copy_(merged.transpose(0, 1).flatten(1))
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Run on a CPU; the list gets the number of tokens of each call of cuDNN, padding included."""
+    """Run on a CPU; the list gets the number of tokens of each call of cuDNN with a mask, padding included."""
     lengths: list[int] = []
     attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -34,10 +52,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             lengths.append(query.shape[2])
         return attention(query, *rest, **options)  # type: ignore[arg-type]
 
+    def noted_with_sums(
+        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, *, is_causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if is_causal:
+            lengths.append(queries.shape[2])
+        assert queries.shape[2] % 8 == 0 and keys.shape[2] % 8 == 0, "there are few lengths"
+        return attend_with_sums(queries, keys, values, scale, is_causal=is_causal)
+
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(cudnn, "attend_with_sums", noted_with_sums)
+    monkeypatch.setattr("engine.kernels.triton.merge.merge", merge)
     monkeypatch.setattr(cudnn, "_KERNELS", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
     monkeypatch.setattr(cudnn, "TritonAttention", ReferenceAttention)
-    for name, size in (("SHORTEST", 12), ("_MULTIPLE", 8)):
+    for name, size in (("SHORTEST", 12), ("_MULTIPLE", 8), ("_CUT", 16)):
         monkeypatch.setattr(cudnn, name, size)
     return lengths
 
@@ -48,11 +76,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         ([(0, 40)], [40]),
         ([(0, 41)], [48]),
-        ([(5, 1), (31, 1), (0, 13), (20, 14), (0, 6), (0, 30)], [16, 32]),
-        ([(5, 1), (20, 14), (0, 11)], []),
+        ([(5, 1), (31, 1), (0, 13), (15, 14), (0, 6), (0, 30)], [16, 32]),
+        ([(5, 1), (20, 11), (0, 11)], []),
+        ([(16, 16)], [16]),
+        ([(31, 12)], [32]),
+        ([(40, 1), (3, 5), (50, 37), (0, 20), (20, 14)], [40, 24, 24]),
     ],
 )
-def test_prompts_that_begin_in_a_step_are_computed_by_cudnn(
+def test_prompts_with_many_tokens_in_a_step_are_computed_by_cudnn(
     asked: list[int], rows: Sequence[tuple[int, int]], lengths: Sequence[int], page_size: int
 ) -> None:
     """All rows get what attention written out gives, whoever computes them, wherever they lie in the batch."""

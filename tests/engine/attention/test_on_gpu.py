@@ -31,6 +31,15 @@ def test_packages_come_after_what_is_our_own() -> None:
 
 @pytest.mark.parametrize("name", ["triton", "flash_attn", "flashinfer", "cudnn"])
 @pytest.mark.parametrize("page_size", [16, 256])
+def test_many_tokens_after_many(name: str, page_size: int) -> None:
+    """Lengths are multiples of what cuDNN's parts are padded to and cut at, and are not."""
+    case = Paged([(5000, 1), (2048, 2048), (4500, 2060)], Heads(4, 2, 128), page_size, None, BF16)
+    attended = attend_on(CUDA, case, backend_for(name, case))
+    assert (attended.double() - case.expected()).abs().max() < 0.04
+
+
+@pytest.mark.parametrize("name", ["triton", "flash_attn", "flashinfer", "cudnn"])
+@pytest.mark.parametrize("page_size", [16, 256])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("heads", [Heads(1, 2, 64), Heads(4, 8, 128)], ids=str)
 def test_a_mixed_batch(

@@ -27,6 +27,7 @@ from engine.kernels.triton.fp8 import round_rows
 from engine.kernels.triton.fp8_gemm import fp8_block_linear
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
+from engine.kernels.triton.merge import merge
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.route import route
@@ -138,6 +139,11 @@ def blocks(num_rows: int, outputs: int, inputs: int) -> None:
     fp8_block_linear(x, scale, weight, torch.zeros(outputs // 32, inputs // 128), BRAIN)
 
 
+def merging(dtype: torch.dtype) -> None:
+    part, sums = torch.zeros(32, 20, 128, dtype=dtype), torch.zeros(32, 20)
+    merge(part, sums, part, sums, torch.zeros(20, 32 * 128, dtype=dtype))
+
+
 def rounding(dtype: torch.dtype, hidden: int, inner: int) -> None:
     x = torch.zeros(3, hidden, dtype=dtype)
     add_norm_fp8(x, x.clone(), x[0], 1e-6)
@@ -216,6 +222,7 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
         partial(sampling, 1),
         rows,
         routing,
+        partial(merging, BRAIN),
     ),
     100: (
         partial(prompts_by_tma, BRAIN, Heads(4, 2, 128), (128, 2)),

@@ -57,6 +57,7 @@ _EARLY = {
     "grouped_gemm._down",
     "grouped_gemm._gate_up",
     "int4_gemm._int4_gemm",
+    "merge._merge",
     "norm._add_norm",
     "rope._rotate_into",
     "rope._rotations",
