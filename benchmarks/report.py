@@ -62,7 +62,7 @@ def render(template: str) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(digits=digits, percent=percent, row=row, times=times)
+    environment.filters.update(digits=digits, percent=percent, row=row, tera=tera, times=times)
     results = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))}
     return re.sub(r"\n{3,}", "\n\n", environment.get_template(template).render(results)).lstrip()
 
@@ -78,6 +78,11 @@ def digits(value: float, count: int = 3) -> str:
 def percent(share: float, places: int = 0) -> str:
     """Write a share, such as 0.829, in percent."""
     return f"{100 * share:.{places}f} %"
+
+
+def tera(value: float, count: int = 2) -> str:
+    """Write a number of bytes or operations in 10^12 of them."""
+    return digits(value / 1e12, count)
 
 
 def times(ratio: float, count: int = 2) -> str:
