@@ -1,10 +1,20 @@
 """A step's attention by Triton kernels: decode rows, split over their KV, and extend rows with several queries.
 
+    tokens    a | b | c c c c c | d d d d d d d d d d d ...
+    by        [   decode        | extend                   ]     c: a few tokens after a long cached prefix
+
+The programs of an extend have tiles of queries each, and read all KV before them: a few queries are too few
+programs for a GPU. So a few tokens after many positions are as many decode rows that share these (`cascade`), and
+programs have pieces of the shared KV.
+
 Pages are read in place, whatever their size and strides. The first layer lays out the work for all of them.
 """
 
 from __future__ import annotations
 
+from itertools import takewhile
+
+import numpy as np
 import torch
 
 from engine.attention.base import AttentionShape
@@ -18,6 +28,11 @@ from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma, tma_tile
 from engine.kernels.triton.launch_config import num_programs
 from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.work_list import WorkList
+
+_FEW_TOKENS, _MANY_POSITIONS = 128, 1024
+"""A row with so few tokens after so many positions is spread over decode rows ..."""
+_MOST_ROWS = 256
+"""... unless there are more of these than are examined for what they share."""
 
 
 class TritonStep:
@@ -47,11 +62,34 @@ class TritonStep:
         return out
 
     def _lay_out(self, element_size: int) -> None:
-        num_decodes = self.batch.num_decodes
-        if num_decodes:
-            self._decodes = _DecodeLaunch(self._shape, self.batch, element_size)
-        if num_decodes < len(self.batch.query_lens):
-            self._extends = _ExtendLaunch(self._shape, self.batch, element_size)
+        batch, shape = self.batch, self._shape
+        num_rows = batch.num_decodes
+        table, kv_lens = batch.block_table[:num_rows], batch.kv_lens[:num_rows]
+        if _is_spreadable(shape, batch, element_size) and (num_spread := _num_spread(batch)):
+            num_rows += num_spread
+            rows = np.repeat(np.arange(num_rows), batch.query_lens[:num_rows])
+            table = batch.block_table.index_select(0, on_device(rows, batch.block_table.device))
+            kv_lens = (batch.positions[: len(rows)] + 1).int()
+        if len(kv_lens):
+            self._decodes = _DecodeLaunch(shape, table, kv_lens, element_size)
+        if num_rows < len(batch.query_lens):
+            self._extends = _ExtendLaunch(shape, batch, num_rows, element_size)
+
+
+def _is_spreadable(shape: AttentionShape, batch: AttentionBatch, element_size: int) -> bool:
+    """Whether tokens of a row could attend as rows of their own, and share what lies before them."""
+    heads = shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, batch.kv_lens.device
+    has_windows = shape.windows != frozenset({None})
+    return shape.is_cascade and not (batch.is_bounded or has_windows) and cascade_config(*heads) is not None
+
+
+def _num_spread(batch: AttentionBatch) -> int:
+    """Return how many rows after the decodes, from the first on, have few tokens after many positions."""
+    room, first = _MOST_ROWS - batch.num_decodes, batch.num_decodes
+    lens = zip(batch.query_lens[first:], batch.kv_lens_host[first:], strict=True)
+    found = takewhile(lambda row: row[0] <= _FEW_TOKENS and row[1] - row[0] >= _MANY_POSITIONS, lens)
+    totals = np.cumsum([count for count, _ in found])
+    return int((totals <= room).sum())
 
 
 class _DecodeLaunch:
@@ -60,13 +98,16 @@ class _DecodeLaunch:
     In layers without a window, rows that begin alike attend to what they share together.
     """
 
-    def __init__(self, shape: AttentionShape, batch: AttentionBatch, element_size: int) -> None:
-        rows, device = batch.num_decodes, batch.kv_lens.device
+    def __init__(
+        self, shape: AttentionShape, block_table: torch.Tensor, kv_lens: torch.Tensor, element_size: int
+    ) -> None:
+        """block_table: int32 [R, P]; kv_lens: int32 [R], with one query at the last position."""
+        rows, device = len(kv_lens), kv_lens.device
         heads = shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, device
         program = decode_config(*heads)
         assert program is not None, "TritonAttention.unavailable has refused such devices"
         self._scale, self._soft_cap, self._program = shape.scale, shape.soft_cap, program
-        self._block_table, self._kv_lens = batch.block_table[:rows], batch.kv_lens[:rows]
+        self._block_table, self._kv_lens = block_table, kv_lens
         self._work: dict[int | None, WorkList] = {}
         widens = shape.kv_dtype is not None and shape.kv_dtype.itemsize < element_size
         programs = num_programs(program.shared_bytes, device, widens=widens)
@@ -126,10 +167,11 @@ class _DecodeLaunch:
 
 
 class _ExtendLaunch:
-    """The launch for the other rows, whose queries are cut into tiles."""
+    """The launch for the rows after these, whose queries are cut into tiles."""
 
-    def __init__(self, shape: AttentionShape, batch: AttentionBatch, element_size: int) -> None:
-        first, device = batch.num_decodes, batch.kv_lens.device
+    def __init__(self, shape: AttentionShape, batch: AttentionBatch, first: int, element_size: int) -> None:
+        """`first`: the first of these rows."""
+        device = batch.kv_lens.device
         group, longest = shape.num_heads // shape.num_kv_heads, max(batch.query_lens[first:])
         program = extend_config(group, shape.head_dim, element_size, longest, device)
         assert program is not None, "TritonAttention.unavailable has refused such devices"

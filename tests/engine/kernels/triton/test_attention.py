@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
+from engine.attention import triton_step
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.kv_pages import FP8, MAX_FP8, store_kv
 from engine.attention.reference import ReferenceAttention
@@ -122,6 +124,39 @@ def test_rows_of_one_item_need_no_parts() -> None:
         assert (out.double() - case.expected()).abs().max() < 1e-5
         items = parts.values.isfinite().flatten(1).any(1).sum().item()
         assert items == 0 if not is_split else items >= 2
+
+
+FEW_AFTER_MANY: Rows = [(600, 5), (700, 8), (512, 3)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_tokens", "has_rest"),
+    [
+        (FEW_AFTER_MANY, 16, False),
+        ([(300, 1), (520, 1), *FEW_AFTER_MANY[:2], (9, 30), (600, 5)], 15, True),
+        ([(511, 5), (600, 5)], 0, True),
+        ([(600, 5), (600, 9)], 5, True),
+        ([(530, 1)] * 10 + [(600, 8), (600, 8)], 18, True),
+    ],
+    ids=["all", "some", "after too few", "too many", "too many rows"],
+)
+def test_a_few_tokens_after_many_share_these_as_rows_of_their_own(
+    rows: Rows, num_tokens: int, has_rest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_FEW_TOKENS", 8), ("_MANY_POSITIONS", 512), ("_MOST_ROWS", 20)):
+        monkeypatch.setattr(triton_step, name, value)
+    case = paged(rows, Heads(2, 1, 16), 16, None, torch.float32)
+    assert_right(case)
+    step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
+    step.attend(case.pages.layer(0), case.query(), None)
+    assert (0 if step._decodes is None else len(step._decodes._kv_lens)) == num_tokens
+    assert (step._extends is not None) == has_rest
+    if step._decodes is not None:
+        [work] = step._decodes._work.values()
+        assert work.groups is not None and int((work.groups.tiles > 0).sum()) >= 5
+    alone = paged(rows, Heads(2, 1, 16), 16, None, torch.float32)
+    alone.shape = replace(alone.shape, is_cascade=False)
+    assert_right(alone)
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, 100])
