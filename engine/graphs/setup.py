@@ -123,6 +123,7 @@ def capture_all(kinds: Sequence[Graphs], device: torch.device, reserved: int) ->
     `reserved` is the number of bytes set aside for them. Raises ValueError when they do not fit.
     """
     num_graphs = sum(graphs.num_graphs for graphs in kinds)
+    torch.cuda.empty_cache()  # as recording does, which would count as memory that graphs gave back
     before = torch.cuda.mem_get_info(device)[0]
     try:
         for graphs in kinds:
