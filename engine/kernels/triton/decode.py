@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
-from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config
+from engine.kernels.triton.launch_config import DECODE_THREADS, LaunchConfig, block_of, largest_config, power_of_2
 from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks, start
 from engine.kernels.triton.work_list import WorkList
 
@@ -36,7 +36,7 @@ class Parts:
 
 def decode_config(group: int, head_dim: int, element_size: int, device: torch.device) -> LaunchConfig | None:
     """Return the launch configuration for `group` query heads per KV head; None if none fits."""
-    rows = max(_MIN_DOT_ROWS, int(triton.next_power_of_2(group)))
+    rows = max(_MIN_DOT_ROWS, power_of_2(group))
     return largest_config(rows, rows, head_dim, element_size, device)
 
 

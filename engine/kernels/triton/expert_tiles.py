@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 
 _BLOCK = 1024  # Pairs examined at once.
@@ -47,7 +48,7 @@ def expert_tiles(
         first_expert,
         num_tiles,
         TILE=tile_rows,
-        EXPERTS=triton.next_power_of_2(num_experts),
+        EXPERTS=power_of_2(num_experts),
         BLOCK=_BLOCK,
     )
     return order, tiles

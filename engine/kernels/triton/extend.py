@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
-from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config
+from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config, power_of_2
 from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted, scores_of_sinks, seen_tiles
 
 _WIDE_BYTES = 256
@@ -36,7 +36,7 @@ def extend_config(
     fits. With only two, both can be compiled before the first step.
     """
     most = 128 if block_of(head_dim) * element_size <= _WIDE_BYTES else 64
-    least = max(16, int(triton.next_power_of_2(group)))
+    least = max(16, power_of_2(group))
     short = max(least, _SHORT_ROWS)
     rows = max(least, most) if group * longest > 2 * short else short
     return largest_config(rows, least, head_dim, element_size, device)

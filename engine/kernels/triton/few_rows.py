@@ -60,7 +60,7 @@ def _launch(
     (num_rows, inputs), outputs = x.shape, len(weight)
     is_blocked = scale is not None and scale.ndim == 2
     block_k = BLOCK_INPUTS if is_blocked else _BLOCK_BYTES // weight.element_size()
-    tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, block_k)
+    tiles, steps = -(-outputs // _BLOCK_N), -(-inputs // block_k)
     shares = num_shares(tiles, steps)
     out = torch.empty(num_rows, outputs, dtype=dtype, device=x.device)
     partial = out
@@ -82,8 +82,8 @@ def _launch(
         inputs,
         x.stride(0),
         weight.stride(0),
-        STEPS=triton.cdiv(steps, shares),
-        SHARES=triton.cdiv(steps, triton.cdiv(steps, shares)),
+        STEPS=-(-steps // shares),
+        SHARES=-(-steps // -(-steps // shares)),
         SCALE_ROWS=scale_rows,
         HAS_SCALES=scale is not None,
         IS_BLOCKED=is_blocked,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 
 _MAX_WARPS = 32
@@ -82,7 +83,7 @@ def round_rows(x: torch.Tensor, inputs: int | None = None) -> tuple[torch.Tensor
     """Round rows [N, size] to float8_e4m3fn; return them and their scales, float32 [N], or [N, size / inputs] for
     `inputs` numbers each. Rows are contiguous.
     """
-    (rows, size), block = x.shape, triton.next_power_of_2(x.shape[1])
+    (rows, size), block = x.shape, power_of_2(x.shape[1])
     out, scale, each = rounded_like(rows, size, inputs or size, x.device)
     if rows:
         options = {

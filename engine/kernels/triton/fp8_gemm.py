@@ -37,7 +37,7 @@ def fp8_block_linear(
     out = torch.empty(num_rows, outputs, dtype=dtype, device=x.device)
     launch(
         _block_gemm,
-        (triton.cdiv(outputs, block_n), triton.cdiv(num_rows, block_m)),
+        (-(-outputs // block_n), -(-num_rows // block_m)),
         x,
         x_scale,
         weight,

@@ -19,7 +19,7 @@ import triton.language as tl
 from engine.kernels.triton.expert_products import ExpertMatrices, multiplied
 from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.launch import launch
-from engine.kernels.triton.launch_config import shared_memory
+from engine.kernels.triton.launch_config import power_of_2, shared_memory
 from engine.kernels.triton.tile import is_interpreted, start
 from engine.models.experts_config import Clamp
 from engine.models.operations import Matrices
@@ -92,7 +92,7 @@ def experts_mlp(
     read, read_scale = first.rounded(x if x.stride(1) == 1 else x.contiguous())
     launch(
         _gate_up,
-        (len(tiles), triton.cdiv(2 * inner, columns)),
+        (len(tiles), -(-2 * inner // columns)),
         read,
         read_scale,
         first.weight,
@@ -105,7 +105,7 @@ def experts_mlp(
         hidden,
         inner,
         read.stride(0),
-        per_token,
+        PER_TOKEN=per_token,
         ALPHA=0.0 if clamp is None else clamp.alpha,
         LIMIT=0.0 if clamp is None else clamp.limit,
         **shape.options(read, first, columns),
@@ -114,7 +114,7 @@ def experts_mlp(
     read, read_scale = second.rounded(between)
     launch(
         _down,
-        (len(tiles), triton.cdiv(hidden, columns)),
+        (len(tiles), -(-hidden // columns)),
         read,
         read_scale,
         second.weight,
@@ -130,18 +130,18 @@ def experts_mlp(
         **shape.options(read, second, columns),
     )
     out = x.new_empty(num_tokens, hidden)
-    columns = min(_COLUMNS, triton.next_power_of_2(hidden))
+    columns = min(_COLUMNS, power_of_2(hidden))
     launch(
         _combine,
-        (num_tokens, triton.cdiv(hidden, columns)),
+        (num_tokens, -(-hidden // columns)),
         pairs,
         chosen.contiguous(),
         out,
         hidden,
         first_expert,
         num_experts,
-        per_token,
-        columns,
+        PER_TOKEN=per_token,
+        COLUMNS=columns,
     )
     return out
 

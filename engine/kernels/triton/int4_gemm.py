@@ -41,16 +41,16 @@ def int4_linear(
     (num_rows, inputs), outputs = x.shape, len(packed)
     groups = inputs // group_size
     block_m = next((rows for rows in ROW_BLOCKS if rows >= num_rows), ROW_BLOCKS[-1])
-    tiles = triton.cdiv(outputs, BLOCK_N)
-    groups_each = triton.cdiv(groups, num_shares(tiles, groups))
-    shares = triton.cdiv(groups, groups_each)
+    tiles = -(-outputs // BLOCK_N)
+    groups_each = -(-groups // num_shares(tiles, groups))
+    shares = -(-groups // groups_each)
     out = torch.empty(num_rows, outputs, dtype=x.dtype, device=x.device)
     partial = out
     if shares > 1:
         partial = torch.empty(shares, num_rows, outputs, dtype=torch.float32, device=x.device)
     launch(
         _int4_gemm,
-        (triton.cdiv(num_rows, block_m), tiles, shares),
+        (-(-num_rows // block_m), tiles, shares),
         x,
         packed,
         scales,

@@ -3,6 +3,9 @@
 Within `compiling` launches only compile, all kernels beside each other: what a model needs is compiled before its
 first step, and Triton keeps it on disk (TRITON_CACHE_DIR) for the next start.
 
+Triton finds out at each launch which variant of a kernel the arguments ask for, and takes longer for that than for
+launching it. So variants are kept here by all that they depend on, and launched without Triton's search.
+
 A kernel that takes `PDL` is launched while the kernel before it is still running, where the GPU and Triton can do
 that (programmatic dependent launch), and waits for it itself (`engine.kernels.triton.tile.start`).
 """
@@ -22,6 +25,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 _MAX_COMPILERS = 16
@@ -39,9 +43,49 @@ def launch(kernel: Any, grid: tuple[int, ...], first: torch.Tensor, *args: Any, 
             options["launch_pdl"] = True
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            kernel.run(first, *args, grid=grid, warmup=_is_compiling.get(), **options)
+            _launch_here(kernel, grid, (first, *args), options)
     else:
-        kernel.run(first, *args, grid=grid, warmup=_is_compiling.get(), **options)
+        _launch_here(kernel, grid, (first, *args), options)
+
+
+def _launch_here(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    is_compiling = _is_compiling.get()
+    if is_compiling or not isinstance(kernel, JITFunction):
+        kernel.run(*args, grid=grid, warmup=is_compiling, **options)
+        return
+    variant = (id(kernel), args[0].device, *map(_kind_of, args), *options, *options.values())
+    kept = _variants.get(variant)
+    if kept is not None:
+        constants = (options[name] for name in kernel.arg_names[len(args) :])
+        kept[1][(*grid, 1, 1)[:3]](*args, *constants)
+        return
+    made = kernel.run(*args, grid=grid, warmup=False, **options)
+    if isinstance(made, CompiledKernel) and _is_told_by_kinds(kernel, args):
+        _variants[variant] = kernel, made
+
+
+_variants: dict[tuple[Any, ...], tuple[Any, CompiledKernel]] = {}
+"""Kernels with what was compiled of them: a kernel's address stands for it as long as it lives."""
+
+
+def _is_told_by_kinds(kernel: JITFunction[Any], args: tuple[Any, ...]) -> bool:
+    """Whether a variant depends on nothing of `args` but their kinds, and all constants have names."""
+    is_constant = [param.is_constexpr for param in kernel.params]
+    are_named = is_constant == [at >= len(args) for at in range(len(is_constant))]
+    return are_named and not any(_kind_of(arg) is object for arg in args)
+
+
+def _kind_of(arg: Any) -> object:
+    """Return what a variant may depend on: of whole numbers whether they are 1, a multiple of 16, and of 32 bits,
+    of tensors their type and whether they begin at a multiple of 16 bytes; `object` of what is none of these.
+    """
+    if isinstance(arg, torch.Tensor):
+        return arg.dtype, arg.data_ptr() % 16
+    if arg is None:
+        return None
+    if type(arg) is int:
+        return (arg == 1) + 2 * (arg % 16 == 0) + 4 * (-(2**31) <= arg < 2**31)
+    return float if type(arg) is float else object
 
 
 def empty_indices(device: torch.device, *shape: int) -> torch.Tensor:

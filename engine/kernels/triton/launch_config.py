@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
 _DEPTHS = (5, 3), (2, 2), (1, 1)
 """num_stages and the maximum number of tiles held: the deepest that fits is taken."""
@@ -59,7 +58,12 @@ def largest_config(
 
 def block_of(head_dim: int) -> int:
     """Return head_dim padded to a power of two, as kernels hold it."""
-    return max(16, int(triton.next_power_of_2(head_dim)))
+    return max(16, power_of_2(head_dim))
+
+
+def power_of_2(number: int) -> int:
+    """Return the least power of two that is no less than a positive number, as Triton's function does slowly."""
+    return 1 << (number - 1).bit_length()
 
 
 def shared_memory(device: torch.device) -> int:

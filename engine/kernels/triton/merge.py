@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 
 _TOKENS = 16
@@ -70,7 +71,7 @@ def merge(
     strides = first.stride()[:2], first_sums.stride()[:1], second.stride()[:2], second_sums.stride()[:1]
     launch(
         _merge,
-        (triton.cdiv(tokens, _TOKENS), heads),
+        (-(-tokens // _TOKENS), heads),
         first,
         first_sums,
         second,
@@ -80,7 +81,7 @@ def merge(
         out.stride(0),
         tokens,
         SIZE=size,
-        BLOCK=triton.next_power_of_2(size),
+        BLOCK=power_of_2(size),
         TOKENS=_TOKENS,
         num_warps=4,
     )

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from engine.kernels.triton.fp8 import rounded_like, store_rounded
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 
 
@@ -86,7 +87,7 @@ def _launch(
 ) -> None:
     rows, size = x.shape
     _require_rows(x=x, branch=x if branch is None else branch)
-    block = triton.next_power_of_2(size)
+    block = power_of_2(size)
     if rows:
         launch(
             _add_norm,

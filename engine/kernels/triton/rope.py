@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 
 _HEADS = 8
@@ -125,7 +126,7 @@ def rotations(
     (count, half), tokens = inv_freq.shape, len(positions)
     out = torch.empty((count, tokens, 2, half), dtype=dtype, device=positions.device)
     if tokens:
-        sizes = {"HALF": half, "BLOCK": triton.next_power_of_2(half), "num_warps": 1}
+        sizes = {"HALF": half, "BLOCK": power_of_2(half), "num_warps": 1}
         launch(_rotations, (tokens, count), positions, inv_freq, factor, out, tokens, **sizes)
     return out
 
@@ -155,7 +156,7 @@ def rotate_into(
     if tokens:
         launch(
             _rotate_into,
-            (tokens, triton.cdiv(total, _HEADS)),
+            (tokens, -(-total // _HEADS)),
             heads,
             pages,
             rotation,
@@ -169,7 +170,7 @@ def rotate_into(
             eps,
             *kv_scales,
             HALF=half,
-            BLOCK=triton.next_power_of_2(half),
+            BLOCK=power_of_2(half),
             HEADS=_HEADS,
             HAS_NORM=norm is not None,
             LARGEST=_LARGEST_FP8 if pages.dtype == torch.float8_e4m3fn else 0.0,

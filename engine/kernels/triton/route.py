@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import empty_indices, launch
+from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 
 
@@ -26,8 +27,8 @@ def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[tor
             num_experts,
             PER_TOKEN=per_token,
             RENORMALIZES=renormalizes,
-            EXPERTS=triton.next_power_of_2(num_experts),
-            CHOICES=triton.next_power_of_2(per_token),
+            EXPERTS=power_of_2(num_experts),
+            CHOICES=power_of_2(per_token),
             num_warps=1,
         )
     return chosen, shares

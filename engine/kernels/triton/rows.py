@@ -54,7 +54,7 @@ def enter(words: RowWords, inputs: RowInputs, count: int, page_size: int) -> Non
     groups, rows, width = words.tables.shape
     launch(
         _enter,
-        (triton.cdiv(count, _BLOCK), groups),
+        (-(-count // _BLOCK), groups),
         *words,
         *inputs,
         count,
@@ -70,7 +70,7 @@ def leave(words: RowWords, chosen: torch.Tensor, sampled: torch.Tensor, count: i
     """Advance the first `count` rows by their tokens, int64, and copy these to `sampled`. A negative one is 0."""
     launch(
         _leave,
-        (triton.cdiv(count, _BLOCK),),
+        (-(-count // _BLOCK),),
         words.tokens,
         words.positions,
         words.in_use,

@@ -15,12 +15,14 @@ The host is not involved, and the launches are the same whatever rows ask for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import empty_indices, launch
+from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 from engine.kernels.triton.truncation import (
     LOWEST_KEY,
@@ -74,8 +76,8 @@ def choose(logits: torch.Tensor, tensors: SamplingTensors, positions: torch.Tens
     rows, size = logits.shape
     if logits.dtype != torch.float32 or logits.stride(1) != 1:
         raise ValueError(f"logits must be rows of float32, got {logits.dtype} with strides {logits.stride()}")
-    chunks = triton.cdiv(size, CHUNK)
-    parts = {"NUM_CHUNKS": chunks, "CHUNKS": triton.next_power_of_2(chunks), "CHUNK": CHUNK, "num_warps": 8}
+    chunks = -(-size // CHUNK)
+    parts: dict[str, Any] = {"NUM_CHUNKS": chunks, "CHUNKS": power_of_2(chunks), "CHUNK": CHUNK, "num_warps": 8}
     searching = parts | {"num_warps": 16}
 
     def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -120,7 +122,7 @@ def penalize(logits: torch.Tensor, counts: torch.Tensor, asked: torch.Tensor) ->
     as float64; the tokens of its output that the slot does not count, padded with -1.
     """
     if asked.shape[0]:
-        grid = (asked.shape[0], triton.cdiv(logits.shape[1], CHUNK))
+        grid = (asked.shape[0], -(-logits.shape[1] // CHUNK))
         shape = logits.stride(0), logits.shape[1]
         launch(_penalize, grid, logits, *shape, counts, asked, asked.shape[1], CHUNK=CHUNK)
 
@@ -132,7 +134,7 @@ def edit(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, bias: t
     """
     count, block = len(rows), 256
     if count:
-        grid = (triton.cdiv(count, block),)
+        grid = (-(-count // block),)
         launch(_edit, grid, logits, logits.stride(0), rows, tokens, bias, count, BLOCK=block)
 
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import TILE, start
 
 LEAST_SHARED = 512
@@ -66,7 +67,7 @@ class RowGroups:
             block_table.stride(0),
             PAGE_SIZE=self.page_size,
             MOST_MEMBERS=self.most_members,
-            BLOCK_MEMBERS=triton.next_power_of_2(self.most_members),
+            BLOCK_MEMBERS=power_of_2(self.most_members),
         )
 
 

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from engine.kernels.triton.fp8 import rounded_like, store_rounded
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 
 _BLOCK = 1024
@@ -67,7 +68,7 @@ def gated_fp8(
     """Compute as `silu_mul` or `gelu_mul`; return that rounded, and scales, as `round_rows` does."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out, scale, each = rounded_like(rows, inner, inputs or inner, gate_up.device)
-    block = triton.next_power_of_2(inner)
+    block = power_of_2(inner)
     _launch(gate_up, out, scale, each, is_gelu, block, min(max(block // 512, 1), _MAX_WARPS))
     return out, scale
 
@@ -99,6 +100,4 @@ def _launch(
             "BLOCK": block,
             "num_warps": num_warps,
         }
-        launch(
-            _gate_mul, (rows, triton.cdiv(inner, block)), gate_up, out, scale, *strides, inner, scales, **options
-        )
+        launch(_gate_mul, (rows, -(-inner // block)), gate_up, out, scale, *strides, inner, scales, **options)

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from engine.kernels.triton.fp8 import rounded_like, store_rounded
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch_config import power_of_2
 
 
 @triton.jit(do_not_specialize=["rows", "max_bytes"])
@@ -110,7 +111,7 @@ def sum_add_norm(
     out, scale, each = torch.empty((rows, size), dtype=x.dtype, device=x.device), None, 0
     if inputs:
         out, scale, each = rounded_like(rows, size, inputs, x.device)
-    block = triton.next_power_of_2(size)
+    block = power_of_2(size)
     if rows:
         launch(
             _sum_add_norm,

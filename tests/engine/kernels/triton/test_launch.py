@@ -1,4 +1,4 @@
-"""A kernel is launched on the device of its tensors, and within `compiling` it is only compiled."""
+"""A kernel is launched on the device of its tensors, without Triton's search if it can be, or only compiled."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+import triton.language as tl
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from engine.kernels.triton.launch import compiling, launch
@@ -98,3 +100,75 @@ def test_compilers_that_parse_beside_each_other_do_not_disturb_each_other(
 
     with compiling(), ThreadPoolExecutor(len(kernels)) as compilers:
         list(compilers.map(parse, kernels))
+
+
+def with_constants(x: Any, size: Any, scale: Any, FIRST: tl.constexpr, SECOND: tl.constexpr) -> None:
+    """A kernel of which only the signature matters."""
+
+
+class Variant(CompiledKernel):
+    """What Triton would have compiled; it notes how it is launched."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args: self.launched.append((grid, *args))
+
+
+def test_a_variant_that_triton_has_found_before_is_launched_without_its_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[Variant] = []
+
+    def run(*_: Any, **__: Any) -> Variant:
+        found.append(Variant())
+        return found[-1]
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    kernel, x = JITFunction(with_constants), torch.zeros(64)
+
+    def launched(*args: Any, first: int = 1, grid: tuple[int, ...] = (3,)) -> bool:
+        """Whether Triton was asked."""
+        before = len(found)
+        launch(kernel, grid, *args, SECOND=2, FIRST=first, num_warps=4)
+        return len(found) > before
+
+    assert launched(x, 5, 0.5)
+    assert not launched(x[4:], 7, 2.0, grid=(4, 5))
+    [variant] = found
+    [(grid, tensor, *others)] = variant.launched
+    assert grid == (4, 5, 1) and tensor.data_ptr() == x[4:].data_ptr() and others == [7, 2.0, 1, 2]
+    other: list[tuple[Any, ...]] = [
+        (x, 1, 0.5),
+        (x, 48, 0.5),
+        (x, 2**31, 0.5),
+        (x[1:], 5, 0.5),
+        (x.half(), 5, 0.5),
+    ]
+    for args in [*other, (x, None, 0.5)]:
+        assert launched(*args), f"Triton compiles {args} by itself"
+        assert not launched(*args)
+    assert launched(x, 5, 0.5, first=7) and not launched(x, 9, 0.5, first=7)
+    assert len(variant.launched) == 1
+
+
+def plain(x: Any, SIZE: tl.constexpr, other: Any) -> None:
+    """A kernel whose constant is not its last argument."""
+
+
+def test_arguments_that_only_triton_knows_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def run(*args: Any, **_: Any) -> Variant:
+        asked.append(args)
+        return Variant()
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    x, box = torch.zeros(4), SimpleNamespace(descriptor="of a box")
+    for _ in range(2):
+        launch(JITFunction(with_constants), (1,), x, 5, box, FIRST=1, SECOND=2)
+    kernel = JITFunction(plain)
+    for size in (3, 5):
+        launch(kernel, (1,), x, size, 9)
+    assert len(asked) == 4
