@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -55,6 +56,8 @@ SETTLE_S = 5.0
 """Seconds after the last request before a server counts as idle."""
 STREAMS = 128
 STREAM_TOKENS = 64
+NUMBERS = itertools.count()
+"""Numbers of questions. Each is asked once, so that later rounds do not find it in the cache."""
 WARM_UP_S = 2.0
 SYSTEM = "You are a helpful assistant. " * 12
 ROLES = {
@@ -163,24 +166,22 @@ async def ask_for(server: Running, num_clients: int, seconds: float) -> list[flo
     found: list[float] = []
     until = time.perf_counter() + seconds
 
-    async def one(client: aiohttp.ClientSession, number: int) -> None:
-        count = 0
+    async def one(client: aiohttp.ClientSession) -> None:
         while time.perf_counter() < until:
-            count += 1
-            first, _ = await ask(client, chat(server.model, f"What does itertools.chain do? {number} {count}", 1))
+            question = f"What does itertools.chain do? {next(NUMBERS):06}"
+            first, _ = await ask(client, chat(server.model, question, 1))
             found.append(first)
 
     async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=0)) as client:
-        await asyncio.gather(*(one(client, number) for number in range(num_clients)))
+        await asyncio.gather(*(one(client) for _ in range(num_clients)))
     return found
 
 
 async def stream_at_once(server: Running) -> tuple[list[float], int]:
     """Ask for all streams at once; return the times to first text and the number of events."""
     async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=0)) as client:
-        bodies = [
-            chat(server.model, f"Tell a story about number {number}.", STREAM_TOKENS) for number in range(STREAMS)
-        ]
+        stories = [f"Tell a story about number {next(NUMBERS):06}." for _ in range(STREAMS)]
+        bodies = [chat(server.model, story, STREAM_TOKENS) for story in stories]
         streams = await asyncio.gather(*(ask(client, body) for body in bodies))
     return [first for first, _ in streams], sum(events for _, events in streams)
 
