@@ -95,7 +95,7 @@ Row = dict[str, Any]
 
 @contextlib.contextmanager
 def bare(name: str) -> Iterator[Running]:
-    """Start one of `bare_servers.py`, in processes of its own."""
+    """Start one of `bare_servers.py`, in processes of its own. Raises PeerFailed when one of them ends."""
     port, endpoint = free_port(), f"tcp://127.0.0.1:{free_port()}"
     wanted = {
         "starlette": [["starlette", str(port)]],
@@ -110,6 +110,8 @@ def bare(name: str) -> Iterator[Running]:
                 httpx.post(f"{url}/v1/chat/completions", json=chat("demo", "", 1), timeout=60)
                 break
             time.sleep(0.1)
+        else:
+            raise PeerFailed(f"{name} ended before it answered: see what its process printed")
         yield Running(name, url, "demo", tuple(psutil.Process(process.pid) for process in processes))
     finally:
         for process in processes:
