@@ -1,6 +1,6 @@
 """Measure what a cached chat costs on its way in and out, in processor time by process, beside a bare web server.
 
-    python -m benchmarks.front_door [--seconds 5] [--json benchmarks/results/front_door.json]
+    python -m benchmarks.front_door [--seconds 5] [--rounds 5] [--json benchmarks/results/front_door.json]
 
     starlette    a bare Starlette on uvicorn that parses, renders and tokenizes the same chats, and answers at once
     prototype    an ASGI function and Raydix's engine, with one ZeroMQ socket between (`bare_servers.py`)
@@ -13,9 +13,16 @@ All have the embedded model, in float32, which all compute well on any CPU, and 
 a system prompt, which the engine's cache holds, and ask for one token. 1, 8 and 64 clients ask for some seconds
 each; then 128 clients ask for a stream of 64 tokens each, all at once. The clients share the processors with the
 server: rates are those of the whole machine. Processor time is that of each process while it is measured, by what
-the process is, per request; for the streams, per event, which may bring several tokens. Then "direct" runs with 1,
-2 and 4 ingresses, which share their port: what a request costs should stay. At last it runs with 1 and 4 ingresses
-and nobody asks: what each process takes then, in percent of a core.
+the process is, per request; for the streams, per event, which may bring several tokens.
+
+A machine's speed may change by half within minutes. So the first three, which are compared closely, run at the
+same time and are asked in turns of 2 s, in `--rounds` rounds, of which every other one goes the other way round. A
+server's figure is the median of its rounds. While one is asked the others only idle, and the time that they take
+counts for none; for Raydix that is some percent of a core, as the last table says. The other servers follow one
+after the other, each alone, with `--seconds` for each number of clients.
+
+Then "direct" runs with 1, 2 and 4 ingresses, which share their port: what a request costs should stay. At last it
+runs with 1 and 4 ingresses and nobody asks: what each process takes then, in percent of a core.
 """
 
 from __future__ import annotations
@@ -23,13 +30,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -47,6 +57,10 @@ from engine.config import EngineConfig
 from engine.engine import model_directory
 
 BARE = ("starlette", "prototype")
+IN_TURNS = (*BARE, "direct")
+TURN_S = 2.0
+STREAM_ROUNDS = 3
+"""Most rounds of the streams, each of which takes as long as several turns."""
 INGRESSES = (1, 2, 4)
 CLIENTS = (1, 8, 64)
 IDLE_INGRESSES = (1, 4)
@@ -55,6 +69,8 @@ SETTLE_S = 5.0
 """Seconds after the last request before a server counts as idle."""
 STREAMS = 128
 STREAM_TOKENS = 64
+NUMBERS = itertools.count()
+"""Numbers of questions. Each is asked once, so that later rounds do not find it in the cache."""
 WARM_UP_S = 2.0
 SYSTEM = "You are a helpful assistant. " * 12
 ROLES = {
@@ -85,6 +101,8 @@ PARTS = {
 }
 """The same, told apart where they are idle."""
 Row = dict[str, Any]
+Load = Callable[[Running], Row]
+"""Asks a server, and returns its figures."""
 
 
 # --- the servers -------------------------------------------------------------------------------------------
@@ -92,7 +110,7 @@ Row = dict[str, Any]
 
 @contextlib.contextmanager
 def bare(name: str) -> Iterator[Running]:
-    """Start one of `bare_servers.py`, in processes of its own."""
+    """Start one of `bare_servers.py`, in processes of its own. Raises PeerFailed when one of them ends."""
     port, endpoint = free_port(), f"tcp://127.0.0.1:{free_port()}"
     wanted = {
         "starlette": [["starlette", str(port)]],
@@ -107,6 +125,8 @@ def bare(name: str) -> Iterator[Running]:
                 httpx.post(f"{url}/v1/chat/completions", json=chat("demo", "", 1), timeout=60)
                 break
             time.sleep(0.1)
+        else:
+            raise PeerFailed(f"{name} ended before it answered: see what its process printed")
         yield Running(name, url, "demo", tuple(psutil.Process(process.pid) for process in processes))
     finally:
         for process in processes:
@@ -163,24 +183,22 @@ async def ask_for(server: Running, num_clients: int, seconds: float) -> list[flo
     found: list[float] = []
     until = time.perf_counter() + seconds
 
-    async def one(client: aiohttp.ClientSession, number: int) -> None:
-        count = 0
+    async def one(client: aiohttp.ClientSession) -> None:
         while time.perf_counter() < until:
-            count += 1
-            first, _ = await ask(client, chat(server.model, f"What does itertools.chain do? {number} {count}", 1))
+            question = f"What does itertools.chain do? {next(NUMBERS):06}"
+            first, _ = await ask(client, chat(server.model, question, 1))
             found.append(first)
 
     async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=0)) as client:
-        await asyncio.gather(*(one(client, number) for number in range(num_clients)))
+        await asyncio.gather(*(one(client) for _ in range(num_clients)))
     return found
 
 
 async def stream_at_once(server: Running) -> tuple[list[float], int]:
     """Ask for all streams at once; return the times to first text and the number of events."""
     async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=0)) as client:
-        bodies = [
-            chat(server.model, f"Tell a story about number {number}.", STREAM_TOKENS) for number in range(STREAMS)
-        ]
+        stories = [f"Tell a story about number {next(NUMBERS):06}." for _ in range(STREAMS)]
+        bodies = [chat(server.model, story, STREAM_TOKENS) for story in stories]
         streams = await asyncio.gather(*(ask(client, body) for body in bodies))
     return [first for first, _ in streams], sum(events for _, events in streams)
 
@@ -188,15 +206,49 @@ async def stream_at_once(server: Running) -> tuple[list[float], int]:
 # --- the measurement ---------------------------------------------------------------------------------------
 
 
-def measure(server: Running, seconds: float) -> Iterator[Row]:
-    """Yield a row for each number of clients, and one for the streams."""
-    asyncio.run(ask_for(server, CLIENTS[1], WARM_UP_S))
-    yield from (_requests(server, num_clients, seconds) for num_clients in CLIENTS)
-    if server.name != "starlette":
-        before, began = processor_seconds(server), time.perf_counter()
-        firsts, events = asyncio.run(stream_at_once(server))
-        row = _row(server, f"{STREAMS} streams", firsts, events, before, began)
-        yield {**row, "tokens_per_event": STREAMS * STREAM_TOKENS / events}
+def measured(names: Sequence[str], home: Path, seconds: float, rounds: int) -> list[Row]:
+    """Run servers at the same time, and return each one's rows; servers that do not come up are left out."""
+    with contextlib.ExitStack() as stack:
+        servers: list[Running] = []
+        for name in names:
+            try:
+                servers.append(stack.enter_context(started(name, home)))
+            except PeerFailed as failure:
+                print(f"left out: {failure}", flush=True)
+        for server in servers:
+            asyncio.run(ask_for(server, CLIENTS[1], WARM_UP_S))
+        loads = [partial(_requests, num_clients=num_clients, seconds=seconds) for num_clients in CLIENTS]
+        rows = take_turns(servers, loads, rounds)
+        streaming = [server for server in servers if server.name != "starlette"]  # which knows one token only
+        rows += take_turns(streaming, [_streams], min(rounds, STREAM_ROUNDS))
+    return sorted(rows, key=lambda row: names.index(row["server"]))
+
+
+def take_turns(servers: Sequence[Running], loads: Sequence[Load], rounds: int) -> list[Row]:
+    """Put each load on one server after the other, in several rounds; return the medians, by load and server.
+
+    Every other round begins with the last server: a machine that becomes slower or faster meanwhile favours none.
+    """
+    found: dict[tuple[int, str], list[Row]] = {
+        (place, server.name): [] for place in range(len(loads)) for server in servers
+    }
+    for number in range(rounds):
+        for place, load in enumerate(loads):
+            for server in servers if number % 2 == 0 else servers[::-1]:
+                found[place, server.name].append(load(server))
+    return [_median(rows) for rows in found.values()]
+
+
+def _median(rounds: Sequence[Row]) -> Row:
+    """Return a row with the median of each figure, and the rates of all rounds, in their order."""
+    first = rounds[0]
+    roles = sorted({role for row in rounds for role in row["processor_ms"]})
+    return {
+        **first,
+        **{key: median(row[key] for row in rounds) for key, value in first.items() if isinstance(value, float)},
+        "processor_ms": {role: median(row["processor_ms"].get(role, 0.0) for row in rounds) for role in roles},
+        "per_second_by_round": [row["per_second"] for row in rounds],
+    }
 
 
 def _requests(server: Running, num_clients: int, seconds: float) -> Row:
@@ -204,6 +256,13 @@ def _requests(server: Running, num_clients: int, seconds: float) -> Row:
     firsts = asyncio.run(ask_for(server, num_clients, seconds))
     what = f"{num_clients} clients" if num_clients > 1 else "1 client"
     return _row(server, what, firsts, len(firsts), before, began)
+
+
+def _streams(server: Running) -> Row:
+    before, began = processor_seconds(server), time.perf_counter()
+    firsts, events = asyncio.run(stream_at_once(server))
+    row = _row(server, f"{STREAMS} streams", firsts, events, before, began)
+    return {**row, "tokens_per_event": STREAMS * STREAM_TOKENS / events}
 
 
 def _row(
@@ -268,21 +327,29 @@ def show_idle(console: Console, rows: list[Row]) -> None:
     console.print(table)
 
 
-def main() -> None:
+def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options, checked; argparse ends the program with a usage message when they are wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="time for each number of clients (%(default)s)")
+    alone = "time for each number of clients, of servers that are measured alone (%(default)s)"
+    parser.add_argument("--seconds", type=float, default=5.0, help=alone)
+    parser.add_argument("--rounds", type=int, default=5, help="of the servers that take turns (%(default)s)")
     parser.add_argument("--json", type=Path)
     names = [*BARE, *SERVERS]
     parser.add_argument("--servers", nargs="+", choices=names, default=names, help="(all)")
     parser.add_argument("--home", type=Path, default=REPOSITORY / ".peers", help="where peers are installed")
-    options = parser.parse_args()
-    rows: list[Row] = []
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {options.rounds}")
+    return options
+
+
+def main() -> None:
+    options = parse_args()
+    together = [name for name in IN_TURNS if name in options.servers]
+    rows = measured(together, options.home, TURN_S, options.rounds)
     for name in options.servers:
-        try:
-            with started(name, options.home) as server:
-                rows += measure(server, options.seconds)
-        except PeerFailed as failure:
-            print(f"left out: {failure}", flush=True)
+        if name not in IN_TURNS:
+            rows += measured([name], options.home, options.seconds, rounds=1)
     scaled = list(scaling(options)) if "direct" in options.servers else []
     unasked = list(idle(options)) if "direct" in options.servers else []
     show(Console(), [*rows, *scaled])
@@ -290,7 +357,8 @@ def main() -> None:
         show_idle(Console(), unasked)
     if options.json:
         machine = this_machine.described()
-        found = {"machine": machine, "rows": rows, "scaling": scaled, "idle": unasked}
+        turns = {"seconds": TURN_S, "rounds": options.rounds, "stream_rounds": min(options.rounds, STREAM_ROUNDS)}
+        found = {"machine": machine, "turns": turns, "rows": rows, "scaling": scaled, "idle": unasked}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
