@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import Any
 
+from engine.huge_pages import collapse_memory
 from monitoring.metrics import Metrics
 
 THRESHOLDS = (1_000, 5, 2_000)
@@ -36,10 +37,13 @@ class GarbagePauses:
         gc.callbacks.append(self._on_collection)
 
     def settle(self) -> None:
-        """Collect what the start has left and freeze the rest. Call it when the process is ready to serve."""
+        """Collect what the start has left, freeze the rest and keep it in large pages. Call it when the process is
+        ready to serve.
+        """
         gc.collect()
         gc.freeze()
         gc.set_threshold(*THRESHOLDS)
+        collapse_memory()
 
     def report(self, metrics: Metrics) -> None:
         """Observe the pauses since the last call."""
