@@ -177,11 +177,11 @@ _PREFERRED_FOR_PROMPTS: dict[int, tuple[tuple[str, str], ...]] = {
     9: (
         ("flash_attn", "FlashAttention's kernels are made for Hopper GPUs"),
         ("flashinfer", "FlashInfer has FlashAttention-3's kernels for Hopper GPUs"),
-        ("cudnn", "cuDNN has kernels for Hopper GPUs, for prompts that begin in a step"),
+        ("cudnn", "cuDNN has kernels for Hopper GPUs, for many tokens of a prompt at once"),
     ),
     10: (
         ("flashinfer", "FlashInfer brings TensorRT-LLM's kernels for Blackwell GPUs"),
-        ("cudnn", "cuDNN has kernels for Blackwell GPUs, for prompts that begin in a step"),
+        ("cudnn", "cuDNN has kernels for Blackwell GPUs, for many tokens of a prompt at once"),
     ),
 }
 """By a GPU's generation, the first number of its compute capability: which backends' kernels for prompts are

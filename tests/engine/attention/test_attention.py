@@ -140,7 +140,7 @@ def test_two_names_are_two_backends_and_each_is_checked() -> None:
             (9, 0),
             "triton cudnn reference",
             "cudnn,triton",
-            "cuDNN has kernels for Hopper GPUs, for prompts that beg",
+            "cuDNN has kernels for Hopper GPUs, for many tokens",
         ),
         ((9, 0), "triton reference", "triton", r"nothing .* compute capability 9\.0"),
         ((9, 0), "flash_attn flashinfer", "flash_attn", "the first that runs"),

@@ -18,9 +18,9 @@ from engine.attention.triton import TritonAttention
 from engine.graphs.step_inputs import StepInputs
 from engine.kernels.triton.extend import query_tiles
 from engine.kernels.triton.extend_tma import TMA_ROWS, extend_tma, fitting_tile, tma_tile
+from tests.engine.support.devices import DEVICE
 from tests.engine.support.paged_kv import CPU, Heads, Paged
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 paged = partial(Paged, device=DEVICE)
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 0.04}

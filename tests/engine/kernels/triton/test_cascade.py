@@ -20,10 +20,10 @@ from engine.kernels.triton import decode as decode_module
 from engine.kernels.triton import shared_prefixes
 from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.work_list import WorkList
+from tests.engine.support.devices import DEVICE
 from tests.engine.support.paged_kv import Heads
 from tests.engine.support.shared_pages import SharedPages, SharingRow
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 shared_pages = partial(SharedPages, device=DEVICE)
 HEADS = Heads(2, 2, 32)
 _TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}

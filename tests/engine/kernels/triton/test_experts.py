@@ -13,8 +13,8 @@ from engine.kernels.triton.grouped_gemm import experts_mlp as triton_mlp
 from engine.kernels.triton.route import route as triton_route
 from engine.models.experts import experts_mlp, route
 from engine.models.experts_config import Clamp
+from tests.engine.support.devices import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXPERTS, HIDDEN, INNER = 5, 40, 24
 
 

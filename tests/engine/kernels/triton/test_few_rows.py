@@ -10,9 +10,7 @@ from engine.kernels.triton import split_k
 from engine.kernels.triton.few_rows import fp8_few_rows, plain_few_rows
 from engine.kernels.triton.fp8_gemm import fp8_block_linear
 from engine.models.linear import FP8, round_fp8
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
+from tests.engine.support.devices import DEVICE
 
 _FP8_SUMS = 1e-6 if DEVICE.type == "cpu" else 2.0**-12
 """Tensor cores add products of float8 with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.2)."""

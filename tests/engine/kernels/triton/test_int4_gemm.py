@@ -10,8 +10,7 @@ pytest.importorskip("triton")
 from engine.kernels.triton import split_k
 from engine.kernels.triton.int4_gemm import int4_linear
 from engine.models.linear import Int4Linear
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from tests.engine.support.devices import DEVICE
 
 
 def layer(inputs: int, outputs: int, group: int) -> Int4Linear:

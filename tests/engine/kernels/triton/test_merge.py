@@ -7,8 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 from engine.kernels.triton.merge import merge
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from tests.engine.support.devices import DEVICE
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])

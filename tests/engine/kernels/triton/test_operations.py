@@ -23,10 +23,10 @@ from engine.models.rope import RopeConfig
 from engine.models.torch_operations import TorchOperations
 from engine.models.triton_operations import TritonOperations
 from engine.scheduling.plan import StepPlan
+from tests.engine.support.devices import DEVICE
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 _ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}
 """Tolerance for numbers around 3, which the torch operations round after each of their parts."""

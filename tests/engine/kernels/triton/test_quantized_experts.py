@@ -17,8 +17,8 @@ from engine.models import linear
 from engine.models.experts import experts_mlp, route
 from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear
 from engine.models.matrix_stack import MatrixStack
+from tests.engine.support.devices import DEVICE
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EXPERTS, HIDDEN, INNER = 5, 256, 128
 SIZES = {"gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
 Made = tuple[MatrixStack, torch.Tensor]

@@ -9,9 +9,8 @@ pytest.importorskip("triton")
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import RowLayout
 from engine.kernels.triton import rows as kernels
+from tests.engine.support.devices import DEVICE
 from tests.engine.support.operations_seen import VIEWS, Operations
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def rows_of(num_rows: int, page_size: int, num_groups: int = 1) -> DeviceRows:

@@ -18,11 +18,10 @@ from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling.triton_chooser import TritonChooser
 from engine.scheduling.plan import GRAMMAR_FAILED
+from tests.engine.support.devices import DEVICE
 from tests.engine.support.grammar_models import NUM_TOKENS, compiler, ids
 from tests.engine.support.penalty_courses import check_tokens_without_a_logit, play, read_by_steps
 from tests.engine.support.sampling_rows import EOS, PARAMS, assert_same_logprobs, row
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 from engine.kernels.triton.work_list import WorkList
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from tests.engine.support.devices import DEVICE
 
 
 def items(work: WorkList, kv_lens: Sequence[int], window: int | None = None) -> list[tuple[int, range]]:
