@@ -17,7 +17,6 @@ ROOMS = ("attention", "drafting", "graphs", "runner", "sampling", "ranks")
 ELSEWHERE = {
     "attention/pinned.py": "it is the one place",
     "graphs/step_inputs.py": "when graphs are made",
-    "sampling/graph_chooser.py": "when graphs are made",
     "sampling/adjust.py": "the reference, for GPUs without Triton",
     "sampling/chooser.py": "the reference, for GPUs without Triton",
     "sampling/distribution.py": "the reference, for GPUs without Triton",

@@ -31,8 +31,9 @@ def memory(decoder: Decoder) -> int:
 
 def rounded(x: torch.Tensor, inputs: int | None = None) -> torch.Tensor:
     """Round each row, or each `inputs` numbers of it, to multiples of its largest number / 448 that float8_e4m3fn
-    has."""
+    has. Where a number lies between two of them, the last bit of the quotient decides.
+    """
     blocks = x.unflatten(-1, (-1, inputs or x.shape[-1]))
-    unit = blocks.abs().amax(-1, keepdim=True) / 448
+    unit = blocks.abs().amax(-1, keepdim=True) * (1 / 448)
     found: torch.Tensor = ((blocks / unit).to(torch.float8_e4m3fn).float() * unit).flatten(-2)
     return found
