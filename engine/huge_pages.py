@@ -4,8 +4,9 @@ A request touches thousands of places of a Python process, nearly each in a page
 engine computes on the same processor, its weights have displaced what the processor knew of these pages, and to
 look them up takes as long as to read them. With pages of 2 MiB there is little to look up.
 
-Memory is moved once (`MADV_COLLAPSE`, madvise(2)), and only where most of it is in use, so that a process grows by
-a quarter of what is moved at most. Where an administrator has turned such pages off, nothing is done.
+Memory is moved once (`MADV_COLLAPSE`, madvise(2)), only where most of it is in use, so that a process grows by a
+quarter of what is moved at most, and no more than a start has time for. Where an administrator has turned such
+pages off, nothing is done.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _LEAST_IN_USE = 0.75
 """Share of 2 MiB that has to be in memory: the rest would be filled with zeros."""
 _LARGEST = 64 * 2**20
 """Largest piece of memory, but for the heap, in bytes: larger ones are matrices and KV, read from end to end."""
+_MOST = 2**30
+"""Most bytes that are moved, the heap first: moving copies them, some GiB a second."""
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -32,7 +35,7 @@ def collapse_memory(setting: Path = _SETTING) -> int:
     """
     if not setting.exists() or "[never]" in setting.read_text():
         return 0
-    libc, moved = ctypes.CDLL(None, use_errno=True), 0
+    libc, moved = ctypes.CDLL(None), 0
     in_use = (ctypes.c_ubyte * (_HUGE // _PAGE))()
     for start, end in _anonymous_memory():
         for at in range(-(-start // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
@@ -41,12 +44,14 @@ def collapse_memory(setting: Path = _SETTING) -> int:
                 continue
             if libc.madvise(*piece, _COLLAPSE) == 0:
                 moved += _HUGE
+            if moved >= _MOST:
+                return moved
     return moved
 
 
 def _anonymous_memory() -> Iterator[tuple[int, int]]:
     """Yield the address ranges of this process's own memory that is no file's, no stack and not too large."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in addresses.split("-"))
         is_heap = name == ["[heap]"]

@@ -138,11 +138,9 @@ class _Prompt:
         """Write the result of these tokens to `out`, [N, num_heads * head_dim]."""
         own, end = query[self._tokens], self._before + self._count
         keys, values = (kind.flatten(0, 1).index_select(0, self._slots).transpose(0, 1)[None] for kind in pages)
-        square, keys_of_square, values_of_square = (
-            _padded(own, self._before, self._after), keys[:, :, self._cut :], values[:, :, self._cut :]
-        )  # fmt: skip
+        square = _padded(own, self._before, self._after), keys[:, :, self._cut :], values[:, :, self._cut :]
         if not self._cut:
-            attended = attend_causally(square, keys_of_square, values_of_square, scale)
+            attended = attend_causally(*square, scale)
             out[self._tokens] = attended[0, :, self._before : end].transpose(0, 1).flatten(1)
             return
         from engine.kernels.triton.merge import merge
@@ -150,7 +148,7 @@ class _Prompt:
         earlier = _padded(own, 0, -self._count % _MULTIPLE), keys[:, :, : self._cut], values[:, :, : self._cut]
         parts = (
             attend_with_sums(*earlier, scale, is_causal=False),
-            attend_with_sums(square, keys_of_square, values_of_square, scale, is_causal=True),
+            attend_with_sums(*square, scale, is_causal=True),
         )
         firsts = 0, self._before
         (first, first_sums), (second, second_sums) = (
