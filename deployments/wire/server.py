@@ -11,7 +11,6 @@ that holds it blocks.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import select
 import threading
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import zmq
-from msgspec import structs
 
 from deployments.config.settings import WireSettings
 from deployments.wire import messages
@@ -44,6 +42,7 @@ from deployments.wire.outbox import Outbox
 from deployments.wire.peers import Peers
 from deployments.wire.prefix_feed import NoPrefixes, PrefixFeed, PrefixSource
 from deployments.wire.receiver import Receiver
+from deployments.wire.sender import Sender
 from deployments.wire.session import Session
 from deployments.wire.sockets import bind, descriptor, is_readable, make_router
 from deployments.wire.wake_up import WakeUp
@@ -113,15 +112,12 @@ class WireServer:
         self.epoch = secrets.randbits(48)
         self.counts: Counter[str] = Counter()
         """Numbers of dropped messages by reason, and of sends that had to be repeated."""
-        self._engine_load, self._handler = load, handler
-        self._last_load, self._load_read_at = Load(), -math.inf
+        self._handler = handler
         self._timings = timings or WireTimings()
         period_s = self._timings.cache_period_s
         self._cache_feed = PrefixFeed(prefixes or NoPrefixes(), period_s)
         self._store_feed = PrefixFeed(store or NoPrefixes(), period_s, is_store=True)
         self._outbox = Outbox()
-        self._sessions: dict[str, Session] = {}  # ingress -> session
-        self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
         self._asking: dict[tuple[str, bool], Session] = {}  # ingresses that wait for a part, of a cache or a store
         self._absent_since: dict[str, float] = {}
         self._backlogs = Backlogs()
@@ -129,6 +125,15 @@ class WireServer:
         self._context = zmq.Context(io_threads=1)
         self._closing = threading.Event()
         self._open_socket(host)
+        self._sender = Sender(
+            self._socket,
+            self.epoch,
+            self._outbox,
+            self._timings.heartbeat_s,
+            load,
+            self.counts,
+            self._backlogs.forget,
+        )
         self._wake_up = WakeUp()
         self._thread = threading.Thread(target=self._serve, name="wire", daemon=True)
 
@@ -173,7 +178,7 @@ class WireServer:
         """Tell the ingress at once that the request is accepted, in a message of its own."""
         with self._lock:
             self._outbox.accept(request_id)
-            self._flush(ingress_id, time.monotonic())
+            self._sender.flush(ingress_id, time.monotonic())
             self._notice_messages()
 
     def is_beginning(self, request_id: str, num_tokens: int) -> bool:
@@ -191,10 +196,10 @@ class WireServer:
     ) -> None:
         """Tell an ingress why the engine does not run its request."""
         with self._lock:
-            session = self._sessions.get(ingress_id)
-            if session is not None and not self._closing.is_set():
+            session = self._sender.sessions.get(ingress_id)
+            if session is not None:
                 message = NotRun(self.epoch, session.seq, request_id, kind, reason, retry_after_s)
-                self._post(ingress_id, session, messages.encode(message))
+                self._sender.post(ingress_id, session, messages.encode(message))
                 self._notice_messages()
 
     def forget(self, request_id: str) -> None:
@@ -216,12 +221,12 @@ class WireServer:
         with self._lock:
             for ingress_id in {self._outbox.record(delta, now) for delta in deltas}:
                 if ingress_id is not None:
-                    self._flush(ingress_id, now)
+                    self._sender.flush(ingress_id, now)
             self._notice_messages()
 
     def is_connected(self, ingress_id: str) -> bool:
         """Return whether an ingress has said hello and is still connected."""
-        return ingress_id in self._sessions
+        return ingress_id in self._sender.sessions
 
     @property
     def num_live(self) -> int:
@@ -236,7 +241,7 @@ class WireServer:
     @property
     def num_ingresses(self) -> int:
         """Number of ingresses that are connected."""
-        return len(self._sessions)
+        return len(self._sender.sessions)
 
     def has_streams_of(self, ingress_id: str) -> bool:
         """Return whether any output of this ingress's requests is still to be produced or sent."""
@@ -253,6 +258,8 @@ class WireServer:
         if self._closing.is_set():
             return
         self._closing.set()
+        with self._lock:
+            self._sender.close()
         if self._thread.is_alive():
             self._wake_up.wake()
             self._thread.join(timeout=5.0)
@@ -265,59 +272,6 @@ class WireServer:
         self._doorkeeper.close()
         self._socket.close(linger=500)
         self._context.term()
-
-    # --- sending -------------------------------------------------------------------------------------------
-
-    def _flush(self, ingress_id: str, now: float) -> None:
-        """Send an ingress a message of unsent tokens. Those that it has no room for, and those that cannot be sent
-        now, stay in the outbox until the next one.
-        """
-        session = self._sessions.get(ingress_id)
-        if session is None or self._closing.is_set():
-            return
-        deltas = self._outbox.unsent(ingress_id)
-        if deltas and self._send(ingress_id, session, deltas, now):
-            self._outbox.mark_sent(ingress_id, deltas)
-
-    def _send(self, ingress_id: str, session: Session, deltas: list[StreamDelta], now: float) -> bool:
-        """Send deltas, with the load when it is due, or a heartbeat when there are none."""
-        is_due = now - session.last_load >= self._timings.heartbeat_s / 2 or any(map(_changes_load, deltas))
-        load = self._load(ingress_id, session, now) if is_due or not deltas else None
-        message: messages.ToIngress
-        if load is None or deltas:
-            message = messages.Tokens(self.epoch, session.seq, deltas, load)
-        else:
-            message = messages.Heartbeat(self.epoch, session.seq, load)
-        is_sent = self._post(ingress_id, session, messages.encode(message))
-        if is_sent and load is not None:
-            session.last_load = now
-        return is_sent
-
-    def _post(self, ingress_id: str, session: Session, data: bytes) -> bool:
-        try:
-            self._socket.send(session.identity, zmq.NOBLOCK | zmq.SNDMORE)
-            self._socket.send(data, zmq.NOBLOCK)
-        except zmq.Again:
-            self.counts["congested"] += 1
-            return False
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            self._drop_session(ingress_id)
-            return False
-        session.seq += 1
-        return True
-
-    def _load(self, ingress_id: str, session: Session, now: float) -> Load:
-        """Return the engine's load, as that ingress needs it. It is read once for all that are told at `now`."""
-        if self._load_read_at != now:
-            self._last_load, self._load_read_at = self._engine_load(), now
-        return structs.replace(
-            self._last_load,
-            num_requests=self._outbox.num_live,
-            num_own=self._outbox.num_live_of(ingress_id),
-            dispatches_seen=session.dispatches_seen,
-        )
 
     # --- receiving -----------------------------------------------------------------------------------------
 
@@ -389,7 +343,7 @@ class WireServer:
         with self._lock:
             if isinstance(message, Hello):
                 return self._greet(identity, message)
-            ingress_id = self._ingress_of.get(identity)
+            ingress_id = self._sender.ingress_of(identity)
             if ingress_id is None:
                 self.counts["unauthenticated"] += 1
                 return None
@@ -401,7 +355,7 @@ class WireServer:
                 return self._resume(ingress_id, message.received)
             if isinstance(message, Backlog):
                 return self._backlogs.take(ingress_id, message, time.monotonic())
-            session = self._sessions[ingress_id]
+            session = self._sender.sessions[ingress_id]
             if isinstance(message, Resync | NextPart):
                 known = session.store if message.is_store else session.cache
                 known.wants_anew = known.wants_anew or isinstance(message, Resync)
@@ -427,7 +381,7 @@ class WireServer:
             feed = self._store_feed if is_store else self._cache_feed
             part = feed.next_part(session)
             with self._lock:
-                is_sent = self._sessions.get(ingress_id) is session and self._post(
+                is_sent = self._sender.sessions.get(ingress_id) is session and self._sender.post(
                     ingress_id, session, part.encoded(self.epoch, session.seq)
                 )
                 self._notice_messages()
@@ -445,60 +399,44 @@ class WireServer:
             return self._refuse(identity, f"the hello has wire version {hello.version}, {expected}")
         if hello.model and self._model and hello.model != self._model:
             return self._refuse(identity, f"the ingress serves model {hello.model}, not {self._model}")
-        before = self._sessions.get(hello.ingress_id)
+        before = self._sender.sessions.get(hello.ingress_id)
         if before is not None and hello.number <= before.hello_number:
             self.counts["replayed"] += 1
             return None
-        self._drop_session(hello.ingress_id)
-        self._drop_session(self._ingress_of.get(identity, ""))  # a connection is one ingress's
-        self._sessions[hello.ingress_id] = session = Session(identity, hello.number)
-        self._ingress_of[identity] = hello.ingress_id
+        session = self._sender.begin(hello.ingress_id, identity, hello.number)
         welcome = messages.Welcome(self.epoch, session.seq, self.replica, self._model, self._block_tokens)
-        if self._post(hello.ingress_id, session, messages.encode(welcome)):
+        if self._sender.post(hello.ingress_id, session, messages.encode(welcome)):
             self._resume(hello.ingress_id, hello.received)
 
     def _refuse(self, identity: bytes, reason: str) -> None:
         self.counts["refused"] += 1
-        self._post("", Session(identity), messages.encode(messages.Refused(reason)))
+        self._sender.post("", Session(identity), messages.encode(messages.Refused(reason)))
 
     def _resume(self, ingress_id: str, received: dict[str, int]) -> None:
         unknown = self._outbox.resume(ingress_id, received)
-        session = self._sessions.get(ingress_id)
+        session = self._sender.sessions.get(ingress_id)
         if unknown and session is not None:
-            self._post(ingress_id, session, messages.encode(messages.Unknown(self.epoch, session.seq, unknown)))
-        self._flush(ingress_id, time.monotonic())
+            message = messages.Unknown(self.epoch, session.seq, unknown)
+            self._sender.post(ingress_id, session, messages.encode(message))
+        self._sender.flush(ingress_id, time.monotonic())
 
     # --- time ----------------------------------------------------------------------------------------------
 
     def _tick_period_s(self) -> float:
         """Return the time until the next tick: an idle engine's load stays, and nothing is on its way."""
-        period_s, load = self._timings.heartbeat_s / 2, self._last_load
+        period_s, load = self._timings.heartbeat_s / 2, self._sender.last_load
         if self._outbox.num_kept or load.num_running or load.num_waiting:
             return period_s
         return max(period_s, self._timings.idle_heartbeat_s)
 
     def _tick(self, now: float) -> None:
-        for ingress_id, session in list(self._sessions.items()):
-            self._flush(ingress_id, now)
-            if now - session.last_load >= self._timings.heartbeat_s * 0.8:
-                self._send(ingress_id, session, [], now)
+        self._sender.beat(now)
         for feed in (self._cache_feed, self._store_feed):
-            feed.send_due(now, self.epoch, self._sessions, self._post)
+            feed.send_due(now, self.epoch, self._sender.sessions, self._sender.post)
         self._outbox.forget(self._outbox.ended_before(now - self._timings.keep_ended_s))
-        absent = self._outbox.ingresses() - self._sessions.keys()
+        absent = self._outbox.ingresses() - self._sender.sessions.keys()
         self._absent_since = {ingress_id: self._absent_since.get(ingress_id, now) for ingress_id in absent}
         for ingress_id, since in self._absent_since.items():
             if now - since > self._timings.absent_ingress_s:
                 for request_id in self._outbox.take_unaborted(ingress_id):
                     self._handler.on_abort(request_id)
-
-    def _drop_session(self, ingress_id: str) -> None:
-        session = self._sessions.pop(ingress_id, None)
-        if session is not None:
-            self._ingress_of.pop(session.identity, None)
-            self._backlogs.forget(ingress_id)
-
-
-def _changes_load(delta: StreamDelta) -> bool:
-    """Return whether the delta has a request's first token, so that its prefill is done, or its end."""
-    return delta.finish_reason is not None or (delta.start == 0 and bool(delta.token_ids))

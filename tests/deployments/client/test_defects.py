@@ -23,6 +23,7 @@ from tests.deployments.support.in_process_engines import (
     TIMINGS,
     ChosenPlacer,
     ClientAndEngines,
+    fall_silent,
     is_nothing_left,
     request,
     router_like,
@@ -137,7 +138,7 @@ def test_requests_that_wait_for_an_engine_hear_at_once_that_the_ingress_stops() 
             client = RemoteEngines(router_like(engines), 1, timings=PATIENT)
             await client.start()
             await until(lambda: bool(client._dispatch.reachable()))
-            engines.replicas[0]._wire._post = lambda *_: True  # type: ignore[method-assign]
+            fall_silent(engines.replicas[0], seems_sent=True)
             asked = asyncio.create_task(client.generate(request("a")))
             await until(lambda: client.num_streams == 1)
             await client.aclose()

@@ -16,7 +16,13 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Step, StepPlan
 from engine.stream_delta import StreamDelta
-from tests.deployments.support.in_process_engines import SILENCE, ClientAndEngines, CountingRunner, until
+from tests.deployments.support.in_process_engines import (
+    SILENCE,
+    ClientAndEngines,
+    CountingRunner,
+    fall_silent,
+    until,
+)
 from tests.deployments.support.time_limit import run_scenario
 
 PROMPT = list(range(40))
@@ -74,7 +80,7 @@ def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost
             stream = await client.generate(request())
             events = [await anext(stream)]
             await until(lambda: stream.journal.num_tokens > 0 or num_steps == 3)
-            engines.replicas[0]._wire._post = lambda *_: False  # type: ignore[method-assign]
+            fall_silent(engines.replicas[0])
             reported = stream.journal.num_prompt_reported
             assert (reported < len(PROMPT)) == (num_steps == 3)
             events += [event async for event in stream]

@@ -28,6 +28,7 @@ from tests.deployments.support.in_process_engines import (
     ChosenPlacer,
     ClientAndEngines,
     InProcessEngines,
+    fall_silent,
     request,
     router_like,
     until,
@@ -168,7 +169,7 @@ def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnotice
             engines.runners[0].gate.clear()
             stream = await client.generate(request("a", max_tokens=5))
             await until(lambda: client._connections["r0"].is_answering)
-            _fall_silent(engines.replicas[0])
+            fall_silent(engines.replicas[0])
             assert await tokens_of(stream) == [1, 2, 3, 4, 5]
             assert engines.calls == ["r0", "r1"]
             assert stream.replica == "r1"
@@ -181,7 +182,7 @@ def test_a_replica_that_falls_silent_before_it_accepts_is_replaced_unnoticed() -
     async def scenario() -> None:
         async with ClientAndEngines(2, health=SILENCE) as (client, engines):
             await _connected(client)
-            _fall_silent(engines.replicas[0])
+            fall_silent(engines.replicas[0])
             streams = await asyncio.gather(*(client.generate(request(f"s{n}", max_tokens=5)) for n in range(3)))
             for stream in streams:
                 assert await tokens_of(stream) == [1, 2, 3, 4, 5]
@@ -207,7 +208,7 @@ def test_a_replica_whose_process_died_is_given_up_at_once_whether_it_accepted_or
             engines.runners[0].step_s = 0.02
             begun = await client.generate(request("a", max_tokens=60))
             await anext(begun)
-            _fall_silent(engines.replicas[0])
+            fall_silent(engines.replicas[0])
             unanswered = asyncio.create_task(client.generate(request("b", max_tokens=5)))
             await until(lambda: bool(list(client.unanswered("r0"))))
             deaths.die.set()
@@ -224,7 +225,7 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
             engines.runners[0].step_s = 0.02
             streams = [await client.generate(request(f"s{n}", max_tokens=60)) for n in range(5)]
             begun = [await anext(stream) for stream in streams]
-            _fall_silent(engines.replicas[0])
+            fall_silent(engines.replicas[0])
             for first, stream in zip(begun, streams, strict=True):
                 events = [first, *[event async for event in stream]]
                 assert [token for event in events for token in event.token_ids] == list(range(1, 61))
@@ -242,7 +243,7 @@ def test_the_migrations_of_a_stream_are_limited() -> None:
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
-            _fall_silent(engines.replicas[0])
+            fall_silent(engines.replicas[0])
             with pytest.raises(ReplicaLost):
                 await tokens_of(stream)
             assert engines.calls == ["r0"]
@@ -256,7 +257,7 @@ def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
-            _fall_silent(engines.replicas[0])
+            fall_silent(engines.replicas[0])
             with pytest.raises(ReplicaLost):
                 await tokens_of(stream)
             assert (await client.health()).state == "unhealthy"
@@ -270,10 +271,9 @@ def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=40))
             await anext(stream)
-            speak = engines.replicas[0]._wire._post
-            _fall_silent(engines.replicas[0])
+            speak = fall_silent(engines.replicas[0])
             await until(lambda: engines.fleet.lost() == {"r0"})
-            engines.replicas[0]._wire._post = speak  # type: ignore[method-assign]
+            speak()
             assert await tokens_of(stream) == list(range(2, 41))
             assert engines.calls == ["r0", "r0"]
 
@@ -292,7 +292,7 @@ def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
                 engines.choose = lambda names: names[-1]
                 others.append(await client.generate(request(f"b{number}", max_tokens=3)))
                 await asyncio.sleep(0.05)
-            _fall_silent(engines.replicas[0])
+            fall_silent(engines.replicas[0])
             await until(lambda: engines.calls.count("r1") >= 5)
             engines.runners[1].gate.set()
             assert await tokens_of(stream) == list(range(2, 61))
@@ -309,9 +309,9 @@ def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
                 runner.step_s = 0.02
             stream = await client.generate(request("a", max_tokens=120))
             await anext(stream)
-            _fall_silent(engines.replicas[0])
+            fall_silent(engines.replicas[0])
             await until(lambda: stream.replica == "r1" and stream.journal.num_tokens > 30)
-            _fall_silent(engines.replicas[1])
+            fall_silent(engines.replicas[1])
             assert await tokens_of(stream) == list(range(2, 121))
             assert engines.calls == ["r0", "r1", "r2"]
 
@@ -582,18 +582,19 @@ def test_a_request_or_its_answer_that_is_lost_is_sent_again_and_runs_once() -> N
 
     async def scenario(is_request: bool) -> None:
         async with ClientAndEngines(1) as (client, engines):
-            connection, wire = await _connected(client), engines.replicas[0]._wire
-            send, post = connection._send, wire._post
+            connection = await _connected(client)
+            send, speak = connection._send, lambda: None
             if is_request:
                 connection._send = lambda message: True
             else:
-                wire._post = lambda *_: True  # type: ignore[method-assign]
+                speak = fall_silent(engines.replicas[0], seems_sent=True)
             asked = asyncio.create_task(client.generate(request("a", max_tokens=5)))
             if is_request:
                 await until(lambda: bool(list(client.unanswered("r0"))))
             else:
                 await until(lambda: engines.replicas[0]._loop.load().num_finished == 1)
-            connection._send, wire._post = send, post  # type: ignore[method-assign]
+            connection._send = send
+            speak()
             connection.hello()
             assert await tokens_of(await asked) == [1, 2, 3, 4, 5]
             assert engines.replicas[0]._loop.load().num_finished == 1
@@ -745,7 +746,7 @@ def test_what_waits_in_an_ingress_is_told_to_one_replica_and_to_another_when_tha
             await _reports(engines, {"r0": 7, "r1": 0, "r2": 0})
             client.report_backlog(lambda role: messages.Backlog(5, 5000))
             await _reports(engines, {"r0": 5, "r1": 0, "r2": 0})
-            _fall_silent(engines.replicas[0])
+            fall_silent(engines.replicas[0])
             await _reports(engines, {"r0": 0, "r1": 5, "r2": 0})  # the first has not heard of it for too long
             engines.stopping.add("r1")  # the autoscaler does not hear those that are being stopped
             await _reports(engines, {"r0": 0, "r1": 0, "r2": 5})
@@ -785,8 +786,3 @@ def test_the_backlogs_of_several_ingresses_count_until_they_die() -> None:
             await _reports(engines, {"r0": 3, "r1": 0})
 
     run_scenario(scenario())
-
-
-def _fall_silent(replica: Any) -> None:
-    """Simulate a machine that hangs: the connection stays open, but nothing is sent."""
-    replica._wire._post = lambda *_: False

@@ -22,6 +22,7 @@ from tests.deployments.support.in_process_engines import (
     ClientAndEngines,
     CountingRunner,
     InProcessEngines,
+    fall_silent,
     request,
     router_like,
     until,
@@ -92,7 +93,7 @@ def _is_draining(client: RemoteEngines, replica: str) -> bool:
 
 def die(client: RemoteEngines, engines: InProcessEngines, number: int) -> None:
     """End the process of a replica, for its client."""
-    engines.replicas[number]._wire._post = lambda *_: False  # type: ignore[method-assign]
+    fall_silent(engines.replicas[number])
     client._dispatch.lose(f"r{number}", "died", "its process died")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.client.stream import Stream
 from tests.deployments.support.api_over_engines import PROMPT, Api, api_over, events
-from tests.deployments.support.in_process_engines import until
+from tests.deployments.support.in_process_engines import fall_silent, until
 from tests.deployments.support.time_limit import run_scenario
 
 FIELDS = {
@@ -95,7 +95,7 @@ def test_a_stream_that_moved_sums_its_parts() -> None:
             asked = asyncio.create_task(api.complete(stream=True, max_tokens=200))
             await until(lambda: bool(api.client._tasks) and stream_of(api).journal.num_tokens >= 20)
             stream = stream_of(api)
-            api.engines.replicas[0]._wire._post = lambda *_: False  # type: ignore[method-assign]
+            fall_silent(api.engines.replicas[0])
             *_, last = events(await asked)
             first, second = stream.timeline.spans
             timings = last["timings"]

@@ -40,6 +40,20 @@ SILENCE = {"lost_after_s": 0.6}
 WIRE = WireTimings(heartbeat_s=0.03, idle_heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
 
 
+def fall_silent(replica: EngineReplica, *, seems_sent: bool = False) -> Callable[[], None]:
+    """Have nothing that a replica sends arrive, as if its machine hung or the network lost it; return how to end
+    that. With `seems_sent` the replica takes it for sent.
+    """
+    sender = replica._wire._sender
+    post = sender.post
+    sender.post = lambda *_: seems_sent  # type: ignore[method-assign]
+
+    def speak() -> None:
+        sender.post = post  # type: ignore[method-assign]
+
+    return speak
+
+
 class Model:
     """The configuration of a model without weights."""
 
