@@ -21,8 +21,9 @@ server's figure is the median of its rounds. While one is asked the others only 
 counts for none; for Raydix that is some percent of a core, as the last table says. The other servers follow one
 after the other, each alone, with `--seconds` for each number of clients.
 
-Then "direct" runs with 1, 2 and 4 ingresses, which share their port: what a request costs should stay. At last it
-runs with 1 and 4 ingresses and nobody asks: what each process takes then, in percent of a core.
+Then "direct" runs with 1, 2 and 4 ingresses, which share their port, and with 16 clients for each of them: what a
+request costs should stay. Each runs twice, the second time in the opposite order, and the mean of both is told. At
+last it runs with 1 and 4 ingresses and nobody asks: what each process takes then, in percent of a core.
 """
 
 from __future__ import annotations
@@ -61,8 +62,11 @@ IN_TURNS = (*BARE, "direct")
 TURN_S = 2.0
 STREAM_ROUNDS = 3
 """Most rounds of the streams, each of which takes as long as several turns."""
-INGRESSES = (1, 2, 4)
 CLIENTS = (1, 8, 64)
+INGRESSES = (1, 2, 4)
+CLIENTS_PER_INGRESS = 16
+WARM_UP_PER_INGRESS_S = 5.0
+"""Each of several ingresses gets a part of the requests, and its first few hundred cost half as much again."""
 IDLE_INGRESSES = (1, 4)
 IDLE_S = 20.0
 SETTLE_S = 5.0
@@ -297,12 +301,14 @@ def show(console: Console, rows: list[Row]) -> None:
     console.print(table)
 
 
-def scaling(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield a row for each number of ingresses."""
-    for count in INGRESSES:
+def scaling(options: argparse.Namespace) -> list[Row]:
+    """Return a row for each number of ingresses, all with the same number of clients for each ingress."""
+    runs: dict[int, list[Row]] = {count: [] for count in INGRESSES}
+    for count in (*INGRESSES, *reversed(INGRESSES)):
         with started("direct", options.home, count) as server:
-            asyncio.run(ask_for(server, CLIENTS[-1], WARM_UP_S))
-            yield {**_requests(server, CLIENTS[-1], options.seconds), "ingresses": count}
+            asyncio.run(ask_for(server, CLIENTS_PER_INGRESS * count, WARM_UP_PER_INGRESS_S * count))
+            runs[count].append(_requests(server, CLIENTS_PER_INGRESS * count, options.seconds))
+    return [{**_median(rows), "ingresses": count} for count, rows in runs.items()]
 
 
 def idle(options: argparse.Namespace) -> Iterator[Row]:
@@ -350,7 +356,7 @@ def main() -> None:
     for name in options.servers:
         if name not in IN_TURNS:
             rows += measured([name], options.home, options.seconds, rounds=1)
-    scaled = list(scaling(options)) if "direct" in options.servers else []
+    scaled = scaling(options) if "direct" in options.servers else []
     unasked = list(idle(options)) if "direct" in options.servers else []
     show(Console(), [*rows, *scaled])
     if unasked:
