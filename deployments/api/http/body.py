@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from deployments.api.errors import ApiError, invalid, quoted
 from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
@@ -48,8 +48,6 @@ async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBod
     except TimeoutError:
         message = f"The body did not arrive within {limits.body_timeout_s:g} seconds (limits.body_timeout_s)."
         raise ApiError(408, message) from None
-    except ClientDisconnect:
-        raise ClientGone from None
     finally:
         limit.close()
     if packing is not None:
@@ -92,12 +90,17 @@ async def _read(request: Request, max_bytes: int, room: BodyRoom) -> bytearray:
     announced = header(request.scope, b"content-length") or ""
     if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         raise _too_large(max_bytes)
-    body = bytearray()
-    async for chunk in request.stream():
+    body, has_more = bytearray(), True
+    while has_more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
         room.take(len(chunk))
         body += chunk
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
+        has_more = message.get("more_body", False)
     return body
 
 

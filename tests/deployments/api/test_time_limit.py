@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.api.time_limit import TimeLimit
 from tests.deployments.support.virtual_time import run
@@ -56,6 +59,52 @@ def test_a_task_that_is_cancelled_ends_as_cancelled_even_when_its_time_is_over_t
             asyncio.get_running_loop().call_later(seconds, task.cancel)
             with pytest.raises(asyncio.CancelledError):
                 await task
+
+    run(scenario())
+
+
+@given(waits=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20), st.integers(1, 20)), max_size=8))
+def test_of_many_waits_those_that_take_too_long_are_ended_when_they_do(waits: list[tuple[int, int, int]]) -> None:
+    """Each begins at some time, has some seconds, and takes some."""
+
+    async def wait(begins: int, has: int, takes: int) -> None:
+        await asyncio.sleep(begins)
+        loop, limit = asyncio.get_running_loop(), TimeLimit(has)
+        began, is_ended = loop.time(), False
+        try:
+            with limit:
+                await asyncio.sleep(takes - 0.5)
+        except TimeoutError:
+            is_ended = True
+        finally:
+            limit.close()
+        assert is_ended == (has < takes)
+        assert loop.time() - began == pytest.approx(has if is_ended else takes - 0.5)
+
+    async def scenario() -> None:
+        await asyncio.gather(*(wait(*each) for each in waits))
+
+    run(scenario())
+
+
+def test_limits_that_end_in_time_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        loop, timers = asyncio.get_running_loop(), 0
+        call_at = loop.call_at
+
+        def counted(*args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+            nonlocal timers
+            timers += 1
+            return call_at(*args, **kwargs)
+
+        monkeypatch.setattr(loop, "call_at", counted)
+        for _ in range(100):
+            limits = [TimeLimit(10), TimeLimit(30), TimeLimit(at=loop.time() + 600)]
+            for limit in limits:
+                with limit:
+                    pass
+                limit.close()
+        assert timers == 1
 
     run(scenario())
 
