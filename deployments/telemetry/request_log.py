@@ -48,6 +48,7 @@ class RequestLog:
     def __init__(self, ingress: str) -> None:
         self._ingress = ingress
         self._batches = LogBatches(serve_logger)
+        self._alike: logging.LogRecord | None = None  # what all lines have in common: process, thread, place
 
     def __call__(self, record: RequestRecord) -> None:
         """Log a request that has ended."""
@@ -59,16 +60,29 @@ class RequestLog:
         fields = request_fields(record)
         # Otherwise Serve would replace the engine's id in `replica` with the ingress's.
         extra = {**fields, "ingress": self._ingress, "skip_context_filter": True}
-        code = RequestLog.__call__.__code__
-        line = serve_logger.makeRecord(
-            serve_logger.name, level, __file__, code.co_firstlineno, _line(fields), (), None, code.co_name, extra
-        )
-        line.created, line.msecs = ended_at, float(int(ended_at % 1 * 1000))
+        if self._alike is None:
+            code = RequestLog.__call__.__code__
+            place = __file__, code.co_firstlineno
+            self._alike = serve_logger.makeRecord(
+                serve_logger.name, level, *place, "", (), None, code.co_name, extra
+            )
+        line = copied(self._alike, level, _line(fields), ended_at)
+        line.__dict__.update(extra)
         return line
 
     def flush(self) -> None:
         """Write the lines that wait: at the process's end."""
         self._batches.flush()
+
+
+def copied(record: logging.LogRecord, level: int, message: str, created: float) -> logging.LogRecord:
+    """Return a record like another one of the same process and thread, which takes a fifth of making it anew."""
+    copy = type(record).__new__(type(record))
+    copy.__dict__.update(record.__dict__)
+    copy.levelno, copy.levelname, copy.msg = level, logging.getLevelName(level), message
+    copy.created, copy.msecs = created, float(int(created % 1 * 1000))
+    copy.relativeCreated += (created - record.created) * 1000
+    return copy
 
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:
