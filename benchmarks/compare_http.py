@@ -3,7 +3,8 @@
     benchmarks/peers/install.sh vllm rayllm          # once; what is not installed is left out
     python -m benchmarks.compare_http [--quick] [--json benchmarks/results/compare_http.json]
 
-All serve `compare.py`'s Llama of 15M parameters with the same precision and threads, and are asked the same by
+All serve `compare.py`'s Llama of 15M parameters with the same precision and threads, in float32, which all compute
+well on any CPU, if nothing else is asked for. They are asked the same by
 `benchmarks/peers/http_load.py`: single streams one after the other, many prompts at once, many with a shared
 prefix, cold and warm. "in process" is the same work through Raydix's `LLM`: what a server loses of that is its
 overhead. Servers take turns; of several rounds the best counts. The client shares the processors with the server.
@@ -99,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [IN_PROCESS, *(name for name in SERVERS if name != "serve")]
     parser.add_argument("--servers", nargs="+", choices=names, default=names, help="(all)")
-    parser.add_argument("--precision", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--precision", choices=["bfloat16", "float32"], default="float32")
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine (%(default)s)"
     )
@@ -134,7 +135,8 @@ def main() -> None:
     show(Console(), best(rows))
     if options.json:
         machine = this_machine.described()
-        document = {"machine": machine, "left_out": left_out, "rows": best(rows)}
+        run = {"precision": options.precision, "threads": options.threads, "rounds": options.rounds}
+        document = {"machine": machine, "run": run, "left_out": left_out, "rows": best(rows)}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
