@@ -243,8 +243,8 @@ CASES: dict[int, tuple[Callable[[], None], ...]] = {
 }
 """By compute capability. With these numbers of tokens experts take tiles of each shape.
 
-What differs between GPUs is compiled for each: products, what lies in shared memory, and copies by TMA. The rest is
-compiled for one, and for another where it rounds to float8. Of attention without tensor cores what fills shared
+What differs between GPUs is compiled for each: products, what lies in shared memory, and copies by TMA. The rest
+is compiled for one, and for another where it rounds to float8. Of attention without tensor cores what fills shared
 memory is compiled in its size, and the rest, which takes long, with small heads.
 """
 
