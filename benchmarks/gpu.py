@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,8 +124,10 @@ class Run:
                 self._settings |= self._right_attention()
 
     def job(self, job: Job) -> None:
-        """Run a job's sections; those after a failed one get a new process."""
-        left = list(job.sections)
+        """Run a job's sections; those after a failed one get a new process, and a peer that is not there none."""
+        missing = [section for section in job.sections if section in PEERS and find_spec(section) is None]
+        self._report.left_out |= {job.name(section): "it is not installed" for section in missing}
+        left = [section for section in job.sections if section not in missing]
         while left:
             self._process(job, left)
             self._report.write()

@@ -250,8 +250,8 @@ def test_a_model_that_computes_nothing_valid_ends_a_search_with_an_error() -> No
 def test_eight_beams_on_a_long_prompt_take_its_pages_and_eight_tails(
     page_size: int, prefix_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_prompt, max_tokens = 4001, 40
-    script = Script(6000 // page_size, page_size, prefix_cache=prefix_cache)
+    num_prompt, max_tokens = 501, 40
+    script = Script(1000 // page_size, page_size, prefix_cache=prefix_cache)
     name = search(script, list(range(num_prompt)), 8, max_tokens, ignore_eos=True)
     most = most_pages(num_prompt, max_tokens, 8, page_size)
     assert most < num_prompt // page_size + 8 * (max_tokens // page_size + 3)
@@ -265,8 +265,8 @@ def test_eight_choices_of_a_long_prompt_take_its_pages_and_eight_tails(
     page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight requests of one prompt arrive at once, as the API makes them."""
-    num_prompt, max_tokens = 4001, 40
-    script = Script(6000 // page_size, page_size)
+    num_prompt, max_tokens = 501, 40
+    script = Script(1000 // page_size, page_size)
     names = [script.arrive(range(num_prompt), max_tokens=max_tokens, seed=seed) for seed in range(8)]
     most = most_pages(num_prompt, max_tokens, 8, page_size)
     highest = most_held(script, monkeypatch)

@@ -143,15 +143,11 @@ def _int4(matrix: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, torch.Te
     return codes.view(outputs, inputs).t().int(), scale.t().contiguous(), zero.t().int(), meant
 
 
-def _word(numbers: list[int], order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> int:
-    """Eight numbers of four bits as an int32: bits 4 i .. 4 i + 3 are number order[i]."""
-    word = sum(numbers[number] << 4 * place for place, number in enumerate(order))
-    return word - 2**32 if word >= 2**31 else word
-
-
-def _words(rows: list[list[int]], **order: Any) -> torch.Tensor:
-    packed = [[_word(row[first : first + 8], **order) for first in range(0, len(row), 8)] for row in rows]
-    return torch.tensor(packed, dtype=torch.int32)
+def _words(numbers: torch.Tensor, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> torch.Tensor:
+    """Eight neighbours of [rows, columns] of four bits as an int32: bits 4 i .. 4 i + 3 are number order[i]."""
+    eights = (numbers.long() & 15).unflatten(1, (-1, 8))[..., list(order)]
+    words: torch.Tensor = (eights << 4 * torch.arange(8)).sum(-1)
+    return words.int()
 
 
 def gptq(symmetric: bool, stored_less: int) -> Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]:
@@ -160,8 +156,8 @@ def gptq(symmetric: bool, stored_less: int) -> Callable[[str, torch.Tensor], tup
     def quantize(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         codes, scales, zeros, meant = _int4(matrix, symmetric)
         tensors = {
-            "qweight": _words(codes.t().tolist()).t().contiguous(),
-            "qzeros": _words((zeros - stored_less).tolist()),
+            "qweight": _words(codes.t()).t().contiguous(),
+            "qzeros": _words(zeros - stored_less),
             "scales": scales.half(),
             "g_idx": torch.arange(len(codes), dtype=torch.int32) // GROUP,
         }
@@ -180,8 +176,8 @@ def awq(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     codes, scales, zeros, meant = _int4(matrix, symmetric=False)
     tensors = {
-        "qweight": _words(codes.tolist(), order=order),
-        "qzeros": _words(zeros.tolist(), order=order),
+        "qweight": _words(codes, order=order),
+        "qzeros": _words(zeros, order=order),
         "scales": scales.half(),
     }
     return {f"{name}.{key}": value for key, value in tensors.items()}, meant
@@ -197,12 +193,12 @@ def packed(symmetric: bool) -> Callable[[str, torch.Tensor], tuple[Tensors, torc
     def quantize(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         codes, scales, zeros, meant = _int4(matrix, symmetric)
         tensors = {
-            "weight_packed": _words(codes.t().tolist()),
+            "weight_packed": _words(codes.t()),
             "weight_scale": scales.t().contiguous().half(),
             "weight_shape": torch.tensor(matrix.shape),
         }
         if not symmetric:
-            tensors["weight_zero_point"] = _words(zeros.tolist()).t().contiguous()
+            tensors["weight_zero_point"] = _words(zeros).t().contiguous()
         return {f"{name}.{key}": value for key, value in tensors.items()}, meant
 
     return quantize

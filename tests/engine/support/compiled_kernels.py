@@ -29,14 +29,24 @@ SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227}
 """What a program may have, by compute capability: T4, A100, A10 and RTX 30, L4 and RTX 40, H100, B200."""
 
 
+_ALIKE = {
+    "expert_tiles._count",
+    "expert_tiles._place",
+    "grouped_gemm._combine",
+    "work_list._build",
+}
+"""Kernels beside others, without products or numbers of eight bits: how they are launched is all that differs."""
+
+
 def name_of(kernel: JITFunction) -> str:
     """Return the kernel's name behind its module's."""
     return f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"
 
 
 @contextmanager
-def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
+def compiled(capability: int, known: set[tuple[str, bool]] | None = None) -> Iterator[list[dict[str, Any]]]:
     """Launches within compile their kernel for such a GPU, specialised by Triton as for it, and do not run it.
+    Kernels that are alike everywhere are left out if they are in `known`, by whether they are launched early.
 
     Afterwards there is a report of each: the kernel, what it was launched with by name, the shared memory it takes
     and what the GPU has, in bytes, a thread's registers and what had no room in them, its instructions of tensor
@@ -54,6 +64,10 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
     launched: list[tuple[dict[str, Any], Any]] = []
 
     def compile_launched(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        if known is not None and name_of(kernel) in _ALIKE:
+            if (kind := (name_of(kernel), kwargs["PDL"])) in known:
+                return
+            known.add(kind)
         made = run(kernel, *args, grid=grid, warmup=True, **kwargs)
         report = {"kernel": name_of(kernel), "capability": capability, "with": kwargs, "limit": limit}
         sizes = [arg.element_size() for arg in args[:2] if isinstance(arg, torch.Tensor)]

@@ -150,18 +150,16 @@ class MemoryRunner:
     def _context(self, chunk: Chunk, groups: list[Table], ids: list[int]) -> list[int]:
         """Return the context that a request's pages hold, which must be its tokens."""
         held: list[int] = []
+        end, size, find = chunk.start + chunk.num_tokens, self.page_size, self.memory.get
+        tokens = [*chunk.request.tokens[: chunk.start], *ids]
         for group, table in enumerate(groups):
             first = max(0, chunk.start - self.window + 1) if group else 0
-            for position in range(first, chunk.start + chunk.num_tokens):
-                page, slot = divmod(position, self.page_size)
-                token, written_at, of = self.memory.get((table.get(page, -1), slot), _NOTHING)
-                is_right = token == chunk.request.tokens[position] if position < chunk.start else True
-                if (written_at, of) != (position, group) or not is_right:
-                    found = token, written_at, of
-                    self.mistakes.append(f"{chunk.request.request_id} finds {found} at {position} of {group}")
-                held += [] if group else [token]
-        if held[chunk.start :] != ids:
-            self.mistakes.append(f"{chunk.request.request_id} finds {held[chunk.start :]}, not {ids}")
+            page_of = table.get
+            cells = [find((page_of(at // size, -1), at % size), _NOTHING) for at in range(first, end)]
+            if not group:
+                held = [token for token, _, _ in cells]
+            if cells != [(tokens[at], at, group) for at in range(first, end)]:
+                self.mistakes.append(f"{chunk.request.request_id} finds {cells} from {first} on of {group}")
         return held
 
     def _advance(self, chunk: Chunk, ids: list[int], is_lost: bool) -> None:
