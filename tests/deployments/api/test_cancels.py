@@ -12,36 +12,36 @@ from tests.deployments.support.virtual_time import run
 from tests.deployments.support.watched_api import ASKS, WAIT, Leaving, WatchedApi, WatchedClient, left_running
 
 LEAVINGS: tuple[Leaving, ...] = ("server", "asgi", "connection")
+AGAIN = (None, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("leaving", "stream", "n", "waits"),
-    [
-        (leaving, stream, n, waits)
-        for number, leaving in enumerate(LEAVINGS)
-        for stream in (True, False)
-        for n in (1, 3)
-        for waits in [(n == 3) == (stream == number % 2)]  # all pairs of the four
-    ],
+    ("leaving", "num_more", "number"),
+    [(leaving, more, i + j) for i, leaving in enumerate(LEAVINGS) for j, more in enumerate(AGAIN)],
 )
 def test_a_request_cancelled_at_any_turn_leaves_nothing_behind(
-    codec: TextCodec, monkeypatch: pytest.MonkeyPatch, leaving: Leaving, stream: bool, n: int, waits: bool
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch, leaving: Leaving, num_more: int | None, number: int
 ) -> None:
-    """Some requests are cancelled twice: the client leaves, and while the request ends the server stops."""
+    """Some requests are cancelled twice: the client leaves, and while the request ends the server stops.
+
+    Each endpoint is asked with all pairs of what a request may be, and the four of them together with every way to
+    leave, be stopped, stream and ask for choices.
+    """
 
     async def scenario() -> None:
         api = WatchedApi(codec, monkeypatch)
-        for path, body in ASKS:
+        for shift, (path, body) in enumerate(ASKS):
+            stream, n = bool((number + shift) & 2), (1, 3)[(number + shift) & 1]
+            waits = (LEAVINGS.index(leaving) + number + shift // 2 + stream) % 2 == 1
             asked = body | {"stream": stream, "n": n}
-            for num_more in (None, 1, 2):
-                turn, has_ended = 0, False
-                while not has_ended:
-                    turn += 1
-                    api.load.num_checks = WAIT if waits else 0
-                    has_ended = await _cancelled(api, path, asked, leaving, turn, num_more)
-                    left = api.left() | left_running()
-                    assert not left, f"{path} cancelled at turn {turn}, again after {num_more}"
-                assert turn > 10
+            turn, has_ended = 0, False
+            while not has_ended:
+                turn += 1
+                api.load.num_checks = WAIT if waits else 0
+                has_ended = await _cancelled(api, path, asked, leaving, turn, num_more)
+                left = api.left() | left_running()
+                assert not left, f"{path} {asked} {waits=} cancelled at turn {turn}, again after {num_more}"
+            assert turn > 10
 
     run(scenario())
 

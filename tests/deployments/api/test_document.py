@@ -14,14 +14,15 @@ import httpx
 import jsonschema
 import pytest
 
-from deployments.api import ApiService, create_app
+from deployments.api import ApiService, TextCodec, create_app
 from deployments.api.app import create_framework_app
 from deployments.api.document.openapi import operations_of
 from deployments.api.document.operations import OPERATIONS
 from deployments.api.document.page import page
 from deployments.batch.spool import Spool
 from deployments.config.files import FileSettings
-from tests.deployments.support.scripted_api import Client, ScriptedEngine
+from monitoring.metrics import Metrics
+from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine, service_around
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"name": "f", "description": "Does it."}
@@ -40,9 +41,8 @@ class Cluster:
         return {"object": "list", "data": [], "missing": {"nodes": "no answer"}}
 
 
-@pytest.fixture
-def whole(service: ApiService, tmp_path: Path) -> ApiService:
-    """A service with all routes, whose model generates and embeds."""
+def with_all_routes(service: ApiService, files: Path) -> ApiService:
+    """The service with all routes, whose model generates and embeds."""
     served = service.models["demo"]
     card = replace(served.card, tasks=("generate", "embed"), hidden_size=4)
     return replace(
@@ -50,8 +50,13 @@ def whole(service: ApiService, tmp_path: Path) -> ApiService:
         models={"demo": replace(served, card=card)},
         cluster=Cluster(),
         admin_key_hash=hashlib.sha256(b"root").hexdigest(),
-        spool=Spool(FileSettings(directory=str(tmp_path))),
+        spool=Spool(FileSettings(directory=str(files))),
     )
+
+
+@pytest.fixture
+def whole(service: ApiService, tmp_path: Path) -> ApiService:
+    return with_all_routes(service, tmp_path)
 
 
 @pytest.fixture
@@ -59,15 +64,20 @@ def client(whole: ApiService) -> Client:
     return Client(httpx.ASGITransport(create_app(whole)))
 
 
-_DOCUMENTS: list[dict[str, Any]] = []
+@pytest.fixture(scope="module")
+def shared(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> tuple[Client, ScriptedEngine]:
+    """A client of an API with all routes, which takes longer to be made than to answer, and its engine."""
+    engine = ScriptedEngine(codec)
+    whole = with_all_routes(service_around(engine, codec, Metrics(MODEL, "i")), tmp_path_factory.mktemp("files"))
+    return Client(httpx.ASGITransport(create_app(whole))), engine
 
 
-@pytest.fixture
-def document(client: Client) -> dict[str, Any]:
-    """Every client's document, got once: all have the same routes."""
-    if not _DOCUMENTS:
-        _DOCUMENTS.append(client.get("/openapi.json").json())
-    return _DOCUMENTS[0]
+@pytest.fixture(scope="module")
+def document(shared: tuple[Client, ScriptedEngine]) -> dict[str, Any]:
+    """Every client's document: all have the same routes."""
+    found: dict[str, Any] = shared[0].get("/openapi.json").json()
+    found["strict components"] = strict(found["components"])  # once, and not for each answer
+    return found
 
 
 def test_the_document_has_every_entry_with_its_answers_and_errors(document: dict[str, Any]) -> None:
@@ -107,9 +117,8 @@ def check(document: dict[str, Any], template: str, method: str, answer: httpx.Re
     assert media in declared["content"]
     if media == "application/json":
         schema = declared["content"][media]["schema"]
-        jsonschema.Draft202012Validator(strict({**schema, "components": document["components"]})).validate(
-            answer.json()
-        )
+        closed = {**strict(schema), "components": document["strict components"]}
+        jsonschema.Draft202012Validator(closed).validate(answer.json())
 
 
 POSTS: list[tuple[str, dict[str, Any], str]] = [
@@ -158,8 +167,9 @@ NAMES = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("state", ["healthy", "unhealthy"])
 def test_every_other_answer_is_as_described(
-    client: Client, engine: ScriptedEngine, document: dict[str, Any], operation: str, state: str
+    shared: tuple[Client, ScriptedEngine], document: dict[str, Any], operation: str, state: str
 ) -> None:
+    client, engine = shared
     method, template = operation.split(" ")
     path = template.format(**NAMES)
     engine.state = state

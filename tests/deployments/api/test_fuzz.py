@@ -31,7 +31,7 @@ messages = st.lists(
     max_size=3,
 )
 changes = st.dictionaries(names | st.text(max_size=10), values, max_size=4)
-_settings = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_settings = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @_settings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,27 +17,31 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from deployments.api import ApiService, create_app
+from deployments.api import TextCodec, create_app
 from deployments.api.document.operations import OPERATIONS
 from deployments.batch.spool import Spool
 from deployments.config.files import FileSettings
-from tests.deployments.support.scripted_api import ScriptedEngine
+from monitoring.metrics import Metrics
+from tests.deployments.support.scripted_api import MODEL, ScriptedEngine, service_around
 from tests.support.examples import examples
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-NUM_EXAMPLES = examples(3)
+NUM_EXAMPLES = examples(2)
 _CLUSTER = {name for name in OPERATIONS if "/v1/cluster/" in name}
 """Routes that a service without a cluster does not have."""
 
 
-@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - _CLUSTER))
-def test_every_answer_is_as_the_document_says(
-    service: ApiService, engine: ScriptedEngine, tmp_path: Path, operation: str
-) -> None:
-    engine.says = "Yes."
-    spool = Spool(FileSettings(directory=str(tmp_path)))
+@pytest.fixture(scope="module")
+def document(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The document of one service, which all operations are asked of: reading it takes longer than most of them."""
+    service = service_around(ScriptedEngine(codec, says="Yes."), codec, Metrics(MODEL, "ingress-1"))
+    spool = Spool(FileSettings(directory=str(tmp_path_factory.mktemp("files"))))
     whole = replace(service, admin_key_hash=hashlib.sha256(b"root").hexdigest(), spool=spool)
-    document = schemathesis.openapi.from_asgi("/openapi.json", create_app(whole))
+    return schemathesis.openapi.from_asgi("/openapi.json", create_app(whole))
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - _CLUSTER))
+def test_every_answer_is_as_the_document_says(document: Any, operation: str) -> None:
     method, path = operation.split(" ")
     modes = [GenerationMode.POSITIVE]
     if OPERATIONS[operation].query or "requestBody" in document.raw_schema["paths"][path][method.lower()]:

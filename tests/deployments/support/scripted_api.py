@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,13 @@ class Client:
     def __init__(self, transport: httpx.ASGITransport) -> None:
         self._transport = transport
 
+    @cached_property
+    def _openai(self) -> openai.AsyncOpenAI:
+        """One for all calls: it connects to nothing, and being made takes longer than a short answer."""
+        http = httpx.AsyncClient(transport=self._transport)
+        options: dict[str, Any] = {"http_client": http}  # its type has changed between versions
+        return openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, **options)
+
     def request(self, method: str, path: str, **options: object) -> httpx.Response:
         async def run() -> httpx.Response:
             async with httpx.AsyncClient(transport=self._transport, base_url="http://test") as client:
@@ -230,13 +238,7 @@ class Client:
         return self.request("POST", path, json=body, **options)
 
     def run(self, work: Callable[[openai.AsyncOpenAI], object]) -> object:
-        async def run() -> object:
-            async with httpx.AsyncClient(transport=self._transport) as http:
-                options: dict[str, Any] = {"http_client": http}  # its type has changed between versions
-                client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, **options)
-                return await work(client)  # type: ignore[misc]
-
-        return asyncio.run(run())
+        return asyncio.run(work(self._openai))  # type: ignore[arg-type]
 
 
 @pytest.fixture

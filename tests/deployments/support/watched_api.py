@@ -63,7 +63,7 @@ class WatchedApi:
         monkeypatch.setattr("deployments.api.app.Pace", self._pace)
         monkeypatch.setattr("deployments.api.app.BodyMemory", self._memory)
         self.scripted = ScriptedEngine(codec, says="The quick brown fox", chunk=2)
-        self.metrics = Metrics(MODEL, "i")
+        self.metrics = Metrics(MODEL, "i", "ingress")
         self.load = Busy(0)
         self.admission = Admission(self.load, AdmissionSettings(), {})
         self.access = AccessControl(
@@ -86,17 +86,24 @@ class WatchedApi:
 
     def left(self) -> dict[str, float]:
         """What is counted as open, or was not counted as ended."""
-        values = {name: sum(value for _, value in rows) for name, rows in snapshot_of(self.metrics).values.items()}
+        values = snapshot_of(self.metrics).values
+
+        def total(name: str) -> float:
+            return sum(value for _, value in values[name])
+
+        # It is asked after each of a thousand requests, and does not look at those again that were closed.
+        self.scripted.generations[:] = [each for each in self.scripted.generations if not each.closed]
         counts = {
-            "generations": sum(not generation.closed for generation in self.scripted.generations),
+            "generations": len(self.scripted.generations),
             "the tenant's generations": self.access.num_open().get("t", 0),
             "streams with a pace": sum(pace._num_open for pace in self.paces),
             "bytes of bodies": sum(memory.num_bytes for memory in self.bodies),
             "waiting requests": self.admission.num_waiting,
             "waiting tokens": self.admission.num_waiting_tokens,
             "requests being sent": len(self.admission._sending),
-            "requests in flight": values["http_inflight_requests"],
-            "accepted, not ended": values.get("tenant_requests_total", 0) - values["requests_total"],
+            "requests in flight": total("http_inflight_requests"),
+            # The tenant's series begins with its first request.
+            "accepted, not ended": sum(n for _, n in values.get("tenant_requests_total", [])) - total("requests_total"),
         }
         return {name: count for name, count in counts.items() if count}
 

@@ -148,7 +148,7 @@ async def _in_pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + 700]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from([PURPOSE, part("file", b"x", "a"), END, b"\r\n", b"--", b"\x00", BOUNDARY.encode()]))
 )

@@ -17,7 +17,7 @@ from tests.deployments.support.random_conversations import RandomConversations
 from tests.deployments.support.tokenizer_families import FAMILIES, tokenizer_of
 from tests.support.examples import examples
 
-NUM_CONVERSATIONS = examples(700)
+NUM_CONVERSATIONS = examples(250)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -187,13 +187,15 @@ def test_no_format_is_left_out() -> None:
     assert {family.format for family in DOCUMENTED.values()} == set(FORMATS)
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 1000])
 @pytest.mark.parametrize("family", DOCUMENTED.values(), ids=DOCUMENTED)
-def test_an_answer_is_taken_apart(talk: Make, family: Family, chunk: int) -> None:
+def test_an_answer_is_taken_apart(talk: Make, family: Family) -> None:
     it = talk(family.template or FAMILIES[family.format])
-    for text in {family.text, ""}:
-        it.engine.says, it.engine.chunk = family.thought + text + family.calls, chunk
-        for answer in (it.whole(tools=TOOLS), it.streamed(tools=TOOLS)):
+    for number, chunk in enumerate((1, 5, 1000)):
+        # All pairs of a chunk's size, whether there is a text, and how the answer is sent.
+        texts = ("", family.text) if number % 2 else (family.text, "")
+        for ask, text in zip((it.whole, it.streamed), texts, strict=True):
+            it.engine.says, it.engine.chunk = family.thought + text + family.calls, chunk
+            answer = ask(tools=TOOLS)
             message = answer.choices[0].message
             made = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
             assert made == MADE and answer.choices[0].finish_reason == "tool_calls"

@@ -119,7 +119,7 @@ def cut(whole: str, places: Sequence[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(made=made_calls, places=st.lists(st.integers(0, 10_000), max_size=12))
 def test_what_a_model_calls_is_found_wherever_its_text_is_cut(
     name: str, made: list[tuple[str, Any]], places: list[int]
@@ -133,7 +133,7 @@ def test_what_a_model_calls_is_found_wherever_its_text_is_cut(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(whole=scraps, places=st.lists(st.integers(0, 10_000), max_size=12))
 def test_any_text_is_parsed_alike_wherever_it_is_cut(name: str, whole: str, places: list[int]) -> None:
     segments = found(name, [whole])
@@ -219,11 +219,16 @@ def test_what_is_no_call_stays_text(name: str, said: str) -> None:
     assert found(name, list(said)) == [Segment("text", said)]
 
 
+@pytest.fixture(scope="module")
+def own_tokenizer() -> Any:
+    """The embedded model's, which gets a template from each test."""
+    return load_tokenizer(DEMO)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_format_is_read_from_the_template(name: str) -> None:
-    tokenizer: Any = load_tokenizer(DEMO)
-    tokenizer.chat_template = TEMPLATES[name]
-    found = dialect_of(tokenizer, ChatSettings())
+def test_the_format_is_read_from_the_template(own_tokenizer: Any, name: str) -> None:
+    own_tokenizer.chat_template = TEMPLATES[name]
+    found = dialect_of(own_tokenizer, ChatSettings())
     assert found.tools == FORMATS[name] and found.has_place_for_tools
 
 

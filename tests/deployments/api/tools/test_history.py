@@ -181,7 +181,7 @@ def test_what_this_server_answers_is_taken_back(talk: Make, template: str | None
     """As the client prints it, as the client library keeps it, and as a naive reader of the stream collects it."""
     it = talk(template, reasoning="think")
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(says=ANSWERS, is_cut=st.booleans())
     def is_taken_back(says: str, is_cut: bool) -> None:
         it.engine.says = says
