@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.house.support.sources import statements
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("cache", "engine", "router", "monitoring", "deployments")
 
@@ -26,7 +28,7 @@ def names_defined_twice(root: Path, packages: Iterable[str]) -> dict[str, list[s
     """The public class names that are defined more than once below these folders, with file and line."""
     places = defaultdict(list)
     for path in sorted(path for package in packages for path in (root / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(f"{path.relative_to(root).as_posix()}:{node.lineno}")
     return {name: found for name, found in places.items() if len(found) > 1}

@@ -11,6 +11,7 @@ from monitoring.metric_table import METRICS, PREFIX
 from monitoring.metrics import Metrics, Snapshot
 from monitoring.page import CONTENT_TYPE
 from tests.monitoring.support.metrics_pages import page_of, sum_of
+from tests.support.examples import examples
 
 
 def engine(replica: str, tokens: int, running: int = 0) -> Metrics:
@@ -202,7 +203,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(STEPS)
 def test_totals_never_run_backwards_and_lose_nothing(steps: list[tuple[str, int, int]]) -> None:
     hub, now, pushed = Hub(gone_after=10), 0.0, 0

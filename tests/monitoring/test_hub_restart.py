@@ -14,6 +14,7 @@ from monitoring.checkpoint import Kept, decode
 from monitoring.hub import Hub, NotReady
 from monitoring.metrics import Metrics
 from tests.monitoring.support.metrics_pages import page_of, sum_of, totals_of
+from tests.support.examples import examples
 
 NUM_KEEPERS = 2
 STEPS = (
@@ -176,7 +177,7 @@ def sums(totals: dict[str, float]) -> Counter[str]:
     return total
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2), st.integers(1, 5)), max_size=60))
 def test_no_total_ever_runs_backwards(steps: list[tuple[str, int, int]]) -> None:
     app = Application()

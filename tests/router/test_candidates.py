@@ -18,6 +18,7 @@ from router.policies import CostPolicy
 from router.ready_candidates import DEFAULT_PREFILL_RATE
 from tests.router.support.fleets import candidate, fleets, queries
 from tests.router.support.plain_cost import plain_decision, plain_queue_seconds
+from tests.support.examples import examples
 
 NAMES = ["a", "b", "c", "d"]
 LOADS = st.builds(
@@ -35,7 +36,7 @@ LOADS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(80))
 @given(prompt=queries(), fleet=fleets(), seed=st.integers(0, 99))
 def test_the_cost_policy_decides_as_if_it_had_looked_at_every_replica(
     prompt: RouteQuery, fleet: list[Candidate], seed: int
@@ -212,4 +213,4 @@ class FleetsLife(RuleBasedStateMachine):
 
 
 TestFleetsLife = FleetsLife.TestCase
-TestFleetsLife.settings = settings(deadline=None, max_examples=60, stateful_step_count=25)
+TestFleetsLife.settings = settings(deadline=None, max_examples=examples(30), stateful_step_count=25)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.held_blocks import HeldBlocks
 from router.prefix_index import PrefixIndex
+from tests.support.examples import examples
 
 EXPECT_S = 10.0
 
@@ -148,7 +149,7 @@ class Driver:
                 self.draw.setstate(state)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(seed=st.integers(0, 2**32), num_replicas=st.sampled_from((1, 3, 70)), length=st.sampled_from((1, 8, 300)))
 def test_any_history_is_matched_by_what_is_known(seed: int, num_replicas: int, length: int) -> None:
     """Deltas out of order, repeated and lost: a match ends at a known block, and not before the first hole."""
@@ -160,7 +161,7 @@ def test_any_history_is_matched_by_what_is_known(seed: int, num_replicas: int, l
     assert len(live) <= driver.index.num_blocks <= 6 * length
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(seed=st.integers(0, 2**32), num_replicas=st.sampled_from((1, 3, 70)), length=st.sampled_from((1, 8, 300)))
 def test_prefixes_that_are_whole_are_matched_exactly(seed: int, num_replicas: int, length: int) -> None:
     driver = Driver(seed, num_replicas, length)
@@ -169,7 +170,7 @@ def test_prefixes_that_are_whole_are_matched_exactly(seed: int, num_replicas: in
         driver.check(is_whole=True)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     seed=st.integers(0, 2**32), num_replicas=st.sampled_from((1, 3, 70)), max_blocks=st.sampled_from((1, 50, 500))
 )

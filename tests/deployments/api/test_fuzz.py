@@ -12,6 +12,7 @@ from deployments.api.anthropic.protocol import MessagesRequest
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.responses.protocol import ResponsesRequest
 from tests.deployments.support.scripted_api import Client
+from tests.support.examples import examples
 
 numbers = st.one_of(st.integers(), st.floats(), st.integers(-2, 30))
 scalars = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=20))
@@ -31,7 +32,9 @@ messages = st.lists(
     max_size=3,
 )
 changes = st.dictionaries(names | st.text(max_size=10), values, max_size=4)
-_settings = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_settings = settings(
+    max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @_settings

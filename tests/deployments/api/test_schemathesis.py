@@ -33,7 +33,7 @@ _CLUSTER = {name for name in OPERATIONS if "/v1/cluster/" in name}
 
 @pytest.fixture(scope="module")
 def document(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The document of one service, which all operations are asked of: reading it takes longer than most of them."""
+    """The document of one service, which is asked all there is: reading it takes longer than most answers."""
     service = service_around(ScriptedEngine(codec, says="Yes."), codec, Metrics(MODEL, "ingress-1"))
     spool = Spool(FileSettings(directory=str(tmp_path_factory.mktemp("files"))))
     whole = replace(service, admin_key_hash=hashlib.sha256(b"root").hexdigest(), spool=spool)

@@ -19,6 +19,7 @@ import pytest
 
 from deployments.batch.runner import NoReply, Reply
 from deployments.cli.batch import Server
+from tests.deployments.support.command_line import raydix
 from tests.support.fake_openai import Server as FakeServer
 
 PATIENCE_S = 60.0
@@ -41,19 +42,19 @@ class Workplace:
         ]
         self.input.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        """Start the command in a process of its own, which can be interrupted and killed."""
         command = [sys.executable, "-m", "deployments.cli", "batch", str(self.input), str(self.output)]
         return subprocess.Popen(
             [*command, "--url", self._url, *options],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**self._environment, **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment,
         )  # fmt: skip
 
-    def run(self, *options: str, **environment: str) -> tuple[int | None, str]:
+    def run(self, *options: str) -> tuple[int | None, str]:
         """Return the exit code, and what was written on standard error in one line."""
-        process = self.start(*options, **environment)
-        output, errors = process.communicate(timeout=PATIENCE_S)
-        assert output == "" and "Traceback" not in errors
-        return process.returncode, " ".join(errors.split())
+        ran = raydix("batch", str(self.input), str(self.output), "--url", self._url, *options)
+        assert ran.stdout == "" and "Traceback" not in ran.stderr
+        return ran.returncode, " ".join(ran.stderr.split())
 
     def answers(self) -> list[tuple[str, Any]]:
         lines = [json.loads(line) for line in self.output.read_text().splitlines()]

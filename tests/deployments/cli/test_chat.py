@@ -1,21 +1,18 @@
 """`raydix chat`, driven through a pipe against a server whose behaviour is known."""
 
 import subprocess
-import sys
 
 import pytest
 from rich.console import Console
 
 from deployments.cli.chat import Chat, ChatTurn
 from deployments.cli.openai_stream import Client, Usage
+from tests.deployments.support.command_line import raydix
 from tests.support.fake_openai import Server
 
 
 def chat(url: str, *lines: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deployments.cli", "chat", "--url", url, *options]
-    return subprocess.run(
-        command, input="".join(line + "\n" for line in lines), capture_output=True, text=True, timeout=120
-    )
+    return raydix("chat", "--url", url, *options, stdin="".join(line + "\n" for line in lines))
 
 
 def session(fake_server: Server) -> tuple[Chat, Console]:

@@ -15,13 +15,9 @@ from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
 from engine.models.encoders.config import EncoderConfig
 from engine.models.formats import Int4Format, Int8Format, WeightFormat
+from tests.deployments.support.command_line import raydix
 from tests.engine.support.encoders import save_encoder
 from tests.engine.support.published_models import PUBLISHED
-
-
-def raydix(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deployments.cli", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -149,7 +145,10 @@ def test_wrong_usage_exits_with_2() -> None:
 
 
 def test_generate_answers_and_prints_only_the_answer() -> None:
-    result = raydix("generate", "demo", "-", "--chat", "--max-tokens", "12", stdin="What does itertools.chain do?")
+    """In a process of its own, as a user starts it."""
+    command = [sys.executable, "-m", "deployments.cli", "generate", "demo", "-", "--chat", "--max-tokens", "12"]
+    asked = "What does itertools.chain do?"
+    result = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.split()) > 3 and "prompt tokens" not in result.stdout
     assert "12 generated" in result.stderr and "ended by length" in result.stderr

@@ -91,6 +91,8 @@ class WatchedApi:
         def total(name: str) -> float:
             return sum(value for _, value in values[name])
 
+        num_begun = sum(value for _, value in values.get("tenant_requests_total", []))  # none before the first
+
         # It is asked after each of a thousand requests, and does not look at those again that were closed.
         self.scripted.generations[:] = [each for each in self.scripted.generations if not each.closed]
         counts = {
@@ -102,8 +104,7 @@ class WatchedApi:
             "waiting tokens": self.admission.num_waiting_tokens,
             "requests being sent": len(self.admission._sending),
             "requests in flight": total("http_inflight_requests"),
-            # The tenant's series begins with its first request.
-            "accepted, not ended": sum(n for _, n in values.get("tenant_requests_total", [])) - total("requests_total"),
+            "accepted, not ended": num_begun - total("requests_total"),
         }
         return {name: count for name, count in counts.items() if count}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -247,25 +245,6 @@ def test_a_collector_that_refuses_is_tried_again_with_what_comes_next(sink: Coll
 
     run_scenario(scenario())
     tracer.close()
-
-
-def test_without_an_endpoint_raydix_loads_nothing_of_opentelemetry() -> None:
-    """OpenTelemetry may be loaded by FastAPI (its API) and Ray Serve (its SDK), but not by Raydix."""
-    modules = ("api", "telemetry.tracing", "telemetry.request_log", "config.args")
-    api = f"import {', '.join(f'deployments.{module}' for module in modules)}"
-    script = f"""
-import sys
-{api}
-from deployments.config.settings import TracingSettings
-assert deployments.telemetry.tracing.open_tracing(TracingSettings(), "i") is None
-sdk = ("opentelemetry.sdk", "opentelemetry.exporter")
-assert not [name for name in sys.modules if name.startswith(sdk)], "the API"
-import deployments.app
-loaded = [name for name in sys.modules if name.startswith("opentelemetry.exporter.otlp")]
-assert not loaded and "deployments.telemetry.spans" not in sys.modules, loaded
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
 
 
 def test_without_the_sdk_the_application_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from deployments.wire.sockets import MAX_REQUEST_BYTES
 from engine.stream_delta import StreamDelta
 from tests.deployments.support.silent_listener import Silence
 from tests.deployments.support.wire_peer import BarePeer, Requests, hello, impostor, served, wait_until
+from tests.support.examples import examples
 
 NESTED = b"\x92\x03" + b"\x91" * 200_000 + b"\xc0"
 """A well-formed Resync with a surplus field, which is a deeply nested array."""
@@ -112,7 +113,7 @@ def test_a_malformed_message_does_not_end_the_engine_s_thread(
     wait_until(lambda: server.counts["malformed"] == before + 50)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
 def test_whatever_a_stranger_says_is_counted(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, batch: list[bytes]
@@ -128,7 +129,7 @@ def test_whatever_a_stranger_says_is_counted(
     catch_up(friend)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
 def test_whatever_an_ingress_says_others_are_served(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, batch: list[bytes]
@@ -208,7 +209,7 @@ def test_nothing_is_taken_from_a_replica_that_has_not_said_which_it_is(name: str
     assert set(listener.calls) <= {"answering"}  # that it does not answer
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
 def test_whatever_an_impostor_says_is_counted(batch: list[bytes]) -> None:
     connection, listener = asyncio.run(say_to_ingress(batch))

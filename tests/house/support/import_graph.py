@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
+
+from tests.house.support.sources import statements
 
 
 @dataclass(slots=True)
@@ -50,7 +53,7 @@ def read_import_graph(root: Path, folders: Iterable[str]) -> ImportGraph:
         graph.files |= {_module_name(path.relative_to(root)): path for path in (root / folder).rglob("*.py")}
     for module, path in graph.files.items():
         lines = graph.lines[module] = {}
-        for name, line in _imports(path, module):
+        for name, line in _imports_of(path, module):
             if imported := _longest_known(name, graph.files):
                 lines[imported] = min(line, lines.get(imported, line))
     return graph
@@ -61,10 +64,15 @@ def _module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache  # several graphs have the same files in them
+def _imports_of(path: Path, module: str) -> tuple[tuple[str, int], ...]:
+    return tuple(_imports(path, module))
+
+
 def _imports(path: Path, module: str) -> Iterator[tuple[str, int]]:
     """The dotted names that a file imports, with their lines; `from a import b` is `a.b`, a module or not."""
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

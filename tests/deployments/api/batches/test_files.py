@@ -20,6 +20,7 @@ from deployments.batch.stored_batches import StoredBatches
 from deployments.config.files import FileSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 from tests.deployments.api.batches.conftest import CHAT, Ingress, Office, lines
+from tests.support.examples import examples
 
 BOUNDARY = "----b0undary"
 FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -148,7 +149,7 @@ async def _in_pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + 700]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25), deadline=None)
 @given(
     st.lists(st.sampled_from([PURPOSE, part("file", b"x", "a"), END, b"\r\n", b"--", b"\x00", BOUNDARY.encode()]))
 )

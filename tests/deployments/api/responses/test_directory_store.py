@@ -137,7 +137,8 @@ def _hammer(path: Path, seed: int) -> None:
 
 
 def test_processes_do_not_get_into_each_others_way(disk: Disk) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_hammer.__module__])  # it imports what they need once, for all of them
     processes = [context.Process(target=_hammer, args=(disk.path, seed)) for seed in range(3)]
     for process in processes:
         process.start()

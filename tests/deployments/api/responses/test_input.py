@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from deployments.api import Limits
 from tests.deployments.api.responses.conftest import ASK, WEATHER, Responses
 from tests.deployments.support.chat_templates import HERMES, THINKING
+from tests.support.examples import examples
 
 Make = Callable[..., Responses]
 CALL = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": '{"city": "Oslo"}'}
@@ -149,7 +150,7 @@ calls = st.sampled_from(
 answers = st.tuples(thoughts, st.lists(words | calls, max_size=4)).map(lambda parts: parts[0] + "".join(parts[1]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answers, st.integers(1, 40), st.booleans())
 def test_what_this_server_has_sent_is_taken_back(ask: Make, answer: str, most: int, stream: bool) -> None:
     """Sent back item by item, or named by the response's id, it gives the same prompt."""

@@ -22,6 +22,7 @@ from engine.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk, takes, tool
 from tests.deployments.support.chat_templates import FAMILIES as TEMPLATES
 from tests.engine.support.grammar_models import DEMO
+from tests.support.examples import examples
 
 _SCRAPS = [
     "<tool_call>", "</tool_call>", "<function=", "find", ">", "\n", "<parameter=", "</parameter>", "</function>",
@@ -119,7 +120,7 @@ def cut(whole: str, places: Sequence[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(made=made_calls, places=st.lists(st.integers(0, 10_000), max_size=12))
 def test_what_a_model_calls_is_found_wherever_its_text_is_cut(
     name: str, made: list[tuple[str, Any]], places: list[int]
@@ -133,7 +134,7 @@ def test_what_a_model_calls_is_found_wherever_its_text_is_cut(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(whole=scraps, places=st.lists(st.integers(0, 10_000), max_size=12))
 def test_any_text_is_parsed_alike_wherever_it_is_cut(name: str, whole: str, places: list[int]) -> None:
     segments = found(name, [whole])

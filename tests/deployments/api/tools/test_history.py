@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk
 from tests.deployments.support.chat_templates import FAMILIES, HERMES, LLAMA3, THINKING
+from tests.support.examples import examples
 
 Make = Callable[..., Talk]
 
@@ -181,7 +182,7 @@ def test_what_this_server_answers_is_taken_back(talk: Make, template: str | None
     """As the client prints it, as the client library keeps it, and as a naive reader of the stream collects it."""
     it = talk(template, reasoning="think")
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=examples(10), deadline=None)
     @given(says=ANSWERS, is_cut=st.booleans())
     def is_taken_back(says: str, is_cut: bool) -> None:
         it.engine.says = says

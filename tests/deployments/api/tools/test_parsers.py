@@ -15,6 +15,7 @@ from deployments.api.output.reasoning import KNOWN, Thoughts, parse_reasoning
 from deployments.api.tools.hermes import parse_hermes
 from deployments.api.tools.llama3 import parse_llama3
 from deployments.api.tools.segments import Parser, ParserDriver, Segment, joined
+from tests.support.examples import examples
 
 NAMES = frozenset({"find", "add-2"})
 Read = Callable[[Collection[str]], Parser[None]]
@@ -99,7 +100,7 @@ def test_what_a_model_calls_is_found_wherever_its_text_is_cut(
 
 
 @pytest.mark.parametrize("read", WRITES)
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(whole=scraps | st.text(), at=places)
 def test_any_text_reads_the_same_in_pieces_and_nothing_is_lost(read: Read, whole: str, at: list[int]) -> None:
     segments = found(read(NAMES), [whole])
@@ -113,7 +114,7 @@ def test_any_text_reads_the_same_in_pieces_and_nothing_is_lost(read: Read, whole
             assert met, (segment, rest)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(whole=scraps | st.text(), at=places, is_open=st.booleans())
 def test_any_reasoning_reads_the_same_in_pieces(whole: str, at: list[int], is_open: bool) -> None:
     segments = found(parse_reasoning(is_open=is_open), [whole])

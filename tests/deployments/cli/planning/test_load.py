@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.cli.planning.known import gpu_named, planned_model
@@ -14,6 +14,7 @@ from deployments.cli.planning.load import STEADY, RequestShape, operate, replica
 from deployments.cli.planning.replica import ReplicaPlan, smallest_replica
 from deployments.replica.autoscaling import Targets, desired_replicas
 from engine.config import EngineConfig
+from tests.support.examples import examples
 
 REPLICA = smallest_replica(
     planned_model("Llama-3.1-8B").facts, gpu_named("h100"), EngineConfig(kv_memory_share=0.9)
@@ -54,6 +55,7 @@ def test_memory_decides_for_long_outputs() -> None:
     assert operate(REPLICA, request, 2.0 / (count - 1)).kv_share > 0.85
 
 
+@settings(max_examples=examples(12))
 @given(SHAPES, RATES)
 def test_the_autoscaler_comes_to_the_same_number(request: RequestShape, rate: float) -> None:
     targets = STEADY
@@ -66,6 +68,7 @@ def test_the_autoscaler_comes_to_the_same_number(request: RequestShape, rate: fl
             assert desired_replicas(targets, [few] * (count - 1), count - 1, count - 1) >= count
 
 
+@settings(max_examples=examples(12))
 @given(SHAPES, RATES, st.floats(1, 5), st.integers(0, 4000), st.integers(0, 2000), st.floats(0, 1))
 def test_more_load_never_needs_fewer(
     request: RequestShape, rate: float, more: float, prompt: int, output: int, colder: float

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +26,7 @@ from deployments.wire.handshake import Context
 from deployments.wire.sockets import connect_peer
 from tests.deployments.support.kv_ends import AT_ONCE, FOR_LONG, READ_FOR_LONG, SPACE, Ends, Liar, until
 from tests.deployments.support.lent_pages import PAGE_SIZE, Pages, ScriptedLender
+from tests.deployments.support.pages_elsewhere import keep_pages
 
 WINDOW = 8
 READ_AT_ONCE = AT_ONCE.model_copy(update={"transport": "nixl"})
@@ -145,20 +145,12 @@ def test_what_is_not_what_was_lent_is_failed_and_nothing_is_kept(
     until(lambda: not receiver.reads.num_given_up and len(receiver.reads._free) == READ_FOR_LONG.max_transfers)
 
 
-def _keep_pages(pipe: Connection) -> None:
-    pages = Pages(1)
-    agent = NixlAgent(pages.regions())
-    device, host = (Region(None, list(region.starts), region.stride) for region in pages.regions())
-    pipe.send(messages.encode(Readable(1, agent.metadata, device, list(range(12)), host, [])))
-    pipe.recv()
-
-
 @pytest.fixture
 def process() -> Iterator[tuple[int, bytes]]:
     """A process that has the same pages as `source`: its id, and what it has to say of 12 of them."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    started = context.Process(target=_keep_pages, args=(there,))
+    started = context.Process(target=keep_pages, args=(there,))
     started.start()
     assert started.pid is not None
     yield started.pid, here.recv()
