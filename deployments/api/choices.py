@@ -241,16 +241,18 @@ class Choices:
         self._opened.append(generation)
         return generation
 
-    def deltas(self) -> AsyncIterator[ChoiceDelta]:
-        """Return an iterator over each choice's deltas in order, the choices interleaved as they arrive."""
-        return self._read(0) if len(self._generations) == 1 else self._mixed()
+    def deltas(self, note: Callable[[ChoiceDelta], None]) -> AsyncIterator[ChoiceDelta]:
+        """Return an iterator over each choice's deltas in order, the choices interleaved as they arrive. `note` is
+        called with each of them.
+        """
+        return self._read(0, note) if len(self._generations) == 1 else self._mixed(note)
 
-    async def _mixed(self) -> AsyncIterator[ChoiceDelta]:
+    async def _mixed(self, note: Callable[[ChoiceDelta], None]) -> AsyncIterator[ChoiceDelta]:
         # One slot per choice: a slow consumer blocks the pumps, and generations merge their deltas.
         count = unfinished = len(self._generations)
         queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(count)
         for index in range(count):
-            self._pumps.append(asyncio.create_task(self._pump(index, queue)))
+            self._pumps.append(asyncio.create_task(self._pump(index, queue, note)))
             if (index + 1) % _TURN_CHOICES == 0:
                 await asyncio.sleep(0)  # they begin, and the streams of others go on
         while unfinished:
@@ -285,15 +287,20 @@ class Choices:
         seconds = f"{self._idle_timeout_s:g} seconds (limits.idle_timeout_s)"
         return ApiError(504, f"The engine did not answer within {seconds}.", code="engine_timeout")
 
-    async def _pump(self, index: int, queue: asyncio.Queue[ChoiceDelta | Exception | None]) -> None:
+    async def _pump(
+        self,
+        index: int,
+        queue: asyncio.Queue[ChoiceDelta | Exception | None],
+        note: Callable[[ChoiceDelta], None],
+    ) -> None:
         try:
-            async for delta in self._read(index):
+            async for delta in self._read(index, note):
                 await queue.put(delta)
             await queue.put(None)
         except Exception as error:
             await queue.put(error)
 
-    async def _read(self, index: int) -> AsyncIterator[ChoiceDelta]:
+    async def _read(self, index: int, note: Callable[[ChoiceDelta], None]) -> AsyncIterator[ChoiceDelta]:
         generation, choices = self._generations[index], self.choices_of(index)
         choice, limit = choices[0], TimeLimit(self._idle_timeout_s)
         self._limits.append(limit)
@@ -307,13 +314,16 @@ class Choices:
                 raise self._too_late() from None
             if delta.alternatives:
                 for found, hypothesis in zip(choices, delta.alternatives, strict=False):
-                    yield found.take(_delta_of(delta, hypothesis))
+                    taken = found.take(_delta_of(delta, hypothesis))
+                    note(taken)
+                    yield taken
                 return
             is_long = len(delta.token_ids) > _TURN_OUTPUT
             for part in delta.pieces(_TURN_OUTPUT) if is_long else (delta,):
                 taken = choice.take(part)
                 if taken.finish_reason and not delta.finish_reason:  # ended by its text: unknown to the engine
                     await generation.aclose()
+                note(taken)
                 yield taken
                 if taken.finish_reason:
                     return

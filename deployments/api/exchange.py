@@ -146,12 +146,12 @@ class Exchange:
     async def respond(self) -> Response:
         """Return the answer. Raises `ApiError` when the request fails before its first event."""
         self._record.accepted(self._start)
-        deltas = self._deltas() if self._scores is None else self._scores.gathered(self._deltas())
         is_handed_over = False
         try:
             with self._limit:
                 self._admit()
                 await self._choices.open()
+                deltas = self._deltas()
                 if not self._is_stream:
                     return await self._whole(deltas)
                 first = await anext(deltas)
@@ -186,17 +186,21 @@ class Exchange:
             raise Rejected(f"{error}.", self._count_field) from None
         self._record.metrics.prompt(self._num_prompt_tokens)
 
-    async def _deltas(self) -> AsyncIterator[ChoiceDelta]:
-        """Yield all deltas; for an echo, one final delta per choice."""
+    def _deltas(self) -> AsyncIterator[ChoiceDelta]:
+        """Return an iterator over all deltas; for an echo, over one final delta per choice."""
+        deltas = self._choices.deltas(self._received) if self._choices.choices else self._echoes()
+        return deltas if self._scores is None else self._scores.gathered(deltas)
+
+    async def _echoes(self) -> AsyncIterator[ChoiceDelta]:
         for index in range(self._num_echoed):
             yield ChoiceDelta(index, "", (), (), "length")
-        if self._choices.choices:
-            async for delta in self._choices.deltas():
-                self._record.received(delta.index, len(delta.token_ids), is_last=delta.finish_reason is not None)
-                self._ticket.generated(len(delta.token_ids))
-                if delta.finish_reason:
-                    self._record.metrics.reasoned(self._choices.choices[delta.index].num_reasoning)
-                yield delta
+
+    def _received(self, delta: ChoiceDelta) -> None:
+        """Record and charge a delta that was read."""
+        self._record.received(delta.index, len(delta.token_ids), is_last=delta.finish_reason is not None)
+        self._ticket.generated(len(delta.token_ids))
+        if delta.finish_reason:
+            self._record.metrics.reasoned(self._choices.choices[delta.index].num_reasoning)
 
     async def _whole(self, deltas: AsyncIterator[ChoiceDelta]) -> Response:
         answer = self._encoder.context

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 REQUEST_ID = "raydix.request_id"
 """Where `Envelope` leaves a request's id."""
 
 
 _ERROR = "raydix.error"
+_SEND = "raydix.send"
 
 
 def request_id(scope: Scope) -> str:
@@ -29,6 +30,17 @@ def route_path(scope: Scope) -> str:
     """Return the path below the application's route prefix, as routes see it."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def note_send(scope: Scope, send: Send) -> None:
+    """Leave the server's own `send` for bodies: the layers around an endpoint look at heads alone."""
+    scope[_SEND] = send
+
+
+def send_for_bodies(scope: Scope, send: Send) -> Send:
+    """Return the server's own `send`, to which the parts of a body go once the head has gone through `send`."""
+    found: Send = scope.get(_SEND, send)
+    return found
 
 
 def note_error(scope: Scope, message: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.api.http.scopes import note_send
+
 
 class Spelling:
     """The outermost ASGI middleware, so that all others see one spelling of a path."""
@@ -19,6 +21,7 @@ class Spelling:
                 scope = {**scope, "method": "GET" if is_head else scope["method"], "path": path.rstrip("/") or "/"}
             if is_head:
                 send = _without_body(send)
+            note_send(scope, send)
         await self._app(scope, receive, send)
 
 

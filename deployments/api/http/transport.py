@@ -17,7 +17,7 @@ from deployments.api.errors import ApiError, internal, invalid
 from deployments.api.http.body import ClientGone
 from deployments.api.http.error_response import error_response
 from deployments.api.http.parts import PART_BYTES, parts_of
-from deployments.api.http.scopes import REQUEST_ID
+from deployments.api.http.scopes import REQUEST_ID, send_for_bodies
 from deployments.api.randomness import random_hex
 from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
@@ -120,14 +120,14 @@ class EventStream(Response):
         """Send all chunks."""
         try:
             with contextlib.suppress(ClientGone, OSError):  # servers report a disconnect to a sender as OSError
-                await until_disconnect(scope, receive, self._send_all(send))
+                await until_disconnect(scope, receive, self._send_all(send, send_for_bodies(scope, send)))
         finally:
             self._limit.close()
             await self._close()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send_head: Send, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        await send(start)
+        await send_head(start)
         async for chunk in self._chunks:
             try:
                 if len(chunk) <= PART_BYTES:
