@@ -45,9 +45,10 @@ lint: $(INSTALLED)
 
 install: $(INSTALLED)
 
+# Python compiles what it imports, which is a small part of torch and Ray; and an old pip takes half as long again.
 $(INSTALLED): pyproject.toml constraints.txt setup.py engine/kernels/build.py $(wildcard engine/kernels/native/*)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(INDEX) -e '.[test]' -c constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile $(INDEX) -e '.[test]' -c constraints.txt
 	@test ! -e engine/kernels/libraydix.log || { echo "The native kernels:"; cat engine/kernels/libraydix.log; } >&2
 	@touch $@
 
