@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from router.addresses import ReplicaAddress
 from router.fleet import Fleet
 from router.placer import Placer
 from router.state import RouterState
+from tests.deployments.support.forked import forked
 from tests.deployments.support.in_process_engines import request, until
 from tests.deployments.support.time_limit import run_scenario
 from tests.support.count_calls import count_calls
@@ -127,9 +127,8 @@ def connect_with(files: tuple[int, int], answer: Connection) -> None:
 
 @pytest.mark.parametrize("hard", [150, 1000])
 def test_the_limit_of_open_files_is_raised_and_where_that_is_not_enough_the_log_says_what_to_do(hard: int) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=connect_with, args=((100, hard), theirs), daemon=True)
+    ours, theirs = forked().Pipe()
+    process = forked().Process(target=connect_with, args=((100, hard), theirs), daemon=True)
     process.start()
     assert ours.poll(100), "it has not answered"
     num_connected, logged = ours.recv()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
@@ -20,6 +19,7 @@ from deployments.wire.server import WireServer, WireTimings
 from engine.stream_delta import StreamDelta
 from router.addresses import ReplicaAddress
 from tests.deployments.support import raw_peer
+from tests.deployments.support.forked import forked
 from tests.deployments.support.wire_peer import BarePeer, Requests, address_of, ask, hello, served, wait_until
 
 TIMINGS = WireTimings(0.02, keep_ended_s=0.1, absent_ingress_s=0.1)
@@ -58,8 +58,7 @@ def send_without_end(address: ReplicaAddress, message: bytes) -> None:
 @pytest.fixture(params=[b"\xc1", messages.encode(messages.Abort("a"))], ids=["garbage", "before its hello"])
 def flooded(server: WireServer, request: pytest.FixtureRequest) -> Iterator[WireServer]:
     """A server to which another process sends as fast as it can."""
-    spawn = multiprocessing.get_context("spawn")
-    process = spawn.Process(target=send_without_end, args=(address_of(server), request.param), daemon=True)
+    process = forked().Process(target=send_without_end, args=(address_of(server), request.param), daemon=True)
     process.start()
     wait_until(lambda: sum(server.counts.values()) > 5_000)
     yield server

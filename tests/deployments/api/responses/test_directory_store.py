@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.api.responses.directory_store import RECORD_BYTES, SHARE, DirectoryStore
+from tests.deployments.support.forked import forked
 
 SIZE = RECORD_BYTES + 108
 
@@ -137,9 +137,7 @@ def _hammer(path: Path, seed: int) -> None:
 
 
 def test_processes_do_not_get_into_each_others_way(disk: Disk) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_hammer.__module__])  # it imports what they need once, for all of them
-    processes = [context.Process(target=_hammer, args=(disk.path, seed)) for seed in range(3)]
+    processes = [forked().Process(target=_hammer, args=(disk.path, seed)) for seed in range(3)]
     for process in processes:
         process.start()
     for process in processes:
