@@ -31,6 +31,12 @@ def trace(tmp_path: Path) -> Path:
     return write_mooncake(tmp_path / "chat.jsonl", conversations(150))
 
 
+@pytest.fixture(scope="module")
+def short_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For commands that end before anything runs, and for those of which only the settings matter."""
+    return write_mooncake(tmp_path_factory.mktemp("short") / "chat.jsonl", conversations(50))
+
+
 def simulate(*arguments: object) -> str:
     result = RUNNER.invoke(app, ["simulate", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -136,8 +142,10 @@ def test_autoscaling_is_compared_as_recorded_and_in_a_burst(trace: Path, tmp_pat
     assert written["results"]["burst"][1]["most"] > 2
 
 
-def test_autoscaling_compares_two_fixed_numbers_and_what_lies_between_unless_told_otherwise(trace: Path) -> None:
-    output = simulate(trace, "--autoscale", "--replicas", 1, "--policy", "cost,random")
+def test_autoscaling_compares_two_fixed_numbers_and_what_lies_between_unless_told_otherwise(
+    short_trace: Path,
+) -> None:
+    output = simulate(short_trace, "--autoscale", "--replicas", 1, "--policy", "cost,random")
     for setting in ("cost: fixed 1 ", "cost: fixed 10 ", "random: min=1,max=10 "):
         assert output.count(setting) == 2
 
@@ -159,9 +167,9 @@ def test_autoscaling_compares_two_fixed_numbers_and_what_lies_between_unless_tol
         (["--load", "0.5,0.6"], "--autoscale takes one --load"),
     ],
 )
-def test_mistakes_in_autoscaling_are_reported(trace: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_in_autoscaling_are_reported(short_trace: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        RUNNER.invoke(app, ["simulate", str(trace), "--autoscale", *arguments], catch_exceptions=False)
+        RUNNER.invoke(app, ["simulate", str(short_trace), "--autoscale", *arguments], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +206,9 @@ def test_mistakes_in_autoscaling_are_reported(trace: Path, arguments: list[str],
         (["--host-tokens", "100"], "host_tokens must be at least 512, a block of the trace"),
     ],
 )
-def test_mistakes_are_reported(trace: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_are_reported(short_trace: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        RUNNER.invoke(app, ["simulate", str(trace), *arguments], catch_exceptions=False)
+        RUNNER.invoke(app, ["simulate", str(short_trace), *arguments], catch_exceptions=False)
 
 
 def test_a_bad_line_is_named(trace: Path) -> None:

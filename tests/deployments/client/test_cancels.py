@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-import deployments.demo_model
 from deployments.api import TextCodec
-from engine.tokenizer import load_tokenizer
 from tests.deployments.support.in_process_engines import ClientAndEngines, is_nothing_left, until
 from tests.deployments.support.turns import TurnLoop, turns
 from tests.deployments.support.watched_api import WAIT, WatchedApi, WatchedClient
@@ -24,10 +21,8 @@ MIN_TURNS = 12
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_a_request_cancelled_at_any_turn_leaves_nothing_at_its_engines(
-    monkeypatch: pytest.MonkeyPatch, stream: bool, n: int, waits: bool
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch, stream: bool, n: int, waits: bool
 ) -> None:
-    codec = TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
-
     async def scenario() -> None:
         async with ClientAndEngines(2, kv_pages=400) as (client, engines):
             await until(lambda: len(client._dispatch.reachable()) == 2)
