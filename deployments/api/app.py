@@ -2,6 +2,8 @@
 
 Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Gate ─▶ Bounded ─▶ HotPaths ─▶ endpoints that generate
                                                                      └─────▶ FastAPI ─▶ others, /openapi.json
+
+A layer sees the head of each answer. The events of a stream pass none: they go to the server's own `send`.
 """
 
 from __future__ import annotations
