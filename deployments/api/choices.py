@@ -243,7 +243,7 @@ class Choices:
 
     def deltas(self, note: Callable[[ChoiceDelta], None]) -> AsyncIterator[ChoiceDelta]:
         """Return an iterator over each choice's deltas in order, the choices interleaved as they arrive. `note` is
-        called with each of them.
+        called with each of them when it is read.
         """
         return self._read(0, note) if len(self._generations) == 1 else self._mixed(note)
 
@@ -252,7 +252,7 @@ class Choices:
         count = unfinished = len(self._generations)
         queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(count)
         for index in range(count):
-            self._pumps.append(asyncio.create_task(self._pump(index, queue, note)))
+            self._pumps.append(asyncio.create_task(self._pump(index, queue)))
             if (index + 1) % _TURN_CHOICES == 0:
                 await asyncio.sleep(0)  # they begin, and the streams of others go on
         while unfinished:
@@ -262,6 +262,7 @@ class Choices:
             elif isinstance(item, Exception):
                 raise item
             else:
+                note(item)
                 yield item
 
     async def aclose(self) -> None:
@@ -287,20 +288,17 @@ class Choices:
         seconds = f"{self._idle_timeout_s:g} seconds (limits.idle_timeout_s)"
         return ApiError(504, f"The engine did not answer within {seconds}.", code="engine_timeout")
 
-    async def _pump(
-        self,
-        index: int,
-        queue: asyncio.Queue[ChoiceDelta | Exception | None],
-        note: Callable[[ChoiceDelta], None],
-    ) -> None:
+    async def _pump(self, index: int, queue: asyncio.Queue[ChoiceDelta | Exception | None]) -> None:
         try:
-            async for delta in self._read(index, note):
+            async for delta in self._read(index):
                 await queue.put(delta)
             await queue.put(None)
         except Exception as error:
             await queue.put(error)
 
-    async def _read(self, index: int, note: Callable[[ChoiceDelta], None]) -> AsyncIterator[ChoiceDelta]:
+    async def _read(
+        self, index: int, note: Callable[[ChoiceDelta], None] = lambda _: None
+    ) -> AsyncIterator[ChoiceDelta]:
         generation, choices = self._generations[index], self.choices_of(index)
         choice, limit = choices[0], TimeLimit(self._idle_timeout_s)
         self._limits.append(limit)

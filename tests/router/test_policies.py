@@ -24,9 +24,8 @@ from router.policies import (
 from router.policy_names import policy_named
 from router.rendezvous import rendezvous_order
 from tests.router.support.fleets import NAMES, candidate, fleets, queries, query
-from tests.support.examples import examples
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(25))
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 
 

@@ -23,13 +23,12 @@ from router.simulator.rivals import (
     ThresholdPolicy,
 )
 from tests.router.support.fleets import candidate, fleets, queries, query
-from tests.support.examples import examples
 
 RNG = random.Random(0)
 
 
 @pytest.mark.parametrize("name", sorted(RIVALS))
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(15))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
 @given(prompt=queries(), fleet=fleets(), seed=st.integers(0, 9))
 def test_every_replica_is_listed_once_the_unavailable_last(
     name: str, prompt: RouteQuery, fleet: list[Candidate], seed: int
