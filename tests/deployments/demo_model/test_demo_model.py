@@ -105,7 +105,7 @@ def test_a_system_message_stands_first(tokenizer: Any) -> None:
 def test_a_longer_chat_extends_the_shorter_ones_prompt_and_answer(model: Any, tokenizer: Any) -> None:
     """What the engine computed in one turn is a prefix, token for token, of the next turn's prompt."""
     chat = [{"role": "system", "content": SYSTEM_PROMPTS[4]}]
-    for question in ["What does itertools.chain do?", "And its signature?"]:
+    for question in ["What does itertools.chain do?", "And its signature?", "Explain json.dumps."]:
         chat.append(user(question))
         held = prompt_ids(tokenizer, chat)
         answer = answer_ids(model, tokenizer, chat)
