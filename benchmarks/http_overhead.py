@@ -3,8 +3,9 @@
     python -m benchmarks.http_overhead [--label after] [--json benchmarks/results/http_overhead.json]
 
 Starts the application in a private Ray, with `compare.py`'s Llama of 15M parameters ("llama"), with a model
-that costs nothing ("none", what remains is everything around it), or with one whose steps take 20 ms and leave the
-processor alone, as a GPU does ("sleep"), and sends
+that costs nothing ("none", what remains is everything around it), or with one that leaves the processor alone: its
+steps take 20 ms ("sleep"), or 1.5 ms and 10 ms more with any prompts in them, as a 0.6B's take on an H100 ("gpu").
+It sends
 
     single    one stream after the other, 128 -> 128 tokens
     burst     128 streams at once, 256 -> 64 tokens
@@ -45,6 +46,7 @@ from benchmarks.stream_client import Answer, StreamClient, all_at_once
 from deployments.app import bind_engines, bind_ingress
 from deployments.config.args import AppArgs
 from deployments.hub.deployment import MetricsHub
+from engine.config import EngineConfig
 from engine.engine import Engine
 
 ROLES = {
@@ -56,7 +58,8 @@ ROLES = {
 }
 """Parts of command lines, and the kinds of processes that have them."""
 VOCABULARY = CONFIGS["llama-15m"]["vocab_size"]
-STEP_S = {"none": 0.0, "sleep": 0.02}
+STEP_S = {"none": (0.0, 0.0), "sleep": (0.02, 0.0), "gpu": (0.0015, 0.01)}
+"""Seconds of a step, and how much longer it takes with prompts."""
 Row = dict[str, Any]
 _STREAM = {"stream": True, "ignore_eos": True, "temperature": 0}
 
@@ -143,7 +146,10 @@ def _start(model: str, port: int, options: argparse.Namespace) -> None:
         }
     )
     hub = serve.deployment(MetricsHub, name="MetricsHub", ray_actor_options={"num_cpus": 0}).bind(1, args.metrics)
-    factory = Engine.from_config if model == "llama" else NullEngines(STEP_S[model], token=VOCABULARY // 2)
+    factory: Callable[[EngineConfig], Engine] = Engine.from_config
+    if model != "llama":
+        step_s, prompt_s = STEP_S[model]
+        factory = NullEngines(step_s, VOCABULARY // 2, prompt_s)
     ((name, model_args),) = args.served.items()
     engines = bind_engines(args, model_args, hub, name, factory)
     serve.run(bind_ingress(args, engines, hub), name="raydix")

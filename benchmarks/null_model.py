@@ -25,7 +25,9 @@ class NullModelConfig:
 
 
 class NullRunner:
-    """Samples the same token every time; a step takes `step_s`, 0 for as fast as the loop can run."""
+    """Samples the same token every time; a step takes `step_s`, 0 for as fast as the loop can run. With tokens of
+    prompts it takes `prompt_s` longer, however many there are, as where a GPU waits for what its host launches.
+    """
 
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
@@ -35,19 +37,21 @@ class NullRunner:
     layer_groups = None
     page_memory = None
 
-    def __init__(self, num_pages: int = 65_536, step_s: float = 0.0, token: int = 101) -> None:
+    def __init__(
+        self, num_pages: int = 65_536, step_s: float = 0.0, token: int = 101, prompt_s: float = 0.0
+    ) -> None:
         self.model_config = NullModelConfig()
         self.num_pages = num_pages
-        self._step_s, self._token = step_s, token
+        self._step_s, self._prompt_s, self._token = step_s, prompt_s, token
 
     def prepare(self, plan: StepPlan) -> Step:
         """Pretend."""
-        num_sampled = len(plan.sampling_chunks)
+        num_sampled, seconds = len(plan.sampling_chunks), self._step_s + self._prompt_s * (plan.num_prefill > 0)
         result = StepResult((self._token,) * num_sampled, (None,) * num_sampled)
 
         def step() -> StepResult:
-            if self._step_s:
-                time.sleep(self._step_s)
+            if seconds:
+                time.sleep(seconds)
             return result
 
         return step
@@ -59,7 +63,8 @@ class NullEngines:
 
     step_s: float = 0.0
     token: int = 101
+    prompt_s: float = 0.0
 
     def __call__(self, config: EngineConfig) -> Engine:
         """Return an engine without a model."""
-        return Engine(config, NullRunner(config.kv_pages or 65_536, self.step_s, self.token))
+        return Engine(config, NullRunner(config.kv_pages or 65_536, self.step_s, self.token, self.prompt_s))

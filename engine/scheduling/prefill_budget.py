@@ -1,11 +1,12 @@
 """How long steps take, and how many prompt tokens one may compute while decodes keep their inter-token latency.
 
-Two straight lines are fitted to measured steps and predict how long the next one takes:
+Two fits to measured steps predict how long the next one takes:
 
-    seconds = decodes(how many) + prompt tokens * pace(how much context they attend to)
+    seconds = decodes(how many) + fixed + prompt tokens * pace(how much context they attend to)
 
 The pace rises with the context, as each token attends to all before it: late in a long prompt a step holds fewer
-tokens than early in it.
+tokens than early in it. `fixed` is what any prompt in a step costs: little on a CPU, but on a GPU decodes are
+replayed as one graph, and layers of a step with prompts may have to be launched one by one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _UNNOTICED_SECONDS = 1e-3
 _DECODES_ONLY_EVERY = 32
 # Most such steps in a row: the result of the first comes later, and then prompts go on in any case.
 _MAX_SAMPLES = 2
+# Most of a fit's mean that its slopes may explain.
+_MOST_OF = 0.98
 
 
 class PrefillBudget:
@@ -41,11 +44,14 @@ class PrefillBudget:
         self._max_tokens = max_step_tokens
         self._max_seconds = math.inf if max_step_seconds is None else max_step_seconds
         self._max_stretch = max_stretch
-        self._decodes = _RunningFit(spread=1.0)  # seconds of steps that only decode, over the number of decodes
-        self._pace = _RunningFit(spread=64.0)  # seconds per prompt token beside decodes, over tokens of context
+        self._decodes = _RunningFit(1.0)  # seconds of steps that only decode, over the number of decodes
+        # Seconds per prompt token beside decodes, over tokens of context and over 1 / prompt tokens of the step.
+        self._pace = _RunningFit(64.0, 1 / 2048)
         self._sizes: deque[int] = deque(maxlen=_NUM_PACES)  # prompt tokens of the steps that `_pace` was fitted to
         self._since_decodes = 0  # steps
         self._num_samples = 0  # consecutive steps without prompts that measure decodes
+        self._last = Room(0)  # of the last planned step
+        self._debt = 0.0  # seconds by which steps' prompts add more than they may
         # Seconds per prompt token of the last steps, decodes included, without the first step, which is slow.
         self._paces: deque[float] = deque(maxlen=_NUM_PACES)
         self._is_first = True
@@ -60,12 +66,12 @@ class PrefillBudget:
         self._since_decodes += 1
         if num_prefill_tokens == 0:
             if num_decodes:
-                self._decodes.add(num_decodes, seconds)
+                self._decodes.add(seconds, num_decodes)
                 self._since_decodes = 0
             return
         if num_decodes and self._decodes.is_known:
             cost = max(0.0, seconds - self._decodes.at(num_decodes))
-            self._pace.add(context, cost / num_prefill_tokens)
+            self._pace.add(cost / num_prefill_tokens, context, 1 / num_prefill_tokens)
             self._sizes.append(num_prefill_tokens)
         if num_prefill_tokens >= _MIN_TOKENS and not self._is_first:
             self._paces.append(seconds / num_prefill_tokens)
@@ -85,8 +91,18 @@ class PrefillBudget:
         """Seconds of a step without prefill; 0 until there was one."""
         return self._decodes.mean
 
+    @property
+    def _fixed(self) -> float:
+        """Seconds that any prompt in a step costs."""
+        return self._pace.slopes[1]
+
     def room(self, num_decodes: int, num_prompts: int) -> Room:
-        """Return what `num_prompts` prompts may take of the next step beside `num_decodes` decoding requests."""
+        """Return what `num_prompts` prompts may take of the next step beside `num_decodes` decoding requests.
+
+        Where their fixed cost alone is more than they may add, many small steps would cost most: prompts then wait
+        for some steps, and get as long a time at once as the fixed cost is, so that on the average they add what
+        they may.
+        """
         tokens = max(0, self._max_tokens - num_decodes)
         if num_decodes == 0 or num_prompts == 0 or (self._max_seconds == math.inf and self._max_stretch is None):
             return Room(tokens)
@@ -95,14 +111,22 @@ class PrefillBudget:
             self._num_samples += 1
             return Room(0)
         self._num_samples = 0
-        decodes = self._decodes.at(num_decodes)
-        seconds = self._max_seconds - decodes
+        decodes, fixed = self._decodes.at(num_decodes), self._fixed
+        left = self._max_seconds - decodes - fixed
+        seconds, over = left, 0.0
         if self._max_stretch is not None:
-            seconds = min(seconds, max(self._max_stretch * decodes * num_prompts, _UNNOTICED_SECONDS))
+            allowed = max(self._max_stretch * decodes * num_prompts, _UNNOTICED_SECONDS)
+            self._debt = max(0.0, self._debt + self._last.debt - allowed)
+            if self._debt > 0:
+                self._last = Room(0)
+                return self._last
+            over = max(0.0, fixed - allowed)
+            seconds = min(left, max(allowed - fixed, fixed))
         # A pace measured in small steps says little about large ones, and at first there is none; but steps of
         # prompts alone may have shown how many tokens fit in this time.
         reach = max(4 * _MIN_TOKENS, 2 * max(self._sizes, default=0), int(seconds * self.prefill_rate))
-        return Room(min(tokens, reach), seconds, self._pace.start, self._pace.slope)
+        self._last = Room(min(tokens, reach), seconds, self._pace.start, self._pace.slopes[0], over)
+        return self._last
 
 
 @dataclass(slots=True)
@@ -115,8 +139,17 @@ class Room:
     """Seconds per prompt token without context."""
     slope: float = 0.0
     """Additional seconds per prompt token for each token of context."""
+    over: float = 0.0
+    """Seconds by which the fixed cost of prompts alone is more than they may take."""
     taken: int = 0
     """Tokens given to prompts so far."""
+    taken_seconds: float = 0.0
+    """What these tokens take."""
+
+    @property
+    def debt(self) -> float:
+        """Seconds by which the step is longer than prompts may make it, because of their fixed cost."""
+        return self.over + self.taken_seconds if self.taken and self.over else 0.0
 
     @property
     def is_full(self) -> bool:
@@ -136,8 +169,9 @@ class Room:
     def take(self, start: int, num_tokens: int) -> None:
         """Give `num_tokens` tokens from position `start` on to a prompt."""
         self.tokens -= num_tokens
-        self.taken += num_tokens
-        self.seconds -= num_tokens * (self.pace + self.slope * (start + num_tokens / 2))
+        seconds = num_tokens * (self.pace + self.slope * (start + num_tokens / 2))
+        self.taken, self.taken_seconds = self.taken + num_tokens, self.taken_seconds + seconds
+        self.seconds -= seconds
 
     def _affordable(self, start: int, seconds: float) -> int:
         """Return the largest n with n * (pace + slope * (start + n / 2)) <= seconds."""
@@ -150,17 +184,24 @@ class Room:
 
 
 class _RunningFit:
-    """Linear regression over recent points, mainly the last ten, whose slope is never negative."""
+    """Linear regression over recent points, mainly the last ten, whose slopes are never negative."""
 
     _DECAY = 0.9
-    _MAX_RATIO = 2.0  # A point higher than this multiple of the line was delayed by something else.
+    _MAX_RATIO = 2.0  # A point higher than this multiple of the fit was delayed by something else.
+    _ROUNDS = 6  # of coordinate descent, which finds the slopes
 
-    def __init__(self, spread: float) -> None:
-        """`spread`: points whose x differ by less say nothing about the slope."""
-        self._least_variance = spread**2
-        self._weight = self._variance = self._covariance = self._mean_x = 0.0
+    def __init__(self, *spreads: float) -> None:
+        """`spreads`, one for each x: points whose x differ by less say nothing about its slope."""
+        size = len(spreads)
+        self._ridge = [spread**2 for spread in spreads]
+        self._weight = 0.0
+        self._means = [0.0] * size
+        self._products = [[0.0] * size for _ in range(size)]  # covariances of one x with another
+        self._covariances = [0.0] * size  # of an x with y
         self.mean = 0.0
         """Mean of the points' y."""
+        self.slopes = [0.0] * size
+        """Slope of y over each x, bounded so that y is positive wherever all x >= 0."""
 
     @property
     def is_known(self) -> bool:
@@ -168,28 +209,40 @@ class _RunningFit:
         return self._weight > 0
 
     @property
-    def slope(self) -> float:
-        """Slope of y over x, bounded so that the line is positive at every x >= 0."""
-        slope = max(0.0, self._covariance / (self._variance + self._least_variance))
-        return min(slope, 0.9 * self.mean / self._mean_x) if self._mean_x > 0 else 0.0
-
-    @property
     def start(self) -> float:
-        """The line's y at x = 0."""
-        return self.mean - self.slope * self._mean_x
+        """y where all x are 0."""
+        return self.at(*[0.0] * len(self.slopes))
 
-    def at(self, x: float) -> float:
-        """The line's y at `x`."""
-        return self.start + self.slope * x
+    def at(self, *x: float) -> float:
+        """y at `x`."""
+        steps = zip(self.slopes, x, self._means, strict=True)
+        return self.mean + sum([slope * (one - mean) for slope, one, mean in steps])
 
-    def add(self, x: float, y: float) -> None:
+    def add(self, y: float, *x: float) -> None:
         """Add a point."""
         if self._weight > 3 and self.mean > 0:
-            y = min(y, self._MAX_RATIO * self.at(x))
+            y = min(y, self._MAX_RATIO * self.at(*x))
         self._weight = self._weight * self._DECAY + 1
         part = 1 / self._weight
-        dx, dy = x - self._mean_x, y - self.mean
-        self._mean_x += part * dx
+        steps, dy = [one - mean for one, mean in zip(x, self._means, strict=True)], y - self.mean
         self.mean += part * dy
-        self._variance = (1 - part) * (self._variance + part * dx * dx)
-        self._covariance = (1 - part) * (self._covariance + part * dx * dy)
+        for i, step in enumerate(steps):
+            self._means[i] += part * step
+            self._covariances[i] = (1 - part) * (self._covariances[i] + part * step * dy)
+            for j, other in enumerate(steps):
+                self._products[i][j] = (1 - part) * (self._products[i][j] + part * step * other)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Minimize the squared errors, and each slope's square times its `spread`'s, by one slope after the other
+        (Friedman et al. 2010, "Regularization Paths for Generalized Linear Models via Coordinate Descent").
+        """
+        slopes, left = self.slopes, _MOST_OF * self.mean
+        for _ in range(self._ROUNDS if len(slopes) > 1 else 1):
+            for i, products in enumerate(self._products):
+                others = sum([products[j] * slope for j, slope in enumerate(slopes) if j != i])
+                slopes[i] = max(0.0, (self._covariances[i] - others) / (products[i] + self._ridge[i]))
+        for i in reversed(range(len(slopes))):
+            if self._means[i] > 0:
+                slopes[i] = min(slopes[i], left / self._means[i])
+                left -= slopes[i] * self._means[i]

@@ -143,6 +143,58 @@ def test_decodes_keep_their_rhythm_whatever_a_step_costs(
     assert ratios[len(ratios) // 2] >= 1.5, "and prompts get what is theirs"
 
 
+class Machine:
+    """Any prompts in a step cost 10 ms beside decodes of 1.5 ms, as those of a small model on a GPU."""
+
+    ALONE, FIXED, PER_TOKEN = 0.0015, 0.01, 8e-6
+
+    def __init__(self) -> None:
+        self.budget, self._rng = PrefillBudget(2048, 0.1, 0.75), random.Random(1)
+        for _ in range(20):
+            self.budget.observe(4, 0, self.ALONE)
+
+    def compute(self, num_tokens: int, num_prompts: int) -> tuple[list[int], list[float]]:
+        """Compute prompts beside decodes, the next step always planned before the last one is known; return the
+        steps' prompt tokens and seconds.
+        """
+        sizes: list[int] = []
+        times: list[float] = []
+        while num_tokens > 0:
+            room = self.budget.room(4, num_prompts)
+            size = room.most(0, num_tokens)
+            room.take(0, size)
+            if sizes:
+                self.budget.observe(4, sizes[-1], times[-1])
+            sizes.append(size)
+            noise = max(0.5, self._rng.gauss(1, 0.1))
+            times.append(noise * (self.ALONE + (self.FIXED + size * self.PER_TOKEN) * (size > 0)))
+            num_tokens -= size
+        return sizes, times
+
+
+@pytest.mark.parametrize("num_prompts", [1, 4])
+def test_where_any_prompt_makes_a_step_long_few_steps_have_prompts(num_prompts: int) -> None:
+    """Steps of 16 tokens would keep to no bound either, and take 20 s for what takes 1.5."""
+    sizes, times = Machine().compute(30_000, num_prompts)
+    assert sum(size > 0 for size in sizes) < 60, "some 700 tokens at a time"
+    stretch = sum(times) / len(times) / Machine.ALONE - 1
+    assert 0.6 * num_prompts < stretch < 0.9 * num_prompts, "as much as prompts may add, on the average"
+
+
+def test_where_prompts_may_add_more_than_their_fixed_cost_no_step_is_without_them() -> None:
+    sizes, _ = Machine().compute(45_000, num_prompts=50)
+    assert 0 not in sizes and sizes.count(2044) > 10
+
+
+def test_prompts_of_one_size_tell_their_fixed_cost_from_that_of_their_tokens_no_less() -> None:
+    """Requests of 40 prompt tokens come one by one, and later a long prompt."""
+    machine = Machine()
+    for _ in range(200):
+        machine.compute(40, num_prompts=1)
+    sizes, _ = machine.compute(30_000, num_prompts=1)
+    assert sum(size > 0 for size in sizes) < 60
+
+
 def test_the_prefill_rate_is_that_of_whole_steps_which_small_ones_do_not_distort() -> None:
     budget = PrefillBudget(2048)
     assert (budget.prefill_rate, budget.decode_seconds) == (0, 0)
