@@ -38,6 +38,8 @@ class Settings:
     """Tokens of the longest request."""
     kv_tokens: int
     """Room for KV, in tokens: no job needs more."""
+    device: str = "cpu"
+    """Of Raydix's engine; peers are installed for CPUs."""
 
 
 @dataclass(frozen=True, slots=True)

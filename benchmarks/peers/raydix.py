@@ -21,6 +21,7 @@ class Raydix:
         )
         self._llm = LLM(
             settings.model,
+            device=settings.device,
             dtype=settings.precision,
             threads=settings.threads,
             kv_pages=pages,

@@ -1,9 +1,10 @@
 """OpenAI-compatible servers as the benchmarks hold them: started on a free port, asked, ended completely.
 
-    direct    `raydix serve`: one engine replica, one ingress that listens itself
-    serve     the same behind Ray Serve's HTTP proxy
-    vllm      vLLM's own server
-    rayllm    Ray Serve LLM, which runs vLLM's engine: one replica, and its own ingress and proxy
+    direct       `raydix serve`: one engine replica, one ingress that listens itself
+    unbounded    the same, with an engine that bounds its steps by tokens alone, as the peers' engines do
+    serve        the first behind Ray Serve's HTTP proxy
+    vllm         vLLM's own server
+    rayllm       Ray Serve LLM, which runs vLLM's engine: one replica, and its own ingress and proxy
 
 Peers run in environments of their own (`benchmarks/peers/install.sh`). All have the same model, precision and
 threads, and everything else as it ships.
@@ -32,7 +33,10 @@ from benchmarks.peers.process import REPOSITORY, PeerFailed, interpreter
 from benchmarks.peers.protocol import Settings, encode
 from benchmarks.private_ray import free_port
 
-SERVERS = ("direct", "serve", "vllm", "rayllm")
+SERVERS = ("direct", "unbounded", "serve", "vllm", "rayllm")
+_RAYDIX = SERVERS[:3]
+_UNBOUNDED = {"max_step_ms": None, "max_step_stretch": None}
+"""Settings of the engine with which prompts may make a step as long as its tokens take."""
 _START_S = 300.0
 _STOP_S = 60.0
 
@@ -80,7 +84,7 @@ def _command(
     name: str, settings: Settings, port: int, home: Path, directory: Path, ingresses: int
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command, and what it needs in its environment."""
-    if name in ("direct", "serve"):
+    if name in _RAYDIX:
         config = directory / "serve.yaml"
         config.write_text(yaml.safe_dump(_raydix_config(settings, name, ingresses)))
         raydix = [sys.executable, "-m", "deployments.cli", "serve", str(config)]
@@ -107,19 +111,21 @@ def _vllm_options(settings: Settings, port: int) -> list[str]:
     ]
 
 
-def _raydix_config(settings: Settings, http: str, ingresses: int) -> dict[str, Any]:
-    """A Serve config: one engine, everything as it ships but precision, threads and room for KV."""
+def _raydix_config(settings: Settings, name: str, ingresses: int) -> dict[str, Any]:
+    """A Serve config: one engine, everything as it ships but device, precision, threads and room for KV."""
     from engine.config import EngineConfig
 
     page_size = EngineConfig(model=settings.model).page_size
-    engine = {
+    engine: dict[str, Any] = {
         "model": settings.model,
+        "device": settings.device,
         "dtype": settings.precision,
         "threads": settings.threads,
         "kv_pages": math.ceil(settings.kv_tokens / page_size) + settings.max_requests,
     }
+    http = "serve" if name == "serve" else "direct"
     args = {
-        "engine": engine,
+        "engine": engine | (_UNBOUNDED if name == "unbounded" else {}),
         "engines": {"count": 1, "num_cpus": 0.25},
         "ingresses": {"count": ingresses, "num_cpus": 0.1, "http": http},
     }
