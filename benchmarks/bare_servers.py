@@ -29,7 +29,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from engine.tokenizer import load_tokenizer
 
-CONFIG = EngineConfig(model="demo", dtype="float32", kv_pages=4096, threads=1)
+CONFIG = EngineConfig(model="demo", device="cpu", dtype="float32", kv_pages=4096, threads=1)
 
 
 class Ask(msgspec.Struct, array_like=True):

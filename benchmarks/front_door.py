@@ -62,6 +62,8 @@ IN_TURNS = (*BARE, "direct")
 TURN_S = 2.0
 STREAM_ROUNDS = 3
 """Most rounds of the streams, each of which takes as long as several turns."""
+PARTS = ("turns", "alone", "scaling", "idle")
+"""Parts of the measurement: servers in turns, the others, several ingresses, nobody who asks."""
 CLIENTS = (1, 8, 64)
 INGRESSES = (1, 2, 4)
 CLIENTS_PER_INGRESS = 16
@@ -92,7 +94,7 @@ ROLES = {
     "ray::Serve": "Serve",
 }
 """Roles of processes, by what their command lines contain; all others are Ray's."""
-PARTS = {
+PROCESSES = {
     ":Ingress": "ingress",
     ":EngineReplica": "engine",
     ":MetricsHub": "hub",
@@ -317,9 +319,9 @@ def idle(options: argparse.Namespace) -> Iterator[Row]:
         with started("direct", options.home, count) as server:
             asyncio.run(ask_for(server, CLIENTS[1], WARM_UP_S))
             time.sleep(SETTLE_S)
-            before, began = processor_seconds(server, PARTS), time.perf_counter()
+            before, began = processor_seconds(server, PROCESSES), time.perf_counter()
             time.sleep(IDLE_S)
-            after, elapsed = processor_seconds(server, PARTS), time.perf_counter() - began
+            after, elapsed = processor_seconds(server, PROCESSES), time.perf_counter() - began
             percent = {part: (spent - before.get(part, 0.0)) / elapsed * 100 for part, spent in after.items()}
             yield {"ingresses": count, "percent": percent}
 
@@ -340,8 +342,9 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=5.0, help=alone)
     parser.add_argument("--rounds", type=int, default=5, help="of the servers that take turns (%(default)s)")
     parser.add_argument("--json", type=Path)
-    names = [*BARE, *SERVERS]
+    names = [*BARE, *(name for name in SERVERS if name != "unbounded")]
     parser.add_argument("--servers", nargs="+", choices=names, default=names, help="(all)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the measurement (all)")
     parser.add_argument("--home", type=Path, default=REPOSITORY / ".peers", help="where peers are installed")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
@@ -351,13 +354,17 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse_args()
-    together = [name for name in IN_TURNS if name in options.servers]
-    rows = measured(together, options.home, TURN_S, options.rounds)
-    for name in options.servers:
-        if name not in IN_TURNS:
-            rows += measured([name], options.home, options.seconds, rounds=1)
-    scaled = scaling(options) if "direct" in options.servers else []
-    unasked = list(idle(options)) if "direct" in options.servers else []
+    rows: list[Row] = []
+    if "turns" in options.parts:
+        together = [name for name in IN_TURNS if name in options.servers]
+        rows += measured(together, options.home, TURN_S, options.rounds)
+    if "alone" in options.parts:
+        for name in options.servers:
+            if name not in IN_TURNS:
+                rows += measured([name], options.home, options.seconds, rounds=1)
+    parts = options.parts if "direct" in options.servers else ()
+    scaled = scaling(options) if "scaling" in parts else []
+    unasked = list(idle(options)) if "idle" in parts else []
     show(Console(), [*rows, *scaled])
     if unasked:
         show_idle(Console(), unasked)
