@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -23,6 +25,7 @@ from tests.deployments.support.in_process_engines import (
     TIMINGS,
     ChosenPlacer,
     ClientAndEngines,
+    InProcessEngines,
     fall_silent,
     is_nothing_left,
     request,
@@ -53,17 +56,36 @@ CALLED = [
 GIVING_BACK = [(Placer, "release"), (Fleet, "release"), (WireConnection, "abort")]
 
 
-async def migrated(client: RemoteEngines, request_id: str) -> Stream:
-    """Return a stream, to its end, whose replica is lost after its first token."""
-    stream = await client.generate(request(request_id, max_tokens=NUM_TOKENS))
+async def migrated(client: RemoteEngines, engines: InProcessEngines, request_id: str) -> Stream:
+    """Return a stream, to its end, whose replica is lost after its first token: no engine goes on before that."""
+    with held_after_one_token(engines) as let_go_on:
+        stream = await client.generate(request(request_id, max_tokens=NUM_TOKENS))
+        try:
+            await anext(stream)
+            client._dispatch.lose(stream.replica, "died", "its process died")
+            let_go_on()
+            async for _ in stream:
+                pass
+            return stream
+        finally:
+            await stream.aclose()
+
+
+@contextmanager
+def held_after_one_token(engines: InProcessEngines) -> Iterator[Callable[[], None]]:
+    """Yield what lets the engines go on, which also happens in the end."""
+
+    def let_go_on() -> None:
+        for runner in engines.runners:
+            runner.gate.set()
+
+    for runner in engines.runners:
+        runner.free_tokens = 1
+        runner.gate.clear()
     try:
-        await anext(stream)
-        client._dispatch.lose(stream.replica, "died", "its process died")
-        async for _ in stream:
-            pass
-        return stream
+        yield let_go_on
     finally:
-        await stream.aclose()
+        let_go_on()
 
 
 @pytest.mark.parametrize(("when", "hedges"), [("before", False), ("after", False), ("before", True)])
@@ -78,8 +100,6 @@ def test_a_defect_in_any_step_ends_the_stream_at_once_and_leaves_nothing(
         metrics = Metrics("m", "ingress", "ingress")
         async with ClientAndEngines(2, PATIENT, health, metrics) as (client, engines):
             await until(lambda: len(client._dispatch.reachable()) == 2)
-            for runner in engines.runners:
-                runner.step_s = 0.01
             num_calls = num_migrated = 0
             failed: set[str | None] = set()
             while None not in failed:
@@ -89,7 +109,7 @@ def test_a_defect_in_any_step_ends_the_stream_at_once_and_leaves_nothing(
                 faults.arm(num_calls)
                 try:
                     async with asyncio.timeout(60):
-                        stream = await migrated(client, f"defect {num_calls}")
+                        stream = await migrated(client, engines, f"defect {num_calls}")
                 except (DeliveryFailed, Fault):
                     assert faults.failed is not None
                 else:

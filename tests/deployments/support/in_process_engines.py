@@ -63,7 +63,9 @@ class Model:
 
 
 class CountingRunner:
-    """Samples k + 1 as token k of each output. Steps wait while `gate` is clear, and take `step_s` at least."""
+    """Samples k + 1 as token k of each output. Steps take `step_s` at least, and wait while `gate` is clear unless
+    they sample one of an output's first `free_tokens`.
+    """
 
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
@@ -78,6 +80,7 @@ class CountingRunner:
         self.num_pages = num_pages
         self.gate = threading.Event()
         self.gate.set()
+        self.free_tokens = 0
         self.step_s = 0.0
 
     def prepare(self, plan: StepPlan) -> Step:
@@ -91,7 +94,8 @@ class CountingRunner:
         def step() -> StepResult:
             if self.step_s:
                 threading.Event().wait(self.step_s)
-            self.gate.wait()
+            if max(tokens, default=1) > self.free_tokens:
+                self.gate.wait()
             return StepResult(tokens, logprobs, prompt_logprobs=scores, pooled=pooled)
 
         return step
