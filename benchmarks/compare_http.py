@@ -161,8 +161,8 @@ def main() -> None:
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     for number in range(options.rounds):
-        names = options.servers if number % 2 == 0 else options.servers[::-1]
-        for name in [name for name in names if name not in left_out]:
+        in_turn = options.servers if number % 2 == 0 else options.servers[::-1]
+        for name in [name for name in in_turn if name not in left_out]:
             print(f"round {number + 1}: {name}", flush=True)
             try:
                 rows += rows_of(name, settings, sizes, ids, number, options.home)

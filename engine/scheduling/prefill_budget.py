@@ -28,8 +28,10 @@ _UNNOTICED_SECONDS = 1e-3
 _DECODES_ONLY_EVERY = 32
 # Most such steps in a row: the result of the first comes later, and then prompts go on in any case.
 _MAX_SAMPLES = 2
+# Most debt that prompts pay by waiting: a step that was held up by something else may look like their own cost.
+_MOST_DEBT_SECONDS = 0.1
 # Most of a fit's mean that its slopes may explain.
-_MOST_OF = 0.98
+_MOST_OF = 0.9
 
 
 class PrefillBudget:
@@ -116,7 +118,7 @@ class PrefillBudget:
         seconds, over = left, 0.0
         if self._max_stretch is not None:
             allowed = max(self._max_stretch * decodes * num_prompts, _UNNOTICED_SECONDS)
-            self._debt = max(0.0, self._debt + self._last.debt - allowed)
+            self._debt = max(0.0, min(self._debt + self._last.debt, _MOST_DEBT_SECONDS) - allowed)
             if self._debt > 0:
                 self._last = Room(0)
                 return self._last

@@ -186,6 +186,16 @@ def test_where_prompts_may_add_more_than_their_fixed_cost_no_step_is_without_the
     assert 0 not in sizes and sizes.count(2044) > 10
 
 
+def test_a_step_that_is_held_up_at_first_does_not_keep_prompts_waiting() -> None:
+    """It looks as if any prompts took seconds, and yet they get on."""
+    machine = Machine()
+    machine.budget.observe(4, 16, 2.0)
+    machine.budget.observe(4, 64, machine.ALONE + machine.FIXED)
+    sizes, times = machine.compute(10_000, num_prompts=1)
+    waits = "".join("x" if size else "." for size in sizes).split("x")
+    assert max(map(len, waits)) <= 100 and sum(times) < 5
+
+
 def test_prompts_of_one_size_tell_their_fixed_cost_from_that_of_their_tokens_no_less() -> None:
     """Requests of 40 prompt tokens come one by one, and later a long prompt."""
     machine = Machine()
