@@ -20,6 +20,7 @@ from engine.graphs import step_graphs
 from engine.graphs.step_graphs import DecodeSizes, StepGraphs, contexts_up_to, next_size, sizes_up_to
 from engine.loading.load_model import load_model
 from engine.request import PENDING, Request
+from engine.runner.model_runner import ModelRunner
 from engine.sampling.graph_chooser import _uniform, fits_graph, torch_graph_chooser
 from engine.sampling.noise import uniform
 from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan
@@ -27,6 +28,7 @@ from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
 from tests.engine.support.recorded_graphs import GatheringAttention, graphed
 from tests.engine.support.sampling_rows import assert_same_logprobs, row_params
+from tests.engine.support.steps_by_hand import RequestByHand, pages_of, random_prompt, run_step
 
 PAGE_SIZE = 4
 
@@ -75,6 +77,23 @@ def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path) -> None:
         chunks.reverse()
     assert recording.num_recorded == recording.num_replayed == 2, "the forward pass, and sampling"
     assert len(set(tokens)) == 1, "they are the same request thrice"
+
+
+def test_steps_by_hand_get_the_tokens_of_steps_without_graphs(model: Path) -> None:
+    """Tests of kernels compute models so, with graphs where there is a GPU."""
+
+    def tokens(runner: ModelRunner) -> list[list[int]]:
+        rows = [
+            RequestByHand(random_prompt(length, seed=length), pages_of(PAGE_SIZE, 32 * index, 32))
+            for index, length in enumerate((5, 9, 3))
+        ]
+        for _ in range(4):
+            run_step(runner, [(row, None) for row in rows])
+        return [row.request.tokens for row in rows]
+
+    runner, recording = graphed(config_for(model))
+    assert tokens(runner) == tokens(load_model(config_for(model)))
+    assert recording.num_replayed
 
 
 def test_a_step_says_whether_it_was_replayed(model: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import CudaGraphs, EngineConfig
+from engine.config import CudaGraphs, DType, EngineConfig
 from engine.engine import Engine
 from engine.loading.load_model import load_model
 from engine.scheduling.plan import StepPlan
-from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
+from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_greedily, play_workload
 from tests.engine.support.oracle import save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -22,15 +22,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny("qwen3", tmp_path_factory.mktemp("graphs"))
 
 
-def config_for(model: Path, mode: CudaGraphs) -> EngineConfig:
+def config_for(
+    model: Path, mode: CudaGraphs, device: str = "cuda", dtype: DType = "bfloat16", attention: str = "auto"
+) -> EngineConfig:
     return EngineConfig(
         str(model),
-        device="cuda",
-        dtype="bfloat16",
+        device=device,
+        dtype=dtype,
         kv_pages=256,
         max_running=16,
         max_model_len=256,
         cuda_graphs=mode,
+        attention=attention,
     )
 
 
@@ -43,6 +46,14 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, mode: Cud
     for name in got:  # an abort strikes earlier or later
         length = min(len(got[name]), len(expected[name]))
         assert got[name][:length] == expected[name][:length]
+
+
+@pytest.mark.parametrize("mode", ["start", "off"])
+@pytest.mark.parametrize("attention", ["auto", "triton", "reference"])
+def test_float32_gets_the_tokens_of_a_cpu(model: Path, mode: CudaGraphs, attention: str) -> None:
+    configs = config_for(model, mode, "cuda", "float32", attention), config_for(model, "off", "cpu", "float32")
+    got, expected = (play_greedily(Engine.from_config(config)) for config in configs)
+    assert got == expected
 
 
 def test_a_steady_step_is_launched_without_waiting_for_the_device(model: Path) -> None:

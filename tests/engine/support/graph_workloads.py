@@ -51,6 +51,23 @@ def play_workload(engine: Engine, seed: int) -> tuple[dict[str, list[int]], Engi
     return tokens, engine.scheduler.load(0.0)
 
 
+def play_greedily(engine: Engine) -> dict[str, list[int]]:
+    """Run requests whose tokens depend on no chance, of many lengths, and half of them with a shared prefix."""
+    rng, tokens = random.Random(0), defaultdict[str, list[int]](list)
+    shared = [rng.randrange(8, VOCAB) for _ in range(40)]
+    greedily = SamplingParams(0.0, max_tokens=30, ignore_eos=True)
+    for number in range(20):
+        prompt = shared * (number % 2) + [rng.randrange(8, VOCAB) for _ in range(rng.randint(1, 60))]
+        engine.loop.submit(engine.new_request(f"r{number}", prompt, greedily))
+        for event in engine.loop.step():
+            tokens[event.request_id] += event.token_ids
+    while engine.loop.has_work:
+        for event in engine.loop.step():
+            tokens[event.request_id] += event.token_ids
+    engine.loop.stop()
+    return tokens
+
+
 def greedy_request(name: str, length: int, **params: Any) -> Request:
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 50, **params})
     return Request.make(name, range(10, 10 + length), sampling, arrival=0.0, seed=5, namespace=Namespace("m"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,18 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
 
 
+_NUMBERS = count()
+
+
 class RequestByHand:
-    """A request, its page table and how far it is computed, which a scheduler would keep track of."""
+    """A request, its page table and how far it is computed, which a scheduler would keep track of. Ids differ, as
+    graphs tell requests apart by them.
+    """
 
     def __init__(self, tokens: Sequence[int], pages: Sequence[int], computed: int = 0) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=1000)
-        self.request = Request.make("r", list(tokens), sampling, arrival=0.0, seed=0, namespace=Namespace("m"))
+        id_ = f"r{next(_NUMBERS)}"
+        self.request = Request.make(id_, list(tokens), sampling, arrival=0.0, seed=0, namespace=Namespace("m"))
         self.pages = list(pages)
         self.computed = computed
 

@@ -262,8 +262,10 @@ def test_a_model_in_float8_computes_the_same_with_fewer_kernels(
 
 
 def logits_by(kind: Callable[..., Any], model: Path, **settings: Any) -> torch.Tensor:
-    """Compute a prompt, then a decode beside another prompt."""
-    runner = load_runner(model, attention="reference", kv_tokens=128, **settings)
+    """Compute a prompt, then a decode beside another prompt. Without graphs: on a GPU they are recorded while the
+    model is loaded, with its own operations.
+    """
+    runner = load_runner(model, attention="reference", kv_tokens=128, cuda_graphs="off", **settings)
     config, decoder = runner.model_config, runner._decoder
     rotary = Rotary.of(config.ropes, config.head_dim, runner.kv_dtype, runner.device)
     decoder.operations = partial(kind, rotary)  # type: ignore[union-attr]
