@@ -117,10 +117,11 @@ class Child:
         yield from peer_offline(peer, self._model, self._raw, self._limits(), self._work, self._directory)
 
     def _profile(self) -> Iterator[Measurement]:
-        from benchmarks.gpu_sections.kernel_profile import profiled_decodes
+        from benchmarks.gpu_sections.kernel_profile import profiled_decodes, profiled_question
 
         runs = self._engine_runs()
-        yield from profiled_decodes(self._model, runs.engine, self._work, self._device)
+        for profiled in (profiled_decodes, profiled_question):
+            yield from profiled(self._model, runs.engine, self._work, self._device)
 
     def _decode(self) -> Iterator[Measurement]:
         yield from self._engine_runs().decode()

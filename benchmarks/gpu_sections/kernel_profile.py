@@ -1,8 +1,12 @@
-"""Where a decode step's time goes on the device: its kernels, and the gaps in which none runs."""
+"""Where a step's time goes: its kernels, the gaps in which none runs, and the host's calls that launch them.
+
+Of decodes several steps are averaged. Of a question after a cached prefix, whose layers are launched one by one,
+all is told until its first token: long gaps and short calls say that the device waits for Python.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,6 +22,10 @@ PROFILED_ROWS = (1, 32)
 _STEPS = 8
 _KERNELS = 12
 """Lines for a batch: the kernels that take the most time."""
+_CALLS = 4
+"""Lines for the host's calls that take the most time."""
+_QUESTIONS = 3
+"""The first computes the prefix, the second has kernels compiled, the last is profiled."""
 _FIRST_KERNEL, _LAST_KERNEL = "_enter", "_leave"
 """The kernels that begin and end a recorded step."""
 
@@ -48,18 +56,16 @@ def profile_of(ran: Sequence[Ran]) -> StepProfile | None:
     begins = [at for at, kernel in enumerate(ran) if kernel.name == _FIRST_KERNEL]
     if len(begins) < 2:
         return None
-    kernels: dict[str, tuple[float, float]] = {}
     idle = between = 0.0
     share = 1 / (len(begins) - 1)
     for first, following in pairwise(begins):
         step = ran[first:following]
-        for name, begin, end in step:
-            taken, launches = kernels.get(name, (0.0, 0.0))
-            kernels[name] = taken + (end - begin) / 1e3 * share, launches + share
         last = max((at for at, kernel in enumerate(step) if kernel.name == _LAST_KERNEL), default=len(step) - 1)
         idle += _idle_ms(step[: last + 1]) * share
         between += _idle_ms(ran[first + last : following + 1]) * share
-    return StepProfile(dict(sorted(kernels.items(), key=lambda entry: -entry[1][0])), idle, between)
+    of_steps = totals(ran[begins[0] : begins[-1]])
+    kernels = {name: (taken * share, count * share) for name, (taken, count) in of_steps.items()}
+    return StepProfile(kernels, idle, between)
 
 
 def _idle_ms(ran: Sequence[Ran]) -> float:
@@ -92,15 +98,57 @@ def profiled_decodes(model: str, engine: Engine, work: Workload, device: torch.d
             yield Measurement(f"{what}: {name}", model, ms=gap, note=f"{gap / total:.1%} of a step")
 
 
+def profiled_question(model: str, engine: Engine, work: Workload, device: torch.device) -> Iterator[Measurement]:
+    """Lines of a short question after a cached prefix, until its first token."""
+    prefix = work.prompt(3 * 10**6, work.prefix)
+    *before, last = ([*prefix, *work.prompt(4 * 10**6 + at, work.suffix)] for at in range(_QUESTIONS))
+    for prompt in before:
+        drive(engine, [prompt], [1])
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        trace = drive(engine, [last], [1])
+    ran, calls = _ran(profiler, device.type), totals(_calls(profiler))
+    what, total = f"profile, question of {work.suffix} after {trace.cached[0]}", 1000 * trace.first[0]
+    yield Measurement(f"{what}: first token", model, ms=total, note="it is slower while it is profiled")
+    for name, (taken, count) in list(calls.items())[:_CALLS]:
+        yield Measurement(f"{what}: host in {name[:40]}", model, ms=taken, note=f"{count:.0f} calls")
+    for name, (taken, count) in list(totals(ran).items())[:_KERNELS]:
+        note = f"{taken / total:.1%} of the time, {count:.0f} launches"
+        yield Measurement(f"{what}: {name[:48]}", model, ms=taken, note=note)
+    gap = _idle_ms(sorted(ran, key=lambda kernel: kernel.begin))
+    yield Measurement(f"{what}: gaps inside", model, ms=gap, note=f"{gap / total:.1%} of the time")
+
+
+def totals(ran: Iterable[Ran]) -> dict[str, tuple[float, int]]:
+    """Return what ran by name, the most time first: milliseconds, and how often."""
+    found: dict[str, tuple[float, int]] = {}
+    for name, begin, end in ran:
+        taken, count = found.get(name, (0.0, 0))
+        found[name] = taken + (end - begin) / 1e3, count + 1
+    return dict(sorted(found.items(), key=lambda entry: -entry[1][0]))
+
+
 def _kernels_of(engine: Engine, prompts: Sequence[list[int]], device: torch.device) -> list[Ran]:
-    """Run decode steps under torch's profiler; on a CPU, what its operators are called stands for kernels."""
+    """Run decode steps under torch's profiler."""
     activity = torch.profiler.ProfilerActivity
     kind = activity.CUDA if device.type == "cuda" else activity.CPU
     with torch.profiler.profile(activities=[kind]) as profiler:
         drive(engine, list(prompts), [_STEPS + 1] * len(prompts))
+    return _ran(profiler, device.type)
+
+
+def _ran(profiler: torch.profiler.profile, device_type: str) -> list[Ran]:
+    """Return the kernels that ran; on a CPU, what its operators are called stands for kernels."""
     events: Any = profiler.events()
     return [
         Ran(event.name, event.time_range.start, event.time_range.end)
         for event in events
-        if event.device_type.name == kind.name
+        if event.device_type.name == device_type.upper()
     ]
+
+
+def _calls(profiler: torch.profiler.profile) -> list[Ran]:
+    """Return the host's calls of CUDA: of its runtime, and of its driver."""
+    return [call for call in _ran(profiler, "cpu") if call.name.startswith("cu")]
