@@ -56,7 +56,9 @@ class Service:
 
 @asynccontextmanager
 async def serving(**settings: float | str) -> AsyncIterator[Service]:
-    options = KvFetchSettings(expected_mib_per_s=100_000.0, **settings)  # type: ignore[arg-type]
+    """Two engines, which fetch from each other. Silence is noticed by the tests that ask for it alone."""
+    shared = {"expected_mib_per_s": 100_000.0, "silence_s": 60.0}
+    options = KvFetchSettings.model_validate(shared | settings)
     async with ClientAndEngines(
         2, placer=WeighingPlacer, load=load_model, model="demo", kv_pages=256, page_size=16, host_kv_gib=0.02,
         kv_fetch=options,

@@ -176,13 +176,13 @@ def test_a_process_that_ends_in_the_midst_of_a_read_fails_its_pages_and_writes_t
     source.liar.say(peer, messages.encode(source.held(0, WINDOW)))
     until(lambda: receiver.fetcher.totals().loaded == WINDOW)
     until(lambda: receiver.reads.are_under_way or receiver.has_ended.is_set())
-    has_ended_itself = receiver.has_ended.is_set()  # UCX may find that nobody answers
     now[0] = 61.0
     assert receiver.has_ended.wait(60)
     finished = receiver.fetcher.finished()
     assert (finished.loaded, finished.failed) == (hosts[:WINDOW], hosts[WINDOW:])
-    # The pages are the engine's again, and the slot is nobody's while something may be written to it.
-    assert receiver.reads.num_given_up == (0 if has_ended_itself else 1)
+    # The pages are the engine's again, and the slot is nobody's while something may be written to it: until UCX
+    # finds that nobody answers, which may be before or after the clock does.
+    assert all(slot.read is None for slot in receiver.reads._free)
     assert isinstance(source.liar.heard(), messages.Stop)
 
     os.kill(pid, signal.SIGKILL)
