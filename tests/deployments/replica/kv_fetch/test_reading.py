@@ -173,6 +173,7 @@ def test_a_process_that_ends_in_the_midst_of_a_read_fails_its_pages_and_writes_t
     source.liar.say(peer, readable)
     assert source.liar.heard() == Check(1, 0, WINDOW)
     os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)  # all its threads stand still
     source.liar.say(peer, messages.encode(source.held(0, WINDOW)))
     until(lambda: receiver.fetcher.totals().loaded == WINDOW)
     until(lambda: receiver.reads.are_under_way or receiver.has_ended.is_set())
