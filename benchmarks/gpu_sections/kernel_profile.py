@@ -70,7 +70,7 @@ def profile_of(ran: Sequence[Ran]) -> StepProfile | None:
 
 def _idle_ms(ran: Sequence[Ran]) -> float:
     """Milliseconds in which none runs between the first and the last; copies may run beside kernels."""
-    idle, until = 0.0, ran[0].end
+    idle, until = 0.0, ran[0].end if ran else 0.0
     for kernel in ran[1:]:
         idle += max(0.0, kernel.begin - until)
         until = max(until, kernel.end)

@@ -57,7 +57,12 @@ def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path
     [start] = [line for line in ours if line["what"] == "start"]
     assert start["ms"] > 0
     speeds = {line["what"]: line for line in ours if line["tokens_per_s"] is not None}
-    assert any(line["what"].startswith("profile") for line in ours)
+    profiled = {line["what"] for line in ours if line["what"].startswith("profile")}
+    assert any(what.startswith("profile, 1 row:") for what in profiled)
+    assert {
+        "profile, question of 8 after 64: first token",
+        "profile, question of 8 after 64: gaps inside",
+    } <= profiled
     assert {"decode, 1 row", "decode, 3 rows", "prefill, 96", "prefix, cold", "prefix, warm"} <= set(speeds)
     assert all(line["tokens_per_s"] > 0 and line["limit_share"] > 0 for line in speeds.values())
     assert "64 of 72 tokens cached" in speeds["prefix, warm"]["note"]

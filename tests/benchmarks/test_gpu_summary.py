@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_sections import peers_run, timing
-from benchmarks.gpu_sections.kernel_profile import Ran, profile_of
+from benchmarks.gpu_sections.kernel_profile import Ran, profile_of, totals
 from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.report import Report
@@ -68,6 +68,13 @@ def test_a_profile_tells_kernels_and_gaps_of_whole_steps() -> None:
     assert profile.idle_ms == pytest.approx(0.02)
     assert profile.between_ms == pytest.approx(0.15)
     assert profile_of(ran[:6]) is None
+
+
+def test_what_ran_is_told_by_name_the_most_time_first() -> None:
+    ran = [Ran("launch", 0, 10), Ran("copy", 20, 50), Ran("launch", 60, 100)]
+    assert [*totals(ran)] == ["launch", "copy"] and not totals([])
+    assert totals(ran)["launch"] == pytest.approx((0.05, 2))
+    assert totals(ran)["copy"] == pytest.approx((0.03, 1))
 
 
 def test_calls_are_recorded_in_turn_and_only_replays_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from engine.sampling.graph_chooser import _uniform, fits_graph, torch_graph_choo
 from engine.sampling.noise import uniform
 from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan
 from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
-from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
+from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_greedily, play_workload
 from tests.engine.support.recorded_graphs import GatheringAttention, graphed
 from tests.engine.support.sampling_rows import assert_same_logprobs, row_params
 from tests.engine.support.steps_by_hand import RequestByHand, pages_of, random_prompt, run_step
@@ -94,6 +94,15 @@ def test_steps_by_hand_get_the_tokens_of_steps_without_graphs(model: Path) -> No
     runner, recording = graphed(config_for(model))
     assert tokens(runner) == tokens(load_model(config_for(model)))
     assert recording.num_replayed
+
+
+def test_long_prompts_get_the_tokens_of_steps_without_graphs(model: Path) -> None:
+    """What a GPU in float32 is compared with a CPU by."""
+    config = config_for(model, page_size=16, kv_pages=256, max_model_len=256, max_step_tokens=64, overlap=False)
+    runner, recording = graphed(config, max_tokens=64)
+    expected = play_greedily(Engine(config, load_model(config)))
+    assert play_greedily(Engine(config, runner)) == expected
+    assert recording.num_replayed and {len(tokens) for tokens in expected.values()} == {30}
 
 
 def test_a_step_says_whether_it_was_replayed(model: Path) -> None:

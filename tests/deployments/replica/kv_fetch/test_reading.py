@@ -190,6 +190,7 @@ def test_a_process_that_ends_in_the_midst_of_a_read_fails_its_pages_and_writes_t
     while receiver.reads.num_given_up:
         now[0] += 1.0
         time.sleep(0.005)
+    until(lambda: len(receiver.reads._free) == READ_FOR_LONG.max_transfers)
     assert [receiver.pages.host_bytes(page) for page in hosts[WINDOW:]] == before[WINDOW:]
 
 
