@@ -25,6 +25,7 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from deployments.cli.errors import UserError, one_line
+from deployments.cli.ray_environment import RAY_ENVIRONMENT
 from deployments.cli.request_lines import shown_requests
 from deployments.cli.serve_config import Overrides, address, check_metrics_ports, check_port, load, models
 from router.ray_internals import deploy, serve_namespace
@@ -35,24 +36,6 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 _READY = ("healthy", "unloaded")
 """States of /health in which all models that are loaded at the start are up."""
-
-
-_RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # By default each replica, and each handle in it, updates Ray's gauges ten times a second, and the controller
-    # compares all deployments as often, which together is a tenth of a core for an application without requests.
-    # Ray exports the gauges every ten seconds.
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
-    # Ray's processes time each of their own events, for their debug logs.
-    "RAY_event_stats": "0",
-    # The agent reads /proc of all processes for Ray's metrics and its dashboard.
-    "REPORTER_UPDATE_INTERVAL_MS": "15000",
-    # The log monitor looks for new log files ten times a second while there are few of them.
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
-    "LOG_NAME_UPDATE_INTERVAL_S": "2",
-}
-"""Set where the environment does not: processes of the Ray that is started here inherit them."""
 
 
 class _Stopped(Exception):
@@ -156,7 +139,7 @@ def _check_models(named: list[tuple[str, str | None]], console: Console) -> None
 
 
 def _start_ray(cluster: str | None, verbose: bool) -> None:
-    for name, value in _RAY_ENVIRONMENT.items():
+    for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\.")
     import ray

@@ -1,0 +1,24 @@
+"""Settings with which Ray's own processes leave the processor to the application.
+
+Ray reads them from the environment when it is imported, so they are set before that. docs/tuning.md says what each
+of them costs.
+"""
+
+from __future__ import annotations
+
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # By default each replica, and each handle in it, updates Ray's gauges ten times a second, and the controller
+    # compares all deployments as often, which together is a tenth of a core for an application without requests.
+    # Ray exports the gauges every ten seconds.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
+    # Ray's processes time each of their own events, for their debug logs.
+    "RAY_event_stats": "0",
+    # The agent reads /proc of all processes for Ray's metrics and its dashboard.
+    "REPORTER_UPDATE_INTERVAL_MS": "15000",
+    # The log monitor looks for new log files ten times a second while there are few of them.
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "LOG_NAME_UPDATE_INTERVAL_S": "2",
+}
+"""Set where the environment does not say otherwise: the processes of a Ray that is started inherit them."""
