@@ -55,5 +55,7 @@ def own_logging() -> Iterator[None]:
     """Undo `log_through_serve`, which each engine replica calls: a later test would see its log records twice."""
     yield
     for package in ("deployments", "engine", "router", "monitoring"):
-        logging.getLogger(package).handlers.clear()
-        logging.getLogger(package).setLevel(logging.NOTSET)
+        logger = logging.getLogger(package)
+        logger.handlers.clear()
+        if logger.level != logging.NOTSET:  # to set it makes every logger forget whether it is enabled
+            logger.setLevel(logging.NOTSET)
