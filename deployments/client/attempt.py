@@ -135,7 +135,8 @@ class DispatchContext:
             attempt.leave(kv)
 
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
-        """Fail all attempts at a replica at once; the replica counts as lost until its next message.
+        """Fail all attempts at a replica at once; the replica counts as lost, until its next message or, if its
+        process is gone, for good.
 
         Unless it was silent or was being stopped, it died of what it ran, possibly.
         """
@@ -146,7 +147,9 @@ class DispatchContext:
         suspects = [attempt for attempt in attempts if attempt.trial is not None]
         for attempt in attempts:
             attempt.lose(loss, reason, attempt.blame(suspects) if has_died else attempt.suspicion)
-        if connection is not None:
+        if connection is not None and loss == "died":
+            connection.end()
+        elif connection is not None:
             connection.suspect()
 
 

@@ -136,7 +136,7 @@ class WireConnection:
         self._clock, self._lost_after_s = clock, lost_after_s
         self._opened = self._last_hello = clock()
         self._num_silent = 0  # hellos since the last message
-        self._was_lost = False
+        self._was_lost = self._is_over = False
         self._model = model
         self._epoch, self._next_seq = -1, 0
         self._block_tokens = 0
@@ -221,7 +221,7 @@ class WireConnection:
     def tick(self) -> None:
         """Say hello again after silence, and detect that a replica is lost. Call a few times a second."""
         self.receive_all()
-        if self._socket.closed:
+        if self._socket.closed or self._is_over:
             return
         now = self._clock()
         silence = now - (self._opened if self.last_message_at is None else self.last_message_at)
@@ -241,6 +241,11 @@ class WireConnection:
         if not self._was_lost:
             self._was_lost, self.is_answering = True, False
             self._listener.on_answering(self.address.replica, False)
+
+    def end(self) -> None:
+        """Treat the replica as lost for good: its process is gone, and what it had sent before is dropped."""
+        self._is_over = True
+        self.suspect()
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
@@ -270,6 +275,8 @@ class WireConnection:
         self._connect()
 
     def _handle(self, message: messages.ToIngress) -> None:
+        if self._is_over:
+            return
         if isinstance(message, messages.Refused):
             self._refuse(message.reason)
             return

@@ -62,7 +62,7 @@ async def migrated(client: RemoteEngines, engines: InProcessEngines, request_id:
         stream = await client.generate(request(request_id, max_tokens=NUM_TOKENS))
         try:
             await anext(stream)
-            client._dispatch.lose(stream.replica, "died", "its process died")
+            client._dispatch.lose(stream.replica, "failed", "its engine ended")
             let_go_on()
             async for _ in stream:
                 pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -154,3 +155,28 @@ def test_a_replica_that_lives_although_its_death_was_told_is_told_to_stop_before
     run_scenario(scenario())
     order = [sent.index(one) for one in [("generate", "r0", "a"), ("abort", "r0", "a"), ("generate", "r1", "a~1")]]
     assert order == sorted(order)
+
+
+def test_what_a_dead_replica_sent_before_does_not_bring_it_back() -> None:
+    """Messages may still be on their way when its process is gone: a request sent there would wait for silence."""
+
+    async def scenario() -> None:
+        watcher = ScriptedWatcher(ReplicaDied("gone"))
+        async with ClientAndEngines(2, watcher=watcher) as (client, engines):
+            await until(lambda: len(client._dispatch.reachable()) == 2)
+            watcher.go.set()
+            await until(lambda: client._dispatch.reachable() == {"r1"})
+            sender = engines.replicas[0]._wire._sender
+            num_sent = 0
+            post = sender.post
+
+            def counted(*message: Any) -> bool:
+                nonlocal num_sent
+                num_sent += 1
+                return post(*message)
+
+            sender.post = counted  # type: ignore[method-assign,assignment]
+            await until(lambda: num_sent > 5)
+            assert client._dispatch.reachable() == {"r1"}
+
+    run_scenario(scenario())
