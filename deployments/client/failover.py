@@ -198,8 +198,11 @@ class Failover:
             self._alone_until = None
         elif self._alone_until is None:
             self._alone_until = time.monotonic() + self._health.migration_wait_s
-        self._num_ended += failure.blame == "certain"
-        return failure.blame == "certain" and self._num_ended >= self._health.max_lost_replicas_per_request
+        if failure.blame != "certain":
+            return False
+        self._num_ended += 1
+        may_be_chance = failure.loss == "died"  # without an error, as all replicas of a node do together
+        return self._num_ended >= self._health.max_lost_replicas_per_request + may_be_chance
 
     async def _trial(self) -> Trial | None:
         """Wait until a suspect can run where no other does. The wait is limited: most suspects are innocent, and

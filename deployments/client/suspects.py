@@ -4,10 +4,12 @@
                                                        ├─ CLEARED_TOKENS tokens, or its end ─▶ cleared
                                                        └─ that replica dies, too ─▶ the request is to blame
 
-One death proves nothing, as processes also die of what no request has done. A second one under the same suspect,
-the only one there, is taken for proof. Requests that are no suspects run beside a trial, and migrate as ever when
-it ends their replica. A replica refuses a second trial itself, so ingresses need not know each other's suspects;
-and it accepts a trial before its engine gets it, so a replica that was dead already proves nothing either.
+One death proves nothing, as processes also die of what no request has done. An engine that then fails under the
+same suspect, the only one there, is taken for proof. A process that then vanishes without an error is not yet, as
+the processes of a node vanish together; the one after it is. Requests that are no suspects run beside a trial, and
+migrate as ever when it ends their replica. A replica refuses a second trial itself, so ingresses need not know
+each other's suspects; and it accepts a trial before its engine gets it, so a replica that was dead already proves
+nothing either.
 """
 
 from __future__ import annotations
