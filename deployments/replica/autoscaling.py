@@ -120,7 +120,7 @@ def _growth_of_batches(pace: float, busy: float, horizon: float, work: Sequence[
     Requests stay as long as they do now (Little's law). No more can run than run, wait or were turned away.
     """
     running = sum(replica.running for replica in work)
-    if not running:
+    if running < _ROUNDING:
         return 1.0
     outside = sum(replica.held_back + replica.turned_away_per_s * horizon for replica in work)
     return min(max(1.0, pace / busy) if busy else math.inf, 1.0 + outside / running)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ray.serve._private.autoscaling_state import _resolve_policy_callable
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
@@ -146,6 +146,7 @@ def test_a_fleet_that_preempts_does_not_shrink() -> None:
 
 
 @given(works, st.integers(1, 20))
+@example(ReplicaWork(kv_share=1.0, running=1e-311, turned_away_per_s=1.0), 1)
 def test_constant_work_moves_the_target_once_and_never_again(total: ReplicaWork, target: int) -> None:
     assert num_changes(follow([total] * 6, target, high=10**6)) == 0
 
