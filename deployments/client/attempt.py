@@ -12,10 +12,10 @@ from typing import Any, Literal
 from deployments.client.futures import retrieve
 from deployments.client.outgoing import message_of, origin_of
 from deployments.client.stream import Stream
-from deployments.client.suspects import Blame, Suspects, Trial
+from deployments.client.suspects import Blame, Suspects
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, RefusalKind
+from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, RefusalKind, Trial
 from engine.stream_delta import StreamDelta
 from router.addresses import KVAddress
 from router.decisions import as_json
@@ -52,7 +52,7 @@ class AttemptFailure:
     """Seconds after which a retry is worthwhile when the queue was full."""
     loss: LossReason | None = None
     blame: Blame | None = None
-    """Whether the request may have ended the replica, or must have; then it goes on as a suspect, if at all."""
+    """Whether the request may have ended the replica, which then died; None: it has not."""
     kv: KVAddress | None = None
     """Where the next replica can fetch what this one has computed."""
 
@@ -146,7 +146,7 @@ class DispatchContext:
         has_died = loss != "silent" and not is_stopping
         suspects = [attempt for attempt in attempts if attempt.trial is not None]
         for attempt in attempts:
-            attempt.lose(loss, reason, attempt.blame(suspects) if has_died else attempt.suspicion)
+            attempt.lose(loss, reason, attempt.blame(suspects) if has_died else None)
         if connection is not None and loss == "died":
             connection.end()
         elif connection is not None:
@@ -255,11 +255,10 @@ class Attempt:
         if self.trial == "alone" and candidates:
             candidates = dispatch.suspects.free(candidates)
             if not candidates:
-                reason = "every replica runs another suspect"
-                return AttemptFailure("queue_full", reason, blame=self.suspicion)
+                return AttemptFailure("queue_full", "every replica runs another suspect")
         order = dispatch.placer.order(request, candidates, self._avoid)
         if not order:
-            return self._loss("silent", "no replica answers", self.suspicion)
+            return self._loss("silent", "no replica answers")
         dispatch.place(self, order[0])
         self._target = order[0]
         self._is_handed_over = dispatch.placer.is_handed_over(self.wire_id) and request.is_stream
@@ -267,10 +266,10 @@ class Attempt:
         if self.trial is not None:
             dispatch.suspects.place(self.wire_id, self._target)
         try:
-            number, is_alone = dispatch.fleet.dispatch_number(self.wire_id), self.trial == "alone"
-            self._message = message_of(request, number, is_suspect=is_alone, origin=self._origin())
+            number = dispatch.fleet.dispatch_number(self.wire_id)
+            self._message = message_of(request, number, trial=self.trial, origin=self._origin())
             if not dispatch.connections[self._target].generate(self._message):
-                return self._loss("silent", "it does not take in messages", self.suspicion)
+                return self._loss("silent", "it does not take in messages")
         except (ValueError, OverflowError) as error:
             return AttemptFailure("never_fits", str(error), self._target)
         return None
@@ -363,26 +362,20 @@ class Attempt:
         if kind == "engine_ended":  # of all its requests, so that who is to blame is decided for all at once
             return self._dispatch.lose(self.placed, "failed", message.reason)
         if kind == "failed":
-            return self.lose("failed", message.reason, self.suspicion)
-        retry_after_s = message.retry_after_s
-        return self._finish(AttemptFailure(kind, message.reason, self.placed, retry_after_s, blame=self.suspicion))
+            return self.lose("failed", message.reason)
+        return self._finish(AttemptFailure(kind, message.reason, self.placed, message.retry_after_s))
 
-    def lose(self, loss: LossReason, reason: str, blame: Blame | None) -> None:
+    def lose(self, loss: LossReason, reason: str, blame: Blame | None = None) -> None:
         """Fail the attempt: its replica no longer answers, or does not know the request."""
         self._finish(self._loss(loss, reason, blame))
 
-    @property
-    def suspicion(self) -> Blame | None:
-        """What is known of the request when its attempt ends and its replica has not died."""
-        return None if self.trial is None else "possible"
-
     def blame(self, suspects: Sequence[Attempt]) -> Blame | None:
         """Return the request's part in its replica's death; `suspects` are those that were sent there."""
-        if all(suspect.replica is None for suspect in suspects):  # none of them ran
-            return "possible"
-        if self not in suspects:
-            return None
-        return "certain" if len(suspects) == 1 and self.trial == "alone" else "possible"
+        if any(suspect.trial == "alone" and suspect.replica is not None for suspect in suspects):  # it ran
+            if self not in suspects:
+                return None
+            return "certain" if len(suspects) == 1 else "possible"
+        return "possible" if self.num_received < CLEARED_TOKENS else "unlikely"
 
     def _finish(self, failure: AttemptFailure | None) -> None:
         if not self._outcome.done():
@@ -393,7 +386,7 @@ class Attempt:
         if not self._outcome.done():
             self._outcome.set_exception(error)
 
-    def _loss(self, loss: LossReason, reason: str, blame: Blame | None) -> AttemptFailure:
+    def _loss(self, loss: LossReason, reason: str, blame: Blame | None = None) -> AttemptFailure:
         return AttemptFailure("lost", reason, self.placed, loss=loss, blame=blame)
 
     def _abort(self) -> None:

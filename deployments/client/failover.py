@@ -18,9 +18,10 @@ from typing import Any
 from deployments.client.attempt import Attempt, AttemptFailure, DispatchContext
 from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.stream import Stream
-from deployments.client.suspects import Trial
+from deployments.client.suspects import Blame
 from deployments.client.timeline import Migration
 from deployments.config.settings import HealthSettings
+from deployments.wire.messages import Trial
 from monitoring.metrics import Metrics
 
 logger = logging.getLogger("ray.serve")
@@ -29,6 +30,9 @@ MAX_OFFERS = 4
 """Most replicas that a new request is offered to, those with full queues included."""
 SUCCESSOR_S = 2.0
 """Longest wait for another replica when the only one is being stopped: its successor is known a moment later."""
+HEAD_START_S = 0.2
+"""Time between a replica's death and the first suspect that runs alone: by then those that run beside others have
+arrived where they go on, also those of other ingresses."""
 _POLL_S = 0.05
 
 
@@ -70,8 +74,9 @@ class Failover:
         self._retry_after: list[float] = []
         self._deadline: float | None = None  # of the migration in progress
         self._migrating: AttemptFailure | None = None
-        self._alone_until: float | None = None  # when a suspect has waited enough for that; None for no suspect
-        self._num_ended = 0  # replicas that died of it, for certain
+        self._blame: Blame | None = None  # for the last replica that died; None for no suspect
+        self._num_dead = 0  # replicas that died under it, one after another
+        self._died_at = 0.0  # when the last of them did
 
     async def run(self) -> None:
         """Run attempts until the stream has ended or failed."""
@@ -195,22 +200,23 @@ class Failover:
     def _is_to_blame(self, failure: AttemptFailure) -> bool:
         """Suspect a request whose replica died. Return whether it has ended as many as one request may."""
         if failure.blame is None:
-            self._alone_until = None
-        elif self._alone_until is None:
-            self._alone_until = time.monotonic() + self._health.migration_wait_s
-        if failure.blame != "certain":
             return False
-        self._num_ended += 1
+        self._blame, self._died_at = failure.blame, time.monotonic()
+        self._num_dead += 1
         may_be_chance = failure.loss == "died"  # without an error, as all replicas of a node do together
-        return self._num_ended >= self._health.max_lost_replicas_per_request + may_be_chance
+        enough = 1 + self._health.max_lost_replicas_per_request + may_be_chance
+        return failure.blame == "certain" and self._num_dead >= enough
 
     async def _trial(self) -> Trial | None:
-        """Wait until a suspect can run where no other does. The wait is limited: most suspects are innocent, and
-        are not refused because there are many; they then run beside each other.
+        """Return how a suspect runs; wait until one that is to run alone can. The wait is limited: most suspects
+        are innocent, and are not refused because there are many; they then run beside each other.
         """
-        if self._alone_until is None:
+        if self._blame is None:
             return None
+        if self._blame == "unlikely":
+            return "beside"
         began = time.monotonic()
+        await asyncio.sleep(self._died_at + HEAD_START_S - began)
         trial: Trial = "alone"
         while (others := self._others()) and not self._dispatch.suspects.free(others):
             left_s = self._alone_until - time.monotonic()
@@ -223,8 +229,13 @@ class Failover:
             self._deadline += time.monotonic() - began
         return trial
 
+    @property
+    def _alone_until(self) -> float:
+        """When a suspect has waited enough for a place where no other runs."""
+        return self._died_at + self._health.migration_wait_s
+
     def _may_wait_for_trial(self) -> bool:
-        return self._alone_until is not None and time.monotonic() < self._alone_until
+        return self._blame in ("possible", "certain") and time.monotonic() < self._alone_until
 
     async def _ask_again(self) -> None:
         """Wait a moment: the replica is full, or runs another ingress's suspect."""
@@ -233,13 +244,13 @@ class Failover:
 
     def _clear(self) -> None:
         """Suspect the request no more."""
-        if self._alone_until is not None:
-            self._alone_until = None
+        if self._blame is not None:
+            self._blame, self._num_dead = None, 0
             self._count("suspects_total", outcome="cleared")
 
     def _end(self, failure: AttemptFailure) -> Exception:
         """End a request that ends engines."""
-        error = EndsEngines(1 + self._num_ended)
+        error = EndsEngines(self._num_dead)
         logger.error("%s is ended: %s", self._stream.request.request_id, error)
         self._count("suspects_total", outcome="ended")
         if self._stream.journal.num_tokens:

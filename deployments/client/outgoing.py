@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from deployments.client.protocol import GenerateRequest
-from deployments.wire.messages import Generate, KVOrigin, pack_tokens
+from deployments.wire.messages import Generate, KVOrigin, Trial, pack_tokens
 from router.addresses import KVAddress
 
 
 def message_of(
-    request: GenerateRequest, number: int, *, is_suspect: bool = False, origin: KVOrigin | None = None
+    request: GenerateRequest, number: int, *, trial: Trial | None = None, origin: KVOrigin | None = None
 ) -> Generate:
     """Return the message that sends a request as the `number`th of this process to a replica.
 
@@ -24,7 +24,7 @@ def message_of(
         request.priority,
         request.salt,
         request.tenant,
-        is_suspect,
+        trial,
         origin,
     )
 

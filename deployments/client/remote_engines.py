@@ -247,7 +247,7 @@ class RemoteEngines:
         """Fail attempts that the replica no longer knows: it aborted them while this ingress was away."""
         for request_id in request_ids:
             if (attempt := self._attempts.get(request_id)) is not None:
-                attempt.lose("failed", "unknown to its replica", attempt.suspicion)
+                attempt.lose("failed", "unknown to its replica")
 
     def on_not_run(self, replica: str, message: NotRun) -> None:
         """Pass a replica's refusal to its attempt."""

@@ -1,15 +1,20 @@
 """Which requests may have ended an engine, and how the one that did is found.
 
-    a replica dies ─▶ all that it had is suspect ─▶ each goes on where no other suspect runs: its trial
-                                                       ├─ CLEARED_TOKENS tokens, or its end ─▶ cleared
-                                                       └─ that replica dies, too ─▶ the request is to blame
+    a replica dies ─▶ what began there ─▶ goes on alone, where no other suspect runs ─ dies, too ─▶ is to blame
+            │                 ▲
+            │                 └─────────────────────── dies, too
+            └─▶ what had run there for long ─▶ goes on beside others, at once
+    each is cleared by CLEARED_TOKENS tokens more, or its end
+
+An engine that a request ends mostly dies as it begins the request. What had run there for CLEARED_TOKENS tokens is
+hardly suspect, then, and need not wait for a turn to run alone. If it ends a second engine, it had begun there.
 
 One death proves nothing, as processes also die of what no request has done. An engine that then fails under the
-same suspect, the only one there, is taken for proof. A process that then vanishes without an error is not yet, as
-the processes of a node vanish together; the one after it is. Requests that are no suspects run beside a trial, and
-migrate as ever when it ends their replica. A replica refuses a second trial itself, so ingresses need not know
-each other's suspects; and it accepts a trial before its engine gets it, so a replica that was dead already proves
-nothing either.
+only suspect there is taken for proof. A process that then vanishes without an error is not yet, as the processes
+of a node vanish together; the one after it is. Requests that are no suspects run beside a trial, and migrate as
+ever when it ends their replica. A replica refuses itself to try a request alone while it tries others, so
+ingresses need not know each other's suspects; and it accepts such a request before its engine gets it, so a
+replica that was dead already proves nothing either.
 """
 
 from __future__ import annotations
@@ -18,10 +23,8 @@ import asyncio
 from collections.abc import Collection
 from typing import Literal
 
-Blame = Literal["possible", "certain"]
-"""Whether a request may have ended its replica, or must have."""
-Trial = Literal["alone", "beside"]
-"""How a suspect runs: where no other suspect does; or, after too long a wait for that, anywhere."""
+Blame = Literal["unlikely", "possible", "certain"]
+"""Whether a request has ended its replica: hardly, as it had run there for long; perhaps, as it began; surely."""
 
 
 class Suspects:

@@ -81,9 +81,8 @@ class HealthSettings(Settings):
     its turn to run where no other request does that may have ended its replica. As long at most, a new ingress
     waits for engines before it listens where others do."""
     max_lost_replicas_per_request: int = Field(default=1, ge=1)
-    """Replicas that one request may end by itself: as many as failed while it was the only suspect there, after
-    the one whose death made it a suspect; one more where the last of them vanished without an error. Then it
-    fails."""
+    """Replicas that may die under one request, one after another, after the first that did; one more where the
+    last of them vanished without an error. If the request was the only suspect there, it fails then."""
     hedge_after_s: float | None = Field(default=None, gt=0)
     """Seconds without a first token after which a second replica is asked too; None: never."""
     hedge_share: float = Field(default=0.05, ge=0, le=1)

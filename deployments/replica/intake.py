@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -56,7 +57,7 @@ class Intake:
         self._compilers = FairThreads(GRAMMAR_THREADS, "grammar", reserves_one=False)
         self._compiling: dict[str, str] = {}  # request -> ingress
         self._lock = threading.Lock()
-        self._suspect = ""  # the request on trial here, or the last one
+        self._trials: deque[str] = deque()  # requests on trial here, and some that were
         self._trials_lock = threading.Lock()
         self.wire: WireServer | None = None
         """The wire that the requests come from. Set it before it starts."""
@@ -163,26 +164,32 @@ class Intake:
             return None
         if refusal is not None:
             return self._refuse(ingress_id, request, refusal)
-        return None if request.is_suspect else wire.accept(request.request_id)
+        return None if request.trial == "alone" else wire.accept(request.request_id)
 
     def _open(self, ingress_id: str, request: Generate) -> Refusal | None:
-        """Open a request in the wire, or return why not: a suspect is refused while another one is on trial.
+        """Open a request in the wire, or return why not: one to be tried alone is refused while another is tried.
 
         Raises _SentAgain.
         """
         wire = self._wire()
         with self._trials_lock:
-            if request.is_suspect and wire.is_beginning(self._suspect, CLEARED_TOKENS):
+            while self._trials and not self._is_tried(self._trials[0]):
+                self._trials.popleft()
+            if request.trial == "alone" and any(map(self._is_tried, self._trials)):
                 return Refusal("queue_full", "another request that may have ended an engine is being tried here")
             try:
                 if not wire.open(request.request_id, ingress_id):
                     raise _SentAgain
             except ValueError as error:
                 return Refusal("never_fits", str(error))
-            if request.is_suspect:
-                self._suspect = request.request_id
+            if request.trial is not None:
+                self._trials.append(request.request_id)
+            if request.trial == "alone":
                 wire.accept_now(request.request_id, ingress_id)
         return None
+
+    def _is_tried(self, request_id: str) -> bool:
+        return self._wire().is_beginning(request_id, CLEARED_TOKENS)
 
     def _submit_opened(self, request: Request) -> Refusal | None:
         refusal = self.submit(request)

@@ -36,7 +36,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.member import ReplicaLoad
 
-WIRE_VERSION = 13
+WIRE_VERSION = 14
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -49,6 +49,9 @@ Load = ReplicaLoad
 
 RefusalKind = Literal["never_fits", "queue_full", "stopped", "draining"]
 """Why a replica does not take a request."""
+
+Trial = Literal["alone", "beside"]
+"""How a request runs that may have ended an engine: where no other such request does, or anywhere."""
 
 CLEARED_TOKENS = 8
 """Tokens of a suspect, computed at another replica, after which it is none any more. A replica dies with a step
@@ -126,9 +129,9 @@ class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     priority: int = 0
     salt: str = ""
     tenant: str = ""
-    is_suspect: bool = False
-    """Whether it may have ended another replica's engine: a replica runs one such request at a time, until it has
-    CLEARED_TOKENS tokens, and accepts it before its engine gets it."""
+    trial: Trial | None = None
+    """How it runs if it may have ended another replica's engine, until it has CLEARED_TOKENS tokens. A replica
+    refuses one that is to run alone while it has others, and accepts it before its engine gets it."""
     origin: KVOrigin | None = None
     """Whom to ask for KV; None: nobody."""
 

@@ -1,16 +1,17 @@
-"""What a replica does with requests that come twice, and with those whose grammars are to be compiled."""
+"""What a replica does with requests that come twice, with suspects, and with grammars that are to be compiled."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from deployments.replica.intake import GRAMMAR_THREADS, Refusal
-from deployments.wire.messages import Generate, pack_tokens
+from deployments.wire.messages import CLEARED_TOKENS, Generate, Trial, pack_tokens
 from deployments.wire.server import WireTimings
 from engine.grammar.spec import Grammar
 from engine.sampling_params import SamplingParams
@@ -32,6 +33,31 @@ def test_a_request_that_its_ingress_sends_again_is_neither_run_twice_nor_refused
         replica._intake.on_generate("an ingress", asked)
         replica._intake.on_generate(second, asked)
         assert told == refused
+    finally:
+        engines.close()
+
+
+def test_a_suspect_that_is_to_run_alone_is_refused_while_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines, told = InProcessEngines(1, WireTimings(absent_ingress_s=60)), list[Any]()
+    try:
+        replica, runner = engines.replicas[0], engines.runners[0]
+        monkeypatch.setattr(replica._wire, "refuse", lambda *refusal: told.append(refusal[1:3]))
+
+        def send(name: str, trial: Trial | None) -> None:
+            asked = Generate(1, name, pack_tokens([1]), SamplingParams(max_tokens=2 * CLEARED_TOKENS), trial=trial)
+            replica._intake.on_generate(f"ingress of {name}", asked)
+
+        runner.gate.clear()
+        for name, trial in (("a", "beside"), ("b", "beside"), ("c", None), ("d", "alone")):
+            send(name, cast(Trial | None, trial))
+        assert told == [("d", "queue_full")]
+        runner.gate.set()
+        while any(map(replica._intake._is_tried, "ab")):
+            time.sleep(0.001)
+        runner.gate.clear()
+        for name, trial in (("e", "alone"), ("f", "beside"), ("g", "alone")):
+            send(name, cast(Trial, trial))
+        assert told == [("d", "queue_full"), ("g", "queue_full")]
     finally:
         engines.close()
 
