@@ -29,10 +29,10 @@ class Connector:
         dispatch: DispatchContext,
         connect: Callable[[ReplicaAddress], WireConnection],
         watch: Callable[[str], Watch | None],
-        on_left: Callable[[str], None],
+        on_left: Callable[[WireConnection], None],
     ) -> None:
-        """`connect` opens a connection, `watch` begins to watch its replica's process, and `on_left` gets the name
-        of a replica whose connection ends.
+        """`connect` opens a connection, `watch` begins to watch its replica's process, and `on_left` gets each
+        connection that ends.
         """
         self._dispatch, self._connections = dispatch, dispatch.connections
         self._connect, self._watch, self._on_left = connect, watch, on_left
@@ -103,7 +103,7 @@ class Connector:
     def _disconnect(self, replica: str) -> None:
         connection = self._connections.pop(replica)
         self._dispatch.changed()
-        self._on_left(replica)
+        self._on_left(connection)
         connection.close()
         self._departed.update(connection.counts)
         if replica in self._watches:

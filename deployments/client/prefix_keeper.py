@@ -13,15 +13,19 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Sequence
+from typing import TypeVar
 
 from deployments.client.attempt import Attempt, AttemptFailure, DispatchContext
 from deployments.client.protocol import GenerateRequest
 from deployments.client.stream import Stream
+from deployments.wire.connection import WireConnection
 from engine.sampling_params import SamplingParams
 from router.addresses import KVAddress
 from router.hot_prefixes import HotPrefix
 
 logger = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
 
 LAST = 2**31 - 1
 """The priority behind all of clients."""
@@ -36,11 +40,18 @@ class PrefixKeeper:
         """`at_once` prefixes are under way from one replica: as many as it sends."""
         self._dispatch, self._at_once = dispatch, at_once
         self._known: dict[str, None] = {}  # replicas that were dealt with; their names do not come again
+        self._left: dict[str, KVAddress] = {}  # replicas whose connections have ended before that
         self._tasks: set[asyncio.Task[None]] = set()
 
     def is_new(self, replica: str) -> bool:
         """Whether `keep` was not called for a replica yet."""
         return replica not in self._known
+
+    def leave(self, connection: WireConnection) -> None:
+        """Note that a connection ends. Its replica may have left the fleet a moment before `keep` is called."""
+        replica, kv = connection.address.replica, connection.address.kv
+        if kv is not None and connection.is_answering and self.is_new(replica):
+            _put(self._left, replica, kv)
 
     def keep(self, replica: str, prefixes: Sequence[HotPrefix]) -> None:
         """Have others fetch these prefixes from a replica that is being stopped, once for each replica.
@@ -49,11 +60,10 @@ class PrefixKeeper:
         """
         if not self.is_new(replica):
             return
-        self._known[replica] = None
-        if len(self._known) > _MAX_KNOWN:
-            del self._known[next(iter(self._known))]
-        connection = self._dispatch.connections.get(replica)
-        kv = None if connection is None or not connection.is_answering else connection.address.kv
+        _put(self._known, replica, None)
+        kv, connection = self._left.pop(replica, None), self._dispatch.connections.get(replica)
+        if connection is not None and connection.is_answering:
+            kv = connection.address.kv
         if kv is None or not prefixes or not self._dispatch.reachable() - {replica}:
             return
         task = asyncio.create_task(self._keep_all(replica, kv, prefixes))
@@ -89,6 +99,13 @@ class PrefixKeeper:
         leaving = AttemptFailure("lost", "it is being stopped", replica, loss="drained", kv=kv)
         attempt = Attempt(self._dispatch, Stream(request, _ignore), 0, (replica,), before=leaving)
         return await attempt.run() is None
+
+
+def _put(known: dict[str, T], replica: str, value: T) -> None:
+    """Add a replica to those known, and forget the one known longest when there are too many."""
+    known[replica] = value
+    if len(known) > _MAX_KNOWN:
+        del known[next(iter(known))]
 
 
 def _ignore(stream: Stream) -> None:

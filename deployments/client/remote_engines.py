@@ -85,7 +85,7 @@ class RemoteEngines:
         self._watcher = watcher
         self._prefix_sync = PrefixSync(self._ask_for_prefixes)
         self._tellers = StoreTellers(self._prefix_sync.begin, self._prefix_sync.leave)
-        self._connector = Connector(self._dispatch, self._connect, self._watch, self._ask_no_more)
+        self._connector = Connector(self._dispatch, self._connect, self._watch, self._leave)
         self._budget = TurnBudget()
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
@@ -296,6 +296,10 @@ class RemoteEngines:
         """Ask a replica no more: it does not answer, or is gone."""
         self._prefix_sync.leave(replica)
         self._tellers.leave(replica)
+
+    def _leave(self, connection: WireConnection) -> None:
+        self._ask_no_more(connection.address.replica)
+        self._keeper.leave(connection)
 
     def _apply_part(self, name: str, hashes: Sequence[int], block_tokens: int, is_first: bool) -> None:
         if block_tokens == self.placer.settings.block_tokens and is_first:

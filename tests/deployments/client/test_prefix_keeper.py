@@ -72,7 +72,7 @@ async def shared_at_one(client: RemoteEngines) -> tuple[int, int]:
     asked = [await ask(client, f"q{number}", [*SHARED, *[number] * 8]) for number in range(3)]
     assert len({replica for replica, _ in asked}) == 1
     holder = int(asked[0][0][1:])
-    await until(lambda: len(client.placer.only_held_by(f"r{holder}")) == 1)
+    await until(lambda: len(client.placer.only_held_by(f"r{holder}")) == 1 and client.num_streams == 0)
     return holder, 1 - holder
 
 
@@ -84,7 +84,7 @@ def num_finished(engines: InProcessEngines, number: int) -> int:
     return engines.replicas[number]._loop.load().num_finished
 
 
-@pytest.mark.parametrize("news_first", ["its own", "serve's"])
+@pytest.mark.parametrize("news_first", ["its own", "serve's", "serve's, and its connection has ended"])
 def test_what_a_stopping_replica_alone_holds_is_fetched_by_one_that_stays(news_first: str) -> None:
     """Serve takes it out of the fleet, and it says itself that it is being stopped: either may come first."""
 
@@ -95,6 +95,8 @@ def test_what_a_stopping_replica_alone_holds_is_fetched_by_one_that_stays(news_f
                 engines.stopping.add(f"r{holder}")
             else:
                 engines.fleet.update({f"r{other}": engines.fleet.addresses()[f"r{other}"]})
+            if "connection" in news_first:
+                client._connector.sync()
             await until(lambda: num_finished(engines, other) == 1)
             assert num_fetched(engines, other) == (len(SHARED) - 1) // 16  # the last token is always computed
             if news_first == "its own":  # ... and then Serve's
