@@ -197,7 +197,7 @@ def test_replicas_that_vanish_together_are_nobodys_fault() -> None:
             [stream] = await begin(client, "a")
             await anext(stream)
             engines.choose = lambda names: "r1" if "r1" in names else names[-1]
-            engines.runners[1].step_s = 0.5  # so that its trial lasts
+            engines.runners[1].gate.clear()  # so that its trial lasts
             die(client, engines, 0)
             await until(partial(_runs_at, stream, "r1"))
             die(client, engines, 1)
