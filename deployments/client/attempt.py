@@ -52,7 +52,7 @@ class AttemptFailure:
     """Seconds after which a retry is worthwhile when the queue was full."""
     loss: LossReason | None = None
     blame: Blame | None = None
-    """Whether the request may have ended the replica, which then died; None: it has not."""
+    """Whether the request has ended the replica; None where that lives, or others are suspected."""
     kv: KVAddress | None = None
     """Where the next replica can fetch what this one has computed."""
 
@@ -370,8 +370,11 @@ class Attempt:
         self._finish(self._loss(loss, reason, blame))
 
     def blame(self, suspects: Sequence[Attempt]) -> Blame | None:
-        """Return the request's part in its replica's death; `suspects` are those that were sent there."""
-        if any(suspect.trial == "alone" and suspect.replica is not None for suspect in suspects):  # it ran
+        """Return the request's part in its replica's death; `suspects` are those that were sent there.
+
+        One that ran alone, or they all, are suspected before everything else that ran there.
+        """
+        if any(suspect.trial == "alone" and suspect.replica is not None for suspect in suspects):
             if self not in suspects:
                 return None
             return "certain" if len(suspects) == 1 else "possible"

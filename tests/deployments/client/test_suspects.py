@@ -156,7 +156,8 @@ async def ended_or_raise(stream: Stream) -> list[int]:
     return outcome
 
 
-def test_a_request_whose_engines_vanish_without_an_error_costs_three() -> None:
+@pytest.mark.parametrize("at_token", [0, 3])
+def test_a_request_whose_engines_vanish_without_an_error_costs_three(at_token: int) -> None:
     """As with a crash in native code. Two replicas that vanish would prove nothing: see the next test."""
 
     async def scenario() -> None:
@@ -171,7 +172,7 @@ def test_a_request_whose_engines_vanish_without_an_error_costs_three() -> None:
                 die(client, engines, number)
 
             def act(number: int, plan: StepPlan) -> None:
-                if _has_poison(plan, 3) and number not in vanished:
+                if _has_poison(plan, at_token) and number not in vanished:
                     vanished.add(number)
                     asyncio.run_coroutine_threadsafe(vanish(number), loop).result()
 
