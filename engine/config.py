@@ -90,9 +90,10 @@ class EngineConfig(SchedulerSettings):
     cuda_graphs: CudaGraphs = "start"
     """Whether decode steps on a GPU are recorded and replayed, one launch for all their layers: "start"
     records all batch sizes when the engine starts, "lazy" each size on first use, "off" none."""
-    graph_tokens: int = 512
-    """Up to how many tokens a step with prompts or draft tokens has for its layers to be replayed too, with
-    attention launched between them; 0: such steps are launched kernel by kernel."""
+    graph_tokens: int | None = None
+    """Up to how many tokens a step with prompts has for its layers to be replayed too, as a whole or with
+    attention launched between them. None: 512, or up to 2,048 for a small model, whose layers a GPU computes
+    sooner than the host launches their kernels; 0: such steps are launched kernel by kernel."""
     overlap: bool | None = None
     """Whether the next step is planned while one runs; the tokens are the same either way. None: yes, unless
     as many threads compute a step as there are cores, because planning would then only slow them down."""
@@ -125,7 +126,8 @@ class EngineConfig(SchedulerSettings):
 
     def __post_init__(self) -> None:
         _check_range("one_shot_kib", self.one_shot_kib, 0, 2**16)
-        _check_range("graph_tokens", self.graph_tokens, 0, 2048)
+        if self.graph_tokens is not None:
+            _check_range("graph_tokens", self.graph_tokens, 0, 2048)
         _check_range("page_size", self.page_size, 1, 256)
         _check_range("block_tokens", self.block_tokens, 1, 2**20)
         _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, 2**10)

@@ -118,6 +118,9 @@ class AttentionBackend(Protocol):
     plans_by_bounds: bool
     """Whether launches depend on how large these bounds are, so that a graph recorded for the longest contexts is
     slow on short ones."""
+    spreads_prompts: bool
+    """Whether a step with few tokens of a prompt may as well have a row for each of them, as what decode rows have
+    in common is read once."""
 
     def __init__(self, shape: AttentionShape) -> None: ...
 
@@ -144,7 +147,7 @@ class HybridAttention:
         self._prompts, self._decodes = prompts, decodes
         self.name = f"{prompts.name},{decodes.name}"
         self.is_capturable, self.plans_by_bounds = decodes.is_capturable, decodes.plans_by_bounds
-        self.captures_prompts = decodes.captures_prompts
+        self.captures_prompts, self.spreads_prompts = decodes.captures_prompts, decodes.spreads_prompts
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -65,6 +65,29 @@ class AttentionBatch:
         table, slots = self.more_tables[group - 1], self.more_slots[group - 1]
         return replace(self, block_table=table, slot_mapping=slots, more_tables=None, more_slots=None)
 
+    def rows_of_tokens(self, num_rows: int) -> torch.Tensor:
+        """Return int64 [tokens of the first `num_rows` rows]: the row of each."""
+        rows = np.repeat(np.arange(num_rows), self.query_lens[:num_rows])
+        return on_device(rows, self.block_table.device)
+
+    def spread(self) -> AttentionBatch:
+        """Return the batch with a row for each token, which attends to its own position and all before it. Not for
+        models with states.
+        """
+        lens = zip(self.query_lens, self.kv_lens_host, strict=True)
+        kv_lens = [length for count, end in lens for length in range(end - count + 1, end + 1)]
+        count, rows = len(kv_lens), self.rows_of_tokens(len(self.query_lens))
+        return replace(
+            self,
+            num_decodes=count,
+            query_lens=[1] * count,
+            kv_lens_host=kv_lens,
+            qo_indptr=torch.arange(count + 1, dtype=torch.int32, device=rows.device),
+            kv_lens=(self.positions + 1).int(),
+            block_table=self.block_table.index_select(0, rows),
+            more_tables=None if self.more_tables is None else self.more_tables.index_select(1, rows),
+        )
+
     @classmethod
     def from_chunks(
         cls,

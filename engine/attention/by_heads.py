@@ -18,7 +18,7 @@ class AttentionByHeads:
     """A backend of several, each for layers of one kind."""
 
     is_capturable = captures_prompts = False
-    plans_by_bounds = False
+    plans_by_bounds = spreads_prompts = False
 
     def __init__(self, backends: Mapping[KVShape, AttentionBackend]) -> None:
         self._backends = backends

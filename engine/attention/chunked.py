@@ -25,7 +25,7 @@ class ChunkedAttention:
     """A backend for models in which some layers attend within chunks."""
 
     is_capturable = captures_prompts = False
-    plans_by_bounds = False
+    plans_by_bounds = spreads_prompts = False
 
     def __init__(self, whole: AttentionBackend, chunk: int, page_size: int) -> None:
         """Attend to whole contexts by `whole`, and in its way to chunks. Raises ValueError if a chunk would begin

@@ -56,6 +56,7 @@ class CudnnAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape, self._triton = shape, TritonAttention(shape)
+        self.spreads_prompts = self._triton.spreads_prompts
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:

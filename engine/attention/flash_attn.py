@@ -29,6 +29,7 @@ class FlashAttention:
     name = "flash_attn"
     is_capturable = captures_prompts = True
     plans_by_bounds = True
+    spreads_prompts = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

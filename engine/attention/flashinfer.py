@@ -38,7 +38,7 @@ class FlashInferAttention:
 
     name = "flashinfer"
     is_capturable = captures_prompts = False
-    plans_by_bounds = False
+    plans_by_bounds = spreads_prompts = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

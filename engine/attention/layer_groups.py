@@ -21,6 +21,7 @@ class GroupedAttention:
         self.is_capturable = whole.is_capturable and windowed.is_capturable
         self.captures_prompts = whole.captures_prompts and windowed.captures_prompts
         self.plans_by_bounds = whole.plans_by_bounds or windowed.plans_by_bounds
+        self.spreads_prompts = whole.spreads_prompts and windowed.spreads_prompts
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -26,7 +26,7 @@ class NativeAttention:
 
     name = "native"
     is_capturable = captures_prompts = False
-    plans_by_bounds = False
+    plans_by_bounds = spreads_prompts = False
 
     def __init__(self, shape: AttentionShape, isa: str | None = None) -> None:
         """Use the kernels of `isa`, or the best that run here. They are looked up at the first step."""

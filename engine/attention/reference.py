@@ -78,7 +78,7 @@ class ReferenceAttention:
 
     name = "reference"
     is_capturable = captures_prompts = False
-    plans_by_bounds = False
+    plans_by_bounds = spreads_prompts = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

@@ -14,6 +14,8 @@ from engine.attention.batch import AttentionBatch
 if TYPE_CHECKING:
     from engine.attention.triton_step import TritonStep
 
+_MOST_GROUP = 32
+"""Query heads of a KV head up to which a program takes the queries of two rows, for what these share."""
 _MIN_CAPABILITY = (7, 5)
 _MIN_CAPABILITY_FP8 = (8, 9)
 _FP8_ARCHITECTURES = ("gfx95", "gfx12")
@@ -29,6 +31,8 @@ class TritonAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
+        group = shape.num_heads // shape.num_kv_heads
+        self.spreads_prompts = shape.is_cascade and shape.windows == {None} and group <= _MOST_GROUP
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -67,8 +67,8 @@ class TritonStep:
         table, kv_lens = batch.block_table[:num_rows], batch.kv_lens[:num_rows]
         if _is_spreadable(shape, batch, element_size) and (num_spread := _num_spread(batch)):
             num_rows += num_spread
-            rows = np.repeat(np.arange(num_rows), batch.query_lens[:num_rows])
-            table = batch.block_table.index_select(0, on_device(rows, batch.block_table.device))
+            rows = batch.rows_of_tokens(num_rows)
+            table = batch.block_table.index_select(0, rows)
             kv_lens = (batch.positions[: len(rows)] + 1).int()
         if len(kv_lens):
             self._decodes = _DecodeLaunch(shape, table, kv_lens, element_size)

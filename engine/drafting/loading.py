@@ -73,12 +73,20 @@ def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
     if why_no_pieces(config, draft.device, draft.model_config) is not None:
         return 0
     size = draft.kv_dtype.itemsize
-    return graph_bytes(config, draft.model_config, size, draft.max_model_len, is_draft_model=True)
+    return graph_bytes(
+        config,
+        draft.model_config,
+        size,
+        draft.max_model_len,
+        spreads_prompts=draft.spreads_prompts,
+        is_draft_model=True,
+    )
 
 
 def add_draft_graphs(config: EngineConfig, draft: ModelRunner, capture: CutCapture, reserved: int) -> None:
     """Record the graphs of the draft model's steps, or leave that to the first of them."""
     widths = draft_widths(config, is_draft_model=True)
-    graphs = draft.add_token_graphs(config.max_running, piece_tokens(config), widths, capture)
+    most = piece_tokens(config, draft.model_config)
+    graphs = draft.add_token_graphs(config.max_running, most, widths, capture)
     if config.cuda_graphs == "start":
         capture_all([graphs], draft.device, reserved)

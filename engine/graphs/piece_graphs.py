@@ -40,12 +40,13 @@ class PieceGraphs:
         hidden: torch.Tensor,
         capture: CutCapture,
         num_groups: int = 1,
+        above: int = 0,
     ) -> None:
         """num_heads, head_dim: of attention's queries and results; hidden: [max_tokens, H] at least, where results
-        go; num_groups: as `StepInputs` takes it.
+        go; num_groups: as `StepInputs` takes it; above: tokens up to which other graphs take all steps.
         """
         self._layers, self._hidden, self._cut = layers, hidden, capture.cut
-        self._sizes = piece_sizes(max_tokens)
+        self._sizes = piece_sizes(max_tokens, above)
         self._num_groups = num_groups
         self._inputs = StepInputs(max_tokens, empty_slot, hidden.device, num_groups=num_groups)
         self._query = hidden.new_zeros(max_tokens, num_heads, head_dim)
@@ -132,6 +133,9 @@ class _CutStep:
         return self._graphs.attend_outside(pages, query, window, scales, sinks, self._group)
 
 
-def piece_sizes(max_tokens: int) -> list[int]:
-    """Return the numbers of tokens of graphs for steps of up to `max_tokens`, which is the last of them."""
-    return [size for size in _SIZES if size < max_tokens] + [max_tokens]
+def piece_sizes(max_tokens: int, above: int = 0) -> list[int]:
+    """Return the numbers of tokens of graphs for steps of more than `above` and up to `max_tokens`, which is the
+    last of them; none if it is no more.
+    """
+    sizes = [size for size in _SIZES if size < max_tokens] + [max_tokens]
+    return [size for size in sizes if size > above]

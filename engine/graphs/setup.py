@@ -14,11 +14,17 @@ from engine.graphs.draft_graphs import draft_sizes
 from engine.graphs.models import why_not_model
 from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.row_assignment import TABLE
+from engine.graphs.spread_graphs import LONGEST, spread_sizes
 from engine.graphs.step_graphs import DecodeSizes, contexts_up_to, sizes_up_to
 from engine.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
+_SIZES_CHOSEN = (512, 768, 1024, 1536, 2048)
+_LAUNCHES_OF_A_LAYER_S = 0.5e-3
+"""Seconds in which the host launches a layer's kernels: measured beside an H100."""
+_RATE = 5e14
+"""Operations per second of an H100 in the products of a prompt, about two thirds of its most."""
 _NODES_PER_LAYER = 12
 _NODES_OF_EXPERTS = 12
 """The router, the choice of experts and the kernels of a mixture, beside the layer's."""
@@ -76,9 +82,20 @@ def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple
     return tuple(sorted(widths | {1} if is_draft_model else widths))
 
 
-def piece_tokens(config: EngineConfig) -> int:
-    """Return how many tokens a step has at most that is replayed in pieces."""
-    return min(config.graph_tokens, config.max_step_tokens)
+def piece_tokens(config: EngineConfig, model: ModelConfig) -> int:
+    """Return how many tokens a step with prompts has at most that is replayed, as a whole or in pieces."""
+    chosen = _tokens_while_launching(model) if config.graph_tokens is None else config.graph_tokens
+    return min(chosen, config.max_step_tokens)
+
+
+def _tokens_while_launching(model: ModelConfig) -> int:
+    """Return about how many tokens a GPU computes while the host launches a step's kernels one by one, of
+    `_SIZES_CHOSEN`: for more tokens than these, graphs would save nothing.
+    """
+    tables = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
+    per_token = 2 * (model.active_parameters - tables)
+    found = model.num_layers * _LAUNCHES_OF_A_LAYER_S * _RATE / per_token
+    return max(_SIZES_CHOSEN[0], *(size for size in _SIZES_CHOSEN if size <= found))
 
 
 def graph_bytes(
@@ -88,21 +105,24 @@ def graph_bytes(
     max_model_len: int,
     *,
     is_planned: bool = False,
+    spreads_prompts: bool = False,
     is_draft_model: bool = False,
     num_groups: int = 1,
 ) -> int:
     """Estimate the bytes of GPU memory to reserve for all graphs and what they read.
 
-    `is_planned`: whether there are some for short rows (`contexts_up_to`). A draft model has none of plain
-    decodes. `num_groups`: groups of layers with page tables of their own. Graphs share one pool, sized by the
-    largest: one layer's tensors, and the logits.
+    `is_planned`: whether there are some for short rows (`contexts_up_to`); `spreads_prompts`: whether there are
+    some in which each token is a row. A draft model has none of plain decodes. `num_groups`: groups of layers with
+    page tables of their own. Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
     """
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
     drafts = draft_sizes(draft_widths(config, is_draft_model=is_draft_model), config.max_running)
-    pieces = piece_sizes(piece_tokens(config)) if piece_tokens(config) else []
-    num_graphs = len(drafts) + len(pieces) + (0 if is_draft_model else len(decodes))
-    num_tokens = max([rows[-1], *pieces, *(size.num_tokens for size in drafts)])
+    most = piece_tokens(config, model)
+    spreads = spread_sizes(most) if spreads_prompts else []
+    pieces = piece_sizes(most, above=LONGEST if spreads else 0)
+    num_graphs = len(drafts) + len(spreads) + len(pieces) + (0 if is_draft_model else len(decodes))
+    num_tokens = max([rows[-1], *spreads, *pieces, *(size.num_tokens for size in drafts)])
 
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     layer = 5 * model.hidden_size + 2 * heads + 3 * model.intermediate_size
@@ -113,7 +133,7 @@ def graph_bytes(
     logits = model.vocab_size * (element_bytes + 4 + 3)  # masks take bytes, not bits, while they are applied
     tables = 4 * (TABLE + num_groups * -(-max_model_len // config.page_size))
     host = num_graphs * num_nodes * _NODE_BYTES + len(pieces) * (model.num_layers + 1) * _PIECE_BYTES
-    num_tables = rows[-1] + max([0, *(size.rows for size in drafts)])
+    num_tables = rows[-1] + max([0, *(size.rows for size in drafts)]) + max([0, *spreads])
     return num_tokens * layer * element_bytes + rows[-1] * logits + num_tables * tables + host + _BYTES_BESIDE
 
 

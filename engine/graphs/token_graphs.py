@@ -1,4 +1,9 @@
-"""The graphs of steps that are no plain decodes: one for a few tokens a row, pieces for other short steps."""
+"""The graphs of steps that are no plain decodes, and which of them a step takes.
+
+draft tokens to verify, or to draft       a graph for so many rows of a few tokens each
+few tokens of prompts, beside decodes     a graph in which each token is a row, where attention is made for that
+other short prompts                       graphs in pieces, with attention between them
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,17 @@ from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.graphs.draft_graphs import DraftGraphs
 from engine.graphs.piece_graphs import PieceGraphs
+from engine.graphs.spread_graphs import SpreadGraphs
 
 
 class TokenGraphs:
-    """Which of the two kinds a step takes: all ranks decide alike, by the step's rows alone."""
+    """The graphs of these kinds: all ranks decide alike which a step takes, by its rows alone."""
 
-    def __init__(self, drafts: DraftGraphs | None, pieces: PieceGraphs | None) -> None:
-        self._drafts, self._pieces = drafts, pieces
-        self._kinds = [kind for kind in (drafts, pieces) if kind is not None]
+    def __init__(
+        self, drafts: DraftGraphs | None, spreads: SpreadGraphs | None, pieces: PieceGraphs | None
+    ) -> None:
+        self._drafts, self._spreads, self._pieces = drafts, spreads, pieces
+        self._kinds = [kind for kind in (drafts, spreads, pieces) if kind is not None]
 
     @property
     def num_graphs(self) -> int:
@@ -37,6 +45,8 @@ class TokenGraphs:
         """
         if self._drafts is not None and (size := self._drafts.size_of(batch)) is not None:
             return self._drafts.hidden(ids, batch, size)
+        if self._spreads is not None and (count := self._spreads.size_of(batch)) is not None:
+            return self._spreads.hidden(ids, batch, count)
         if self._pieces is not None and (count := self._pieces.size_of(len(ids))) is not None:
             return self._pieces.hidden(ids, prepare(batch), count)
         return None

@@ -122,6 +122,7 @@ class _Loading:
                 self._dtype.itemsize,
                 self._limit,
                 is_planned=self._backend.plans_by_bounds,
+                spreads_prompts=self._backend.spreads_prompts,
                 num_groups=self._num_groups,
             )
 
@@ -218,7 +219,8 @@ class _Loading:
         if self._not_graphed is None:
             kinds.append(runner.add_graphs(config.max_running, capture))
         widths = draft_widths(config)
-        kinds.append(runner.add_token_graphs(config.max_running, piece_tokens(config), widths, capture))
+        most = piece_tokens(config, self._model)
+        kinds.append(runner.add_token_graphs(config.max_running, most, widths, capture))
         if config.cuda_graphs == "start":
             capture_all(kinds, self._device, self._reserved)
 

@@ -19,6 +19,7 @@ from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
 from engine.graphs.piece_graphs import PieceGraphs
 from engine.graphs.row_assignment import RowLayout
+from engine.graphs.spread_graphs import LONGEST, SpreadGraphs, spread_sizes
 from engine.graphs.step_graphs import Capture, CutCapture, DecodeSizes, contexts_up_to, sizes_up_to
 from engine.graphs.token_graphs import TokenGraphs
 from engine.kv_tier.open_tier import open_tier, rank_files
@@ -162,9 +163,9 @@ class ModelRunner:
     def add_token_graphs(
         self, max_running: int, max_tokens: int, widths: Sequence[int], capture: CutCapture
     ) -> TokenGraphs:
-        """Make graphs that replay other steps: of up to `max_tokens` tokens, without attention, and as a whole
-        where no row has more tokens than some of `widths`. 0, or no widths: none of that kind. Call it before any
-        step, as `add_graphs`.
+        """Make graphs that replay other steps of up to `max_tokens` tokens: as a whole where these are few and
+        attention is made for that, else in pieces; and as a whole those in which no row has more tokens than some
+        of `widths`. 0, or no widths: none of that kind. Call it before any step, as `add_graphs`.
         """
         config, empty_slot = self.model_config, self._reserve() * self.page_size
         heads = config.attention
@@ -173,17 +174,24 @@ class ModelRunner:
         assert isinstance(self._decoder, Decoder), "graphs are for GPUs"
         weight = self._decoder.embed.weight
         hidden = torch.zeros(most, config.hidden_size, dtype=weight.dtype, device=self.device)
-        drafts, pieces, num_groups = None, None, self._pages.num_groups
+        drafts, spreads, pieces, num_groups = None, None, None, self._pages.num_groups
+        room = self.max_model_len, self.page_size
         if widths and self._attention.captures_prompts:
-            limit = self.max_model_len
-            sizes = widths, max_running, limit, self.page_size
-            drafts = DraftGraphs(self._layers, *sizes, empty_slot, hidden, capture, num_groups)
-        if max_tokens and is_plain:
+            drafts = DraftGraphs(self._layers, widths, max_running, *room, empty_slot, hidden, capture, num_groups)
+        if self.spreads_prompts and spread_sizes(max_tokens):
+            spreads = SpreadGraphs(self._layers, max_tokens, *room, empty_slot, hidden, capture)
+        above = 0 if spreads is None else LONGEST
+        if max_tokens > above and is_plain:
             decoder = partial(self._decoder, pages=self._pages)
             shape = heads.num_heads, heads.head_dim
-            pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups)
-        self._others = TokenGraphs(drafts, pieces)
+            pieces = PieceGraphs(decoder, max_tokens, *shape, empty_slot, hidden, capture, num_groups, above)
+        self._others = TokenGraphs(drafts, spreads, pieces)
         return self._others
+
+    @property
+    def spreads_prompts(self) -> bool:
+        """Whether a step with few tokens of a prompt may have a row for each of them."""
+        return self._attention.spreads_prompts
 
     def _reserve(self) -> int:
         """Return the page that graphs write to where no request's tokens are; it is no request's from now on."""

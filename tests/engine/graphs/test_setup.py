@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from benchmarks.gpu_sections.shapes import MODELS
 from engine.attention.base import AttentionBackend
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
 from engine.graphs import setup
-from engine.graphs.setup import capture_all, draft_widths, graph_bytes, why_no_pieces, why_not
+from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_no_pieces, why_not
 from engine.graphs.step_graphs import StepGraphs
 from engine.models.config import ModelConfig
 from engine.models.experts_config import Clamp
@@ -75,10 +77,25 @@ def test_graphs_of_drafts_and_of_pieces_are_counted(model: Any) -> None:
     decodes = taken(graph_tokens=0)
     assert decodes < taken(graph_tokens=64) < taken(graph_tokens=512) < taken(graph_tokens=2048)
     assert taken(graph_tokens=512) == taken(graph_tokens=2048, max_step_tokens=512), "steps are no larger"
+    spread = graph_bytes(EngineConfig(max_running=8), facts, 2, 512, spreads_prompts=True)
+    assert decodes < spread != taken(graph_tokens=512)
+    assert graph_bytes(EngineConfig(max_running=8, graph_tokens=0), facts, 2, 512, spreads_prompts=True) == decodes
     assert decodes < taken(graph_tokens=0, speculation=Speculation(max_drafts=1))
     few, many = (EngineConfig(speculation=Speculation(max_drafts=n)) for n in (1, 4))
     assert (draft_widths(EngineConfig()), draft_widths(few), draft_widths(many)) == ((), (2,), (2, 5))
     assert draft_widths(many, is_draft_model=True) == (1, 2, 5)
+
+
+def test_small_models_have_graphs_of_longer_prompts(tmp_path: Path) -> None:
+    """An 8B takes an H100 so long for 512 tokens that the host has launched what follows; a 0.6B for no prompt."""
+    chosen = {}
+    for name in ("qwen3-0.6b", "llama-3.1-8b"):
+        (tmp_path / "config.json").write_text(json.dumps(MODELS[name]))
+        facts = ModelConfig.from_directory(tmp_path)
+        chosen[name] = piece_tokens(EngineConfig(max_step_tokens=8192), facts)
+        assert piece_tokens(EngineConfig(graph_tokens=64), facts) == 64
+        assert piece_tokens(EngineConfig(max_step_tokens=300), facts) == 300
+    assert chosen == {"qwen3-0.6b": 2048, "llama-3.1-8b": 512}
 
 
 def test_kernels_of_experts_and_what_they_write_are_counted(tmp_path: Path) -> None:
@@ -86,7 +103,7 @@ def test_kernels_of_experts_and_what_they_write_are_counted(tmp_path: Path) -> N
     assert facts.experts is not None
     few = replace(facts, experts=replace(facts.experts, per_token=1))
     wider = graph_bytes(config, facts, 2, 512) - graph_bytes(config, few, 2, 512)
-    assert wider == config.graph_tokens * (facts.experts.intermediate_size + facts.hidden_size) * 2
+    assert wider == piece_tokens(config, facts) * (facts.experts.intermediate_size + facts.hidden_size) * 2
     assert graph_bytes(config, facts, 2, 512) - wider > graph_bytes(config, replace(facts, experts=None), 2, 512)
 
 

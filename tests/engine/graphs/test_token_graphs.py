@@ -17,22 +17,23 @@ from engine.drafting.draft_model import DraftModel
 from engine.drafting.settings import Speculation
 from engine.engine import Engine
 from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
-from engine.graphs.piece_graphs import piece_sizes
+from engine.graphs.piece_graphs import PieceGraphs, piece_sizes
+from engine.graphs.spread_graphs import spread_sizes
 from engine.graphs.step_graphs import CudaCapture
 from engine.loading.load_model import load_model
 from engine.request import Request
 from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
-from tests.engine.support.oracle import save_tiny
-from tests.engine.support.recorded_graphs import Recording, graphed
+from tests.engine.support.oracle import VOCAB, save_tiny
+from tests.engine.support.recorded_graphs import GatheringStep, Recording, graphed
 
 WIDTHS = (2, 4)
 
 
 def config_for(model: Path, **settings: Any) -> EngineConfig:
     given: dict[str, Any] = {"kv_pages": 64, "max_running": 7, "max_step_tokens": 24, "threads": 1}
-    given |= {"overlap": False, "windowed_kv": "off", **settings}
-    return EngineConfig(str(model), device="cpu", attention="reference", page_size=4, max_model_len=80, **given)
+    given |= {"overlap": False, "windowed_kv": "off", "max_model_len": 80, **settings}
+    return EngineConfig(str(model), device="cpu", attention="reference", page_size=4, **given)
 
 
 def drafted(request: Request, drafts: list[int], pages: list[int]) -> Chunk:
@@ -43,23 +44,25 @@ def drafted(request: Request, drafts: list[int], pages: list[int]) -> Chunk:
 
 def prompt(name: str, length: int, pages: list[int]) -> Chunk:
     request = greedy_request(name, length)
+    request.tokens[:] = [token % VOCAB for token in request.tokens]
     return Chunk(request, 0, length, request.tokens, pages, samples=True)
 
 
-@pytest.mark.parametrize("widths", [(), WIDTHS], ids=["pieces", "whole and pieces"])
+@pytest.mark.parametrize("widths", [(), WIDTHS], ids=["no drafts", "drafts"])
+@pytest.mark.parametrize("spreads", [False, True], ids=["pieces", "whole"])
 @pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"speculation": Speculation(max_drafts=3)}])
 def test_workloads_get_the_tokens_of_steps_without_graphs(
-    model: Path, settings: dict[str, Any], widths: tuple[int, ...]
+    model: Path, settings: dict[str, Any], spreads: bool, widths: tuple[int, ...]
 ) -> None:
     """All steps are of graphs: decodes, prompts beside decodes, and draft tokens that are verified."""
     config = config_for(model, kv_pages=36, **settings)
-    runner, recording = graphed(config, config.max_step_tokens, widths)
+    runner, recording = graphed(config, config.max_step_tokens, widths, spreads=spreads)
     got, _ = play_workload(Engine(config, runner), 3)
     expected, _ = play_workload(Engine(config, load_model(config)), 3)
     for name in expected:  # an abort strikes earlier or later
         length = min(len(got[name]), len(expected[name]))
         assert got[name][:length] == expected[name][:length]
-    assert recording.num_replayed > 20 and recording.num_cuts > 0
+    assert recording.num_replayed > 20 and (recording.num_cuts > 0) == (not spreads)
     assert not runner._pages.data[:, :, runner._pages.null_page].any()
 
 
@@ -128,9 +131,59 @@ def test_short_prompts_beside_decodes_replay_all_but_attention(
     assert not runner.run(StepPlan((prompt("long", 25, list(range(2, 9))),))).is_replayed
 
 
+def test_few_tokens_of_prompts_are_rows_of_their_own_in_one_graph(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decode and two prompts, one of which goes on after what it computed before, in the graph of 24 tokens."""
+    seen: list[tuple[int, list[int]]] = []
+    attend = GatheringStep.attend
+
+    def noting(self: Any, *args: Any) -> torch.Tensor:
+        seen.append((self.batch.num_decodes, self.batch.kv_lens.tolist()))
+        return attend(self, *args)
+
+    monkeypatch.setattr(GatheringStep, "attend", noting)
+    config = config_for(model, max_step_tokens=64)
+    runner, recording = graphed(config, max_tokens=64, spreads=True)
+    plain = load_model(config)
+    decode = last_chunk_of(greedy_request("d", 6), [0, 1])
+    for step, length in enumerate((12, 9, 14)):
+        later = prompt(f"l{step}", 20, list(range(8, 13)))
+        begun = StepPlan((Chunk(later.request, 0, 11, later.token_ids[:11], later.pages, samples=False),))
+        for each in (runner, plain):
+            each.run(begun)
+        rest = Chunk(later.request, 11, 9, later.token_ids[11:], later.pages, samples=True)
+        seen.clear()
+        plan = StepPlan((decode, prompt(f"p{step}", length, list(range(2, 8))), rest))
+        result = runner.run(plan)
+        lens = [6, *range(1, length + 1), *range(12, 21)]
+        assert seen[0] == (24, lens + [0] * (24 - len(lens)))
+        assert result.is_replayed == (step > 0) and result.token_ids == plain.run(plan).token_ids
+    assert (recording.num_recorded, recording.num_cuts) == (2, 0), "of 24 tokens, and of the 11 before"
+
+
+def test_a_prompt_of_more_tokens_is_computed_in_pieces(model: Path) -> None:
+    """What it does not share would be read once for each of its tokens. Beside others there may be more in all."""
+    config = config_for(model, max_step_tokens=512, kv_pages=128, max_model_len=160)
+    runner, recording = graphed(config, max_tokens=512, spreads=True)
+    pieces = runner._others._pieces if runner._others is not None else None
+    assert isinstance(pieces, PieceGraphs) and pieces._sizes[0] == 192, "fewer are rows of their own"
+    plain = load_model(config)
+    for lens, num_cuts in (((128,), 0), ((129,), 1), ((100, 100), 0), ((128, 128, 1), 1)):
+        first = [sum(-(-n // 4) for n in lens[:at]) for at in range(len(lens))]
+        chunks = [prompt(f"p{at}", n, list(range(first[at], first[at] + -(-n // 4)))) for at, n in enumerate(lens)]
+        before = recording.num_cuts
+        result = runner.run(plan := StepPlan(tuple(chunks)))
+        assert result.token_ids == plain.run(plan).token_ids
+        assert recording.num_cuts - before == num_cuts * runner.model_config.num_layers
+
+
+@pytest.mark.parametrize("spreads", [False, True])
 @pytest.mark.parametrize("widths", [(), WIDTHS])
-def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path, widths: tuple[int, ...]) -> None:
-    runner, _ = graphed(config_for(model), max_tokens=24, widths=widths)
+def test_padding_writes_into_the_page_of_empty_rows_alone(
+    model: Path, widths: tuple[int, ...], spreads: bool
+) -> None:
+    runner, _ = graphed(config_for(model), max_tokens=24, widths=widths, spreads=spreads)
     chunks = [drafted(greedy_request(f"r{i}", 6), [40, 41][:i], [2 * i, 2 * i + 1]) for i in range(3)]
     for _ in range(2):
         runner._pages.data.fill_(0.5)
@@ -139,8 +192,11 @@ def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path, widths: t
         assert changed == [[1, 1], [3, 1], [3, 2], [5, 1], [5, 2], [5, 3], [runner.num_pages, 0]]
 
 
-def test_a_step_that_failed_leaves_nothing_to_the_next(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, _ = graphed(config_for(model), max_tokens=24, widths=WIDTHS)
+@pytest.mark.parametrize("spreads", [False, True])
+def test_a_step_that_failed_leaves_nothing_to_the_next(
+    model: Path, monkeypatch: pytest.MonkeyPatch, spreads: bool
+) -> None:
+    runner, _ = graphed(config_for(model), max_tokens=24, widths=WIDTHS, spreads=spreads)
     plan = StepPlan((prompt("p", 9, [2, 3, 4]),))
     expected = runner.run(plan).token_ids
     with monkeypatch.context() as patch:
@@ -150,10 +206,11 @@ def test_a_step_that_failed_leaves_nothing_to_the_next(model: Path, monkeypatch:
     assert runner.run(plan).token_ids == expected
 
 
-def test_a_draft_models_steps_are_replayed(model: Path) -> None:
+@pytest.mark.parametrize("spreads", [False, True])
+def test_a_draft_models_steps_are_replayed(model: Path, spreads: bool) -> None:
     """It drafts the tokens that it drafts without graphs; after the first ones, no step of its is eager."""
     config = config_for(model)
-    runner, recording = graphed(config, max_tokens=24, widths=(1, 2, 4))
+    runner, recording = graphed(config, max_tokens=24, widths=(1, 2, 4), spreads=spreads)
     drafters = [DraftModel(made, [7]) for made in (runner, load_model(config))]
     requests = [[greedy_request(f"r{i}", 6 + i) for i in range(2)] for _ in drafters]
     for accepted in (0, 1, 3, 0, 3, 1, 1):
@@ -189,6 +246,9 @@ def test_sizes() -> None:
     assert draft_sizes([65], 300)[-1] == (4, 65) and draft_sizes([], 300) == []
     assert piece_sizes(512) == [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
     assert piece_sizes(40) == [8, 16, 24, 32, 40] and piece_sizes(5) == [5]
+    assert piece_sizes(300, above=128) == [192, 256, 300] and piece_sizes(128, above=128) == piece_sizes(0) == []
+    assert spread_sizes(512)[-3:] == [128, 192, 256] and spread_sizes(40) == piece_sizes(40)
+    assert spread_sizes(0) == []
 
 
 def test_a_step_of_which_too_much_would_be_padding_is_not_one_graph(model: Path) -> None:

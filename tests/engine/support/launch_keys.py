@@ -48,7 +48,7 @@ from tests.engine.support.recorded_graphs import Recording
 
 CPU, HOPPER = torch.device("cpu"), GPUTarget("cuda", 90, 32)
 PAGE_SIZE, PAGES, MAX_RUNNING, MAX_LEN, MAX_TOKENS = 16, 64, 13, 400, 300
-PIECE_TOKENS, MAX_DRAFTS = 128, 4
+PIECE_TOKENS, MAX_DRAFTS = 256, 4
 DENSE = SMALL["tiny"] | {"vocab_size": 5000, "num_attention_heads": 8}
 EXPERTS = DENSE | {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -130,6 +130,14 @@ def random_step(rng: random.Random, number: int) -> StepPlan:
     return StepPlan(tuple(chunks))
 
 
+def kind_of(plan: StepPlan) -> str:
+    """Return which graphs replay such a step as a whole."""
+    if plan.num_drafts:
+        return "drafts"
+    longest = max(chunk.num_tokens for chunk in plan.chunks)
+    return "decodes" if longest == 1 else "a few tokens a row" if longest <= MAX_DRAFTS + 1 else "prompts"
+
+
 def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int, list[str]]:
     """Return the number of the warm-up's keys, the kernels with others in random steps, the steps replayed, and
     which kinds of graphs that were.
@@ -159,9 +167,7 @@ def later(raw: dict[str, Any], num_steps: int) -> tuple[int, list[str], int, lis
             before = recording.num_cuts
             plan = random_step(rng, number)
             if runner.run(plan).is_replayed:
-                kinds.add(
-                    "pieces" if recording.num_cuts > before else "drafts" if plan.num_drafts else "decodes or rows"
-                )
+                kinds.add("pieces" if recording.num_cuts > before else kind_of(plan))
     new = sorted(f"{name} {key}" for name, key in keys.seen - warm)
     return len(warm), new, recording.num_replayed, sorted(kinds)
 

@@ -25,7 +25,7 @@ class GatheringAttention:
 
     name = "gathering"
     is_capturable = captures_prompts = True
-    plans_by_bounds = False
+    plans_by_bounds = spreads_prompts = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
@@ -97,17 +97,24 @@ class Recording:
         outside()
 
 
+class SpreadingAttention(GatheringAttention):
+    """The same, which would rather have a row for each token of short prompts."""
+
+    spreads_prompts = True
+
+
 def graphed(
-    config: EngineConfig, max_tokens: int = 0, widths: Sequence[int] = ()
+    config: EngineConfig, max_tokens: int = 0, widths: Sequence[int] = (), *, spreads: bool = False
 ) -> tuple[ModelRunner, Recording]:
     """Return a runner with `config.kv_pages` pages whose plain decodes are replayed, and the recording. For
-    `max_tokens` and `widths` see `ModelRunner.add_token_graphs`.
+    `max_tokens` and `widths` see `ModelRunner.add_token_graphs`; `spreads`: whether attention asks for a row for
+    each token of short prompts.
     """
     loaded = load_model(config)
     runner = loaded.with_pages(loaded.num_pages + 1)
     model = runner.model_config
     shape = AttentionShape.of(model.attention, model.windows, config.page_size)
-    runner._attention = GatheringAttention(shape)
+    runner._attention = (SpreadingAttention if spreads else GatheringAttention)(shape)
     if runner.layer_groups is not None:
         runner._attention = GroupedAttention(*map(GatheringAttention, shapes(shape)))
     recording = Recording()

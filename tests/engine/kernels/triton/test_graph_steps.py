@@ -15,17 +15,20 @@ from engine.config import EngineConfig
 from engine.graphs.decode_graphs import DecodeGraphs
 from engine.kernels.triton import rows as row_kernels
 from engine.kernels.triton import sample
+from engine.kernels.triton.shared_prefixes import RowGroups
+from engine.kernels.triton.tile import TILE
 from engine.loading.load_model import load_model
 from engine.models.decoder import Decoder
 from engine.models.operations import Rotary
 from engine.models.triton_operations import TritonOperations
 from engine.request import PENDING
+from engine.runner.model_runner import ModelRunner
 from engine.sampling.graph_chooser import torch_graph_chooser, triton_graph_chooser
 from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.checkpoints import AWQ, FP8_BLOCKS, awq, fp8_blocks, make
 from tests.engine.support.graph_workloads import greedy_request
 from tests.engine.support.operations_seen import Operations
-from tests.engine.support.oracle import save_tiny
+from tests.engine.support.oracle import VOCAB, save_tiny
 from tests.engine.support.recorded_graphs import Recording
 from tests.engine.support.sampling_rows import row_params
 
@@ -45,6 +48,63 @@ _FOR_THE_HOST = {"aten.bincount.default", "aten.nonzero.default", "aten._local_s
 """Operations whose results the host reads, for which no graph can wait."""
 
 
+def with_our_kernels(config: EngineConfig) -> ModelRunner:
+    """Return a runner of our kernels, with a page more than `config` says, for graphs."""
+    loaded = load_model(config)
+    runner = loaded.with_pages(loaded.num_pages + 1)
+    facts, decoder = runner.model_config, runner._decoder
+    assert isinstance(decoder, Decoder)
+    rotary = Rotary.of(facts.ropes, facts.head_dim, torch.float32, CPU)
+    decoder.operations = partial(TritonOperations, rotary)
+    heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
+    runner._attention = TritonAttention(AttentionShape(*heads, config.page_size, frozenset({None})))
+    return runner
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
+def test_a_question_after_a_long_prefix_is_rows_that_share_it(tmp_path: Path) -> None:
+    """Beside a decode and a prompt, which share nothing, in one graph."""
+    config = EngineConfig(
+        str(save_tiny("qwen3", tmp_path, num_hidden_layers=1, max_position_embeddings=640)),
+        device="cpu",
+        attention="reference",
+        page_size=16,
+        kv_pages=60,
+        max_model_len=640,
+        threads=1,
+    )
+    plain, runner = load_model(config), with_our_kernels(config)
+    recording = Recording()
+    runner.add_token_graphs(3, 32, (), recording)
+    decode, short = greedy_request("d", 6), greedy_request("s", 7)
+    long = greedy_request("l", 600)
+    long.tokens[:] = [token % VOCAB for token in long.tokens]
+    pages = list(range(2, 40))
+    plain.run(StepPlan((Chunk(long, 0, 590, long.tokens[:590], pages, samples=False),)))
+    plain.run(StepPlan((Chunk(decode, 0, 5, decode.tokens[:5], [0], samples=False),)))
+    runner._pages.data[:, :, :60] = plain._pages.data[:, :, :60]
+    chunks = (
+        Chunk(decode, 5, 1, decode.tokens[5:], [0], samples=True),
+        Chunk(short, 0, 7, short.tokens, [1], samples=True),
+        Chunk(long, 590, 10, long.tokens[590:], pages, samples=True),
+    )
+    expected = plain.run(StepPlan(chunks)).token_ids
+    seen: list[list[int]] = []
+    find = RowGroups.find
+
+    def noting(groups: RowGroups, *rows: torch.Tensor) -> None:
+        find(groups, *rows)
+        seen.append((groups.tiles * TILE.value).tolist())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowGroups, "find", noting)
+        for _ in range(2):
+            result = runner.run(StepPlan(chunks))
+            assert result.token_ids == expected
+    assert result.is_replayed and recording.num_cuts == 0
+    assert len(seen) == 2 and seen[0] == [0] * 8 + [576] * 10 + [0] * 6
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
 @pytest.mark.parametrize("kind", MODELS)
 def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(kind: str, tmp_path: Path) -> None:
@@ -53,14 +113,7 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(kind: str, tmp_path
     config = EngineConfig(
         str(model), device="cpu", attention="reference", page_size=4, kv_pages=24, max_model_len=32, threads=1
     )
-    plain = load_model(config)
-    runner = load_model(config).with_pages(25)
-    facts, decoder = runner.model_config, runner._decoder
-    assert isinstance(decoder, Decoder)
-    rotary = Rotary.of(facts.ropes, facts.head_dim, torch.float32, CPU)
-    decoder.operations = partial(TritonOperations, rotary)
-    heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
-    runner._attention = TritonAttention(AttentionShape(*heads, 4, frozenset({None})))
+    plain, runner = load_model(config), with_our_kernels(config)
     recording = Recording()
     runner.add_graphs(3, recording)
     assert isinstance(runner._decodes, DecodeGraphs)
