@@ -16,7 +16,6 @@ from engine.kernels.triton.fp8 import round_rows
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.silu import gated_fp8, gelu_mul, silu_mul
-from engine.models import linear
 from engine.models.linear import Rounded, round_fp8
 from engine.models.operations import Rotary
 from engine.models.rope import RopeConfig
@@ -247,18 +246,19 @@ def test_a_model_in_float8_computes_the_same_with_fewer_kernels(
     """
     model = save_tiny(family, tmp_path, num_hidden_layers=2)
     counts = []
+    round_alone = Rounded.of
     for kind in (SeparateRounding, TritonOperations):
         rounded: list[torch.Tensor] = []
         with monkeypatch.context() as patch:
             patch.setattr(
-                linear, "round_fp8", lambda x, each=None, seen=rounded: seen.append(x) or round_fp8(x, each)
+                Rounded, "of", lambda x, inputs, seen=rounded: seen.append(x) or round_alone(x, inputs)
             )
             counts.append((logits_by(kind, model, quantization="fp8"), len(rounded)))
     (expected, separate), (found, fused) = counts
     assert torch.equal(found, expected)
-    weights, steps = 2 * 7, 2  # Each of a checkpoint's seven matrices is rounded as it is loaded.
-    assert separate - weights == steps * 2 * 4
-    assert fused - weights == steps * 2 * (3 if family == "olmo2" else 1)
+    num_steps, num_layers = 2, 2
+    assert separate == num_steps * num_layers * 4
+    assert fused == num_steps * num_layers * (3 if family == "olmo2" else 1)
 
 
 def logits_by(kind: Callable[..., Any], model: Path, **settings: Any) -> torch.Tensor:
