@@ -29,6 +29,9 @@ TURN_MESSAGES = 64
 """Messages of one replica that are handled before all else that the event loop has to do."""
 HELLO_S = 0.5
 """Seconds of silence after which an ingress says hello again."""
+STILL_S = 1.0
+"""Most seconds between two ticks that count as a replica's silence. In a longer time this process stood still, and
+what the replica sent meanwhile has yet to be received, as ZeroMQ's thread stood still too."""
 SILENT_HELLOS = 5
 """Hellos without any answer after which an ingress connects anew, under another identity: its connection may be
 half open, and after a failed handshake ZeroMQ tries no more.
@@ -134,7 +137,8 @@ class WireConnection:
         """Numbers of dropped messages and detected gaps, by kind."""
         self._ingress_id, self._listener = ingress_id, listener
         self._clock, self._lost_after_s = clock, lost_after_s
-        self._opened = self._last_hello = clock()
+        self._last_hello = self._silent_until = clock()
+        self._silence = 0.0  # since the last message, in seconds that this process was there to hear
         self._num_silent = 0  # hellos since the last message
         self._was_lost = self._is_over = False
         self._model = model
@@ -224,12 +228,13 @@ class WireConnection:
         if self._socket.closed or self._is_over:
             return
         now = self._clock()
-        silence = now - (self._opened if self.last_message_at is None else self.last_message_at)
-        if silence > HELLO_S and now - self._last_hello > HELLO_S:
+        self._silence += min(now - self._silent_until, STILL_S)
+        self._silent_until = now
+        if self._silence > HELLO_S and now - self._last_hello > HELLO_S:
             if self._num_silent >= SILENT_HELLOS:
                 self._connect_anew()
             self.hello()
-        if silence > self._lost_after_s:
+        if self._silence > self._lost_after_s:
             self.suspect()
         elif self.is_answering:
             for learned in (self._cache, self._store):
@@ -282,7 +287,8 @@ class WireConnection:
             return
         if not self._is_next(message):
             return
-        self.last_message_at = self._clock()
+        self.last_message_at = self._silent_until = self._clock()
+        self._silence = 0.0
         if not self.is_answering:
             self.is_answering, self._was_lost = True, False
             self._listener.on_answering(self.address.replica, True)

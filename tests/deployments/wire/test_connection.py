@@ -59,6 +59,28 @@ def test_after_silent_hellos_an_ingress_connects_anew_under_another_identity(dea
     run_scenario(scenario())
 
 
+def test_a_replica_is_not_lost_because_this_process_stood_still(deaf: Deaf) -> None:
+    """What it sent meanwhile has yet to arrive: ZeroMQ's thread stood still too. Its silence afterwards counts."""
+
+    async def scenario() -> None:
+        now = 0.0
+        connection = WireConnection(deaf.context, deaf.address, "i", Silence(), lambda: now, lost_after_s=3.0)
+
+        def tick(*periods: float) -> None:
+            nonlocal now
+            for period in periods:
+                now += period
+                connection.tick()
+
+        tick(*[0.1] * 15, 60.0)  # as after a pause of its virtual machine
+        assert not connection.is_lost
+        tick(*[0.1] * 8)
+        assert connection.is_lost
+        connection.close()
+
+    run_scenario(scenario())
+
+
 def test_hellos_are_numbered_however_the_clock_steps(deaf: Deaf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of a later connection to the same replica: a replica drops what is numbered lower."""
     clock = iter(range(10**18, 0, -3600 * 10**9))
