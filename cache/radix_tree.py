@@ -401,7 +401,9 @@ def common_prefix(run: array[int], tokens: Sequence[int], start: int, stop: int)
     low, size, stop = 0, 16, min(len(run), stop - start)
     while low < stop:
         high = low + size if low + size < stop else stop
-        ours, theirs = run[low:high], array("i", tokens[start + low : start + high])
+        ours, theirs = run[low:high], tokens[start + low : start + high]
+        if not isinstance(theirs, array):  # whose type is ours: that of all arrays of tokens
+            theirs = array("i", theirs)
         if ours != theirs:
             return low + first_difference(ours, theirs)
         low, size = high, 2 * size

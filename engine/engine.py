@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import secrets
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from cache import KVCacheManager, Namespace, SharedPrefixes
 from engine.config import EngineConfig
@@ -252,7 +255,7 @@ class Engine:
             raise ValueError(not_served("generate", self.tasks, is_encoder=True))
         pooled = () if sampling.pooling is None else sampling.pooling.token_ids
         for name, ids in (("prompt", prompt_ids), ("output", output_ids), ("pooling", pooled)):
-            if ids and not 0 <= min(ids) <= max(ids) < self.model.vocab_size:
+            if ids and not _are_below(self.model.vocab_size, ids):
                 outside = next(token for token in ids if not 0 <= token < self.model.vocab_size)
                 raise ValueError(
                     f"token id {outside} in the {name} is not in the vocabulary of {self.model.vocab_size} tokens"
@@ -313,6 +316,14 @@ class Engine:
 
         tokenizer = load_tokenizer(model_directory(self.config))
         return Vocabulary.of(tokenizer, self.model.vocab_size, self.model.eos_token_ids)
+
+
+def _are_below(size: int, ids: Sequence[int]) -> bool:
+    """Whether all of `ids`, at least one, are from 0 to `size` - 1. An array, as from the wire, is not copied."""
+    if isinstance(ids, array):
+        numbers = np.asarray(ids)
+        return bool(numbers.min() >= 0 and numbers.max() < size)
+    return 0 <= min(ids) <= max(ids) < size
 
 
 def _speculator(settings: Speculation | None, drafter: Drafter | None) -> Speculator | None:

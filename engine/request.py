@@ -211,6 +211,14 @@ class Request:
         return self.tokens[: max(self.num_prompt_reported, 1)]
 
     @property
+    def looked_up(self) -> Sequence[int]:
+        """The same tokens, to be looked up in a cache: until one is generated, those of the prompt as it came. The
+        wire brings an array, which the cache compares with its own as they are.
+        """
+        tokens = self.reusable
+        return self.prompt_ids if tokens is self.tokens and len(tokens) == len(self.prompt_ids) else tokens
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether it has more tokens to compute than the one that the previous step sampled."""
         return len(self.tokens) - self.num_computed - (self.tokens[-1] == PENDING) > 1

@@ -270,9 +270,11 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
     return _packed("i", token_ids)
 
 
-def unpack_tokens(data: bytes) -> list[int]:
-    """Unpack token ids. Raises MalformedMessage when `data` is not a whole number of them."""
-    return _unpacked("i", data).tolist()
+def unpack_tokens(data: bytes) -> array[int]:
+    """Unpack token ids, as the engine's cache compares them. Raises MalformedMessage when `data` is not a whole
+    number of them.
+    """
+    return _unpacked("i", data)
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:

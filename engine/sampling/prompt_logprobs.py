@@ -52,7 +52,7 @@ def spans_to_score(chunks: Sequence[Chunk]) -> list[PromptSpan]:
         first = max(chunk.start + 1, request.num_prompt_reported)
         end = min(chunk.start + chunk.num_tokens + 1, request.num_prompt)
         if num_top is not None and first < end:
-            targets = request.prompt_ids[first:end]
+            targets = [*request.prompt_ids[first:end]]
             wanted.append(PromptSpan(request.request_id, row + first - 1 - chunk.start, targets, first, num_top))
         row += chunk.num_tokens
     return wanted

@@ -81,7 +81,7 @@ class KVAllocator:
 
     def welcome(self, request: Request, now: float) -> None:
         """Put a new request in the queue, between two steps, and begin to load what a lower tier has of it."""
-        found = self.cache.find(request.namespace, request.reusable)
+        found = self.cache.find(request.namespace, request.looked_up)
         self.host.fetch(request, found.length, self._budget.prefill_rate, now)
         self._enqueue(request, found)
 
@@ -130,7 +130,7 @@ class KVAllocator:
         growth = _growth(request)
         room = self.cache.available - sum([self._pages_after_all(other, growth) for other in others])
         room += sum(lease.num_pages for victim in victims for lease in beam_group.leases(victim))
-        length, num_found = _length_after(request, growth), self.cache.peek(request.namespace, request.reusable)
+        length, num_found = _length_after(request, growth), self.cache.peek(request.namespace, request.looked_up)
         in_rows = self.cache.pages_for(length) - -(-length // self.cache.page_size)
         num_missing = (request.width - 1) * growth + length - num_found
         return num_missing <= (room - in_rows) * self.cache.page_size
@@ -142,7 +142,7 @@ class KVAllocator:
     def _start_if_it_fits(self, step: StepBuilder, request: Request, now: float) -> AdmissionOutcome:
         if not self._has_rows(request, self._num_rows):
             return AdmissionOutcome.NO_MEMORY
-        match = self.cache.match(request.namespace, request.reusable, now)
+        match = self.cache.match(request.namespace, request.looked_up, now)
         found = Found(match.length, match.seen)
         num_reached = self.host.reach(request, found, self._budget.prefill_rate)
         if self.host.is_awaited(request.request_id, now) or self._is_being_computed(request, num_reached):
@@ -151,7 +151,7 @@ class KVAllocator:
         if num_reached > found.length and self.cache.ends is not None:
             # Hold before locking: the lease may take a state's slot, and that state take pages of the host.
             self.host.hold(request, found, num_reached)
-            match = self.cache.match_bare(request.namespace, request.reusable, num_reached, now)
+            match = self.cache.match_bare(request.namespace, request.looked_up, num_reached, now)
         lease = self.cache.lock(match, priority=request.priority)
         fits = self._fits(request, lease)
         # The copy is not needed if the host has the page that the match ends in, and it may be one page too many.
@@ -385,7 +385,7 @@ class KVAllocator:
         self.num_preemptions += 1
         self._leave(request)
         step.preempted.append(request)
-        found = self.cache.find(request.namespace, request.reusable)
+        found = self.cache.find(request.namespace, request.looked_up)
         self._enqueue(request, found)  # at its old position, which it keeps
 
     def _release_pages(self, request: Request, now: float, keep: bool) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Sequence
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cache import KVCacheManager, Namespace, OutOfPages
+from cache.radix_tree import common_prefix
 from tests.cache.support.checked_cache import NAMESPACES, checked_cache
 
 
@@ -18,6 +24,24 @@ def test_reuse_is_exact_to_the_token_at_any_page_size(page_size: int) -> None:
         assert checked.serve([*first[:diverges], 1000 + diverges, 7]) == diverges
     assert checked.serve(first) == len(first) - 1  # one token is left to compute
     assert checked.serve([*first, 5]) == len(first)
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.booleans(), st.data())
+def test_the_common_prefix_ends_at_the_first_difference(
+    length: int, start: int, is_different: bool, data: st.DataObject
+) -> None:
+    """Whether tokens are in a list, a tuple or an array, as the wire brings them."""
+    run = array("i", data.draw(st.lists(st.integers(0, 3), min_size=length, max_size=length)))
+    following = run[:]
+    expected = length
+    if is_different and length:
+        expected = data.draw(st.integers(0, length - 1))
+        following[expected] += 1
+    tokens = [9] * start + following.tolist() + [9]
+    stop = data.draw(st.integers(start, len(tokens)))
+    kinds: list[Callable[[Sequence[int]], Sequence[int]]] = [list, tuple, lambda ids: array("i", ids)]
+    for kind in kinds:
+        assert common_prefix(run, kind(tokens), start, stop) == min(expected, stop - start)
 
 
 def test_whole_pages_are_shared_and_the_page_of_the_match_s_end_is_copied_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from array import array
 
 import pytest
 
@@ -80,6 +81,10 @@ def test_bad_calls_say_what_was_expected(llm: LLM) -> None:
         llm.generate([[]])
     with pytest.raises(ValueError, match="not in the vocabulary of 4096"):
         llm.generate([[5000]])
+    for outside in (4096, -1):
+        ids = array("i", [0, 4095, outside, 7])  # as the wire brings them
+        with pytest.raises(ValueError, match=f"token id {outside} in the prompt is not in the vocabulary of 4096"):
+            llm.engine.new_request("r", ids, SamplingParams())
     with pytest.raises(ValueError, match="2 prompts and 1 sampling"):
         llm.generate(["a", "b"], [SamplingParams()])
 

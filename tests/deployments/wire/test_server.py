@@ -253,7 +253,7 @@ def test_a_request_is_accepted_with_an_empty_delta_and_counted_for_all_ingresses
     one.send(ask("a", number=7, tenant="t"))
     (accepted,) = one.receive(messages.Tokens).deltas
     assert accepted == StreamDelta("a")
-    assert [(asked.tenant, messages.unpack_tokens(asked.prompt_ids)) for asked in requests.asked] == [
+    assert [(asked.tenant, messages.unpack_tokens(asked.prompt_ids).tolist()) for asked in requests.asked] == [
         ("t", [1, 2, 3])
     ]
 

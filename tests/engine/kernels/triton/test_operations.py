@@ -250,9 +250,7 @@ def test_a_model_in_float8_computes_the_same_with_fewer_kernels(
     for kind in (SeparateRounding, TritonOperations):
         rounded: list[torch.Tensor] = []
         with monkeypatch.context() as patch:
-            patch.setattr(
-                Rounded, "of", lambda x, inputs, seen=rounded: seen.append(x) or round_alone(x, inputs)
-            )
+            patch.setattr(Rounded, "of", lambda x, inputs, seen=rounded: seen.append(x) or round_alone(x, inputs))
             counts.append((logits_by(kind, model, quantization="fp8"), len(rounded)))
     (expected, separate), (found, fused) = counts
     assert torch.equal(found, expected)
