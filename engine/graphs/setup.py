@@ -95,7 +95,7 @@ def _tokens_while_launching(model: ModelConfig) -> int:
     tables = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
     per_token = 2 * (model.active_parameters - tables)
     found = model.num_layers * _LAUNCHES_OF_A_LAYER_S * _RATE / per_token
-    return max(_SIZES_CHOSEN[0], *(size for size in _SIZES_CHOSEN if size <= found))
+    return max([_SIZES_CHOSEN[0], *(size for size in _SIZES_CHOSEN if size <= found)])
 
 
 def graph_bytes(

@@ -89,13 +89,14 @@ def test_graphs_of_drafts_and_of_pieces_are_counted(model: Any) -> None:
 def test_small_models_have_graphs_of_longer_prompts(tmp_path: Path) -> None:
     """An 8B takes an H100 so long for 512 tokens that the host has launched what follows; a 0.6B for no prompt."""
     chosen = {}
-    for name in ("qwen3-0.6b", "llama-3.1-8b"):
-        (tmp_path / "config.json").write_text(json.dumps(MODELS[name]))
+    large = MODELS["llama-3.1-8b"] | {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80}
+    for name, raw in {**MODELS, "70b": large}.items():
+        (tmp_path / "config.json").write_text(json.dumps(raw))
         facts = ModelConfig.from_directory(tmp_path)
         chosen[name] = piece_tokens(EngineConfig(max_step_tokens=8192), facts)
         assert piece_tokens(EngineConfig(graph_tokens=64), facts) == 64
         assert piece_tokens(EngineConfig(max_step_tokens=300), facts) == 300
-    assert chosen == {"qwen3-0.6b": 2048, "llama-3.1-8b": 512}
+    assert chosen == {"qwen3-0.6b": 2048, "llama-3.1-8b": 512, "qwen3-14b": 512, "70b": 512}
 
 
 def test_kernels_of_experts_and_what_they_write_are_counted(tmp_path: Path) -> None:
