@@ -72,7 +72,7 @@ class AttentionBatch:
 
     def spread(self) -> AttentionBatch:
         """Return the batch with a row for each token, which attends to its own position and all before it. Not for
-        models with states.
+        models with states, or with other groups of layers.
         """
         lens = zip(self.query_lens, self.kv_lens_host, strict=True)
         kv_lens = [length for count, end in lens for length in range(end - count + 1, end + 1)]
@@ -85,7 +85,6 @@ class AttentionBatch:
             qo_indptr=torch.arange(count + 1, dtype=torch.int32, device=rows.device),
             kv_lens=(self.positions + 1).int(),
             block_table=self.block_table.index_select(0, rows),
-            more_tables=None if self.more_tables is None else self.more_tables.index_select(1, rows),
         )
 
     @classmethod

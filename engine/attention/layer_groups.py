@@ -15,13 +15,14 @@ from engine.attention.kv_pages import UNSCALED, KVScales
 class GroupedAttention:
     """A backend for such models, which consists of one for layers without a window and one for the others."""
 
+    spreads_prompts = False
+
     def __init__(self, whole: AttentionBackend, windowed: AttentionBackend) -> None:
         self._whole, self._windowed = whole, windowed
         self.name = whole.name
         self.is_capturable = whole.is_capturable and windowed.is_capturable
         self.captures_prompts = whole.captures_prompts and windowed.captures_prompts
         self.plans_by_bounds = whole.plans_by_bounds or windowed.plans_by_bounds
-        self.spreads_prompts = whole.spreads_prompts and windowed.spreads_prompts
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -65,16 +65,7 @@ class DraftGraphs:
         most = max(size.rows for size in self._sizes)
         pages = -(-max_len // page_size)
         self._inputs = StepInputs(len(hidden), empty_slot, hidden.device, most, pages, num_groups)
-        self._graphs = StepGraphs(self._sizes, self._compute, capture)
-
-    @property
-    def num_graphs(self) -> int:
-        """Number of graphs of all sizes."""
-        return len(self._sizes)
-
-    def capture_all(self) -> None:
-        """Record the graphs of all sizes (`StepGraphs.capture_all`)."""
-        self._graphs.capture_all()
+        self.graphs = StepGraphs(self._sizes, self._compute, capture)
 
     def size_of(self, batch: AttentionBatch) -> DraftSize | None:
         """Return the size of the graph for a step; None if there is none, or too much of it would be padding."""
@@ -93,7 +84,7 @@ class DraftGraphs:
         """
         self._inputs.write_tokens(ids, batch, size.num_tokens)
         self._inputs.write_rows(batch, size.rows)
-        is_replayed = self._graphs.run(size)
+        is_replayed = self.graphs.run(size)
         return self._hidden[: len(ids)], is_replayed
 
     @torch.inference_mode()

@@ -52,16 +52,8 @@ class PieceGraphs:
         self._query = hidden.new_zeros(max_tokens, num_heads, head_dim)
         self._attended = hidden.new_zeros(max_tokens, num_heads * head_dim)
         self._step: AttentionStep | None = None
-        self._graphs = StepGraphs(self._sizes, self._compute, capture)
-
-    @property
-    def num_graphs(self) -> int:
-        """Number of sizes: each is as many graphs as there are layers, and one more."""
-        return len(self._sizes)
-
-    def capture_all(self) -> None:
-        """Record the graphs of all sizes (`StepGraphs.capture_all`)."""
-        self._graphs.capture_all()
+        self.graphs = StepGraphs(self._sizes, self._compute, capture)
+        """Each is as many CUDA graphs as there are layers, and one more."""
 
     def size_of(self, num_tokens: int) -> int | None:
         """Return the size of the graphs for a step; None if there is none."""
@@ -74,7 +66,7 @@ class PieceGraphs:
         self._inputs.write_tokens(ids, step.batch, size)
         self._step = step
         try:
-            is_replayed = self._graphs.run(size)
+            is_replayed = self.graphs.run(size)
         finally:
             self._step = None
         return self._hidden[: len(ids)], is_replayed

@@ -10,8 +10,6 @@ this is for attention that reads it once for all of them (`AttentionBackend.spre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from engine.attention.batch import AttentionBatch
@@ -46,16 +44,7 @@ class SpreadGraphs:
         self._sizes = spread_sizes(max_tokens)
         most, pages = self._sizes[-1], -(-max_len // page_size)
         self._inputs = StepInputs(most, empty_slot, hidden.device, most, pages)
-        self._graphs = StepGraphs(self._sizes, self._compute, capture)
-
-    @property
-    def num_graphs(self) -> int:
-        """Number of graphs of all sizes."""
-        return len(self._sizes)
-
-    def capture_all(self) -> None:
-        """Record the graphs of all sizes (`StepGraphs.capture_all`)."""
-        self._graphs.capture_all()
+        self.graphs = StepGraphs(self._sizes, self._compute, capture)
 
     def size_of(self, batch: AttentionBatch) -> int | None:
         """Return the size of the graph for a step; None if there is none."""
@@ -69,7 +58,7 @@ class SpreadGraphs:
         """
         self._inputs.write_tokens(ids, batch, size)
         self._inputs.write_rows(batch.spread(), size)
-        is_replayed = self._graphs.run(size)
+        is_replayed = self.graphs.run(size)
         return self._hidden[: len(ids)], is_replayed
 
     @torch.inference_mode()
@@ -78,6 +67,6 @@ class SpreadGraphs:
         self._hidden[:size] = self._layers(self._inputs.token_ids(size), batch)
 
 
-def spread_sizes(max_tokens: int) -> Sequence[int]:
+def spread_sizes(max_tokens: int) -> list[int]:
     """Return the numbers of tokens of graphs for steps of up to `max_tokens`, ascending; none for 0."""
     return piece_sizes(min(max_tokens, _MOST_TOKENS))

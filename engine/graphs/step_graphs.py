@@ -101,6 +101,11 @@ class StepGraphs(Generic[K]):
         self._replays: dict[K, Callable[[], None]] = {}
         self._unrecorded: dict[K, RuntimeError] = {}
 
+    @property
+    def num_graphs(self) -> int:
+        """Number of sizes."""
+        return len(self.sizes)
+
     def capture_all(self) -> None:
         """Record all sizes, the largest first, so that the others find the memory they need in the pool.
 

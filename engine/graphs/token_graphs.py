@@ -25,7 +25,7 @@ class TokenGraphs:
         self, drafts: DraftGraphs | None, spreads: SpreadGraphs | None, pieces: PieceGraphs | None
     ) -> None:
         self._drafts, self._spreads, self._pieces = drafts, spreads, pieces
-        self._kinds = [kind for kind in (drafts, spreads, pieces) if kind is not None]
+        self._kinds = [kind.graphs for kind in (drafts, spreads, pieces) if kind is not None]
 
     @property
     def num_graphs(self) -> int:

@@ -17,7 +17,7 @@ from engine.sampling_params import SamplingParams
 from tests.engine.support.engines_on_ranks import PROMPTS, ranks_config, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import random_ids, save_tiny
 from tests.engine.support.rank_processes import Threads
-from tests.engine.support.recorded_graphs import GatheringAttention, Recording
+from tests.engine.support.recorded_graphs import GatheringAttention, Recording, SpreadingAttention
 
 LIMITED = {"attention": "reference", "max_model_len": 128, "cuda_graphs": "lazy"}
 """Recorded steps gather whole page tables, and each size on its first use."""
@@ -78,6 +78,22 @@ def test_ranks_replay_steps_with_drafts_and_with_prompts(model: Path, recordings
     assert tokens_of_each(shared) == tokens_of_each(alone)
     replayed = {(recording.num_replayed, recording.num_cuts) for recording in recordings}
     assert len(replayed) == 1 and min(replayed.pop()) > 0
+
+
+def test_ranks_replay_short_prompts_as_rows_of_a_token_each(
+    model: Path, recordings: list[Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside decodes, and in the graphs of the same sizes on every rank."""
+    monkeypatch.setattr(load_model, "choose_backend", lambda names, shape, *_: SpreadingAttention(shape))
+    params = SamplingParams(temperature=0, max_tokens=12)
+    prompts = [random_ids(seed, length) for seed, length in enumerate((16, 15, 3, 30))]
+    alone, _ = run_on_ranks(model, 1, prompts, params, attention="reference", cuda_graphs="off")
+    recordings.clear()
+    shared, _ = run_on_ranks(model, 2, prompts, params, max_step_tokens=20, max_running=4, **LIMITED)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
+    found = {(recording.num_recorded, recording.num_replayed, recording.num_cuts) for recording in recordings}
+    [(_, num_replayed, num_cuts)] = found
+    assert num_replayed > 0 == num_cuts
 
 
 def test_preempted_requests_swap_their_pages_between_replays_on_every_rank(
