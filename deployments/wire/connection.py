@@ -137,7 +137,7 @@ class WireConnection:
         """Numbers of dropped messages and detected gaps, by kind."""
         self._ingress_id, self._listener = ingress_id, listener
         self._clock, self._lost_after_s = clock, lost_after_s
-        self._last_hello = self._silent_until = clock()
+        self._last_hello = self._counted_until = clock()
         self._silence = 0.0  # since the last message, in seconds that this process was there to hear
         self._num_silent = 0  # hellos since the last message
         self._was_lost = self._is_over = False
@@ -228,8 +228,8 @@ class WireConnection:
         if self._socket.closed or self._is_over:
             return
         now = self._clock()
-        self._silence += min(now - self._silent_until, STILL_S)
-        self._silent_until = now
+        self._silence += min(now - self._counted_until, STILL_S)
+        self._counted_until = now
         if self._silence > HELLO_S and now - self._last_hello > HELLO_S:
             if self._num_silent >= SILENT_HELLOS:
                 self._connect_anew()
@@ -287,7 +287,7 @@ class WireConnection:
             return
         if not self._is_next(message):
             return
-        self.last_message_at = self._silent_until = self._clock()
+        self.last_message_at = self._counted_until = self._clock()
         self._silence = 0.0
         if not self.is_answering:
             self.is_answering, self._was_lost = True, False
