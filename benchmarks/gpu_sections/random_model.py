@@ -42,7 +42,7 @@ def random_decoder(
     Matrices are drawn with a deviation of inputs ** -0.5, so that each keeps the size of what it gets, which a
     norm has brought to 1; what layers add to the stream grows with the root of their number.
     """
-    decoder, _targets, _groups = plan_loading(config, ALONE, (), config.weight_format)
+    decoder, _targets, _groups = plan_loading(config, ALONE, {}, config.weight_format)
     allocate(decoder, partial(torch.empty, device=device), dtype)
     generator = torch.Generator(device).manual_seed(0)
     for module in decoder.modules():

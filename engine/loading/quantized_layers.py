@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from engine.loading.mapped_tensors import MappedTensor
 from engine.loading.target_parts import WeightTarget
 from engine.loading.tensor_groups import FLOATS, Expected, TensorGroup
 from engine.models.errors import ModelLoadError
@@ -40,7 +41,10 @@ from engine.models.linear import (
 
 MATRICES = ("qkv_proj", "qkv_a_proj", "q_b_proj", "in_proj", "o_proj", "gate_up_proj", "down_proj")
 """The layers that may be quantized."""
-_UNREAD = ("input_scale", "g_idx", "weight_shape", "k_scale", "v_scale", "q_scale")
+_UNREAD = ("input_scale", "activation_scale", "g_idx", "weight_shape")
+"""Tensors of quantized matrices that are not needed: each token's activations are rounded by their own scale."""
+_KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
+"""Scales for KV in eight bits, also in plain checkpoints. Those of `engine.kv_dtype: fp8` are measured here."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position in an int32, in units of four bits, of the outputs 0 to 7 in AWQ."""
 
@@ -60,23 +64,40 @@ class Matrix(NamedTuple):
         return whole[self.own_outputs, self.own_inputs]
 
 
+def is_stored_plain(weights: WeightFormat, name: str, present: Mapping[str, MappedTensor]) -> bool:
+    """Whether a checkpoint has a matrix as plain numbers, while others are quantized.
+
+    Its tensors (`present`) say so. The lists in config.json are read in a different way by each program that writes
+    them, so that they count only where there are no tensors.
+    """
+    if not present:
+        return is_ignored(weights, name)
+    if isinstance(weights, Int4Format):
+        return f"{name}.weight" in present and f"{name}.{weights.codes_name}" not in present
+    weight = present.get(f"{name}.weight")
+    return weight is not None and weight.dtype in FLOATS
+
+
 def quantize_layers(
-    model: nn.Module, parts: Mapping[str, Mapping[str, WeightTarget]], weights: KeptFormat
+    model: nn.Module,
+    parts: Mapping[str, Mapping[str, WeightTarget]],
+    weights: KeptFormat,
+    is_plain: Callable[[str], bool],
 ) -> None:
     """Replace plain layers by quantized ones, all on the meta device. Raises ModelLoadError.
 
     `parts`: for each matrix of the model ("layers.0.attention.qkv_proj"), its projections by their names in the
-    checkpoint.
+    checkpoint. `is_plain`: whether a projection stays as it is.
     """
     for name, targets in parts.items():
         projections = list(targets)
-        plain = [part for part in projections if is_ignored(weights, part)]
+        plain = [part for part in projections if is_plain(part)]
         if name.rpartition(".")[2] not in MATRICES or len(plain) == len(projections):
             continue
         if plain:
             raise ModelLoadError(
-                f"config.json lists {', '.join(plain)} as not quantized, but not all of {', '.join(projections)}: "
-                "these are one matrix here, quantized as a whole or not at all"
+                f"{', '.join(plain)} is not quantized, but {', '.join(set(projections) - set(plain))} is: these are "
+                "one matrix here, quantized as a whole or not at all"
             )
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
@@ -96,8 +117,8 @@ def _check_alike(name: str, experts: Experts) -> None:
     for matrices in experts.matrices_apart:
         if len({type(matrix) for matrix in matrices}) > 1:
             raise ModelLoadError(
-                f"config.json lists some experts of {name} as not quantized, but not all: a layer's experts are "
-                "multiplied at once, so each of their projections is quantized in all of them or in none"
+                f"some experts of {name} are not quantized, but not all: a layer's experts are multiplied at once, so "
+                "each of their projections is quantized in all of them or in none"
             )
 
 
@@ -146,7 +167,8 @@ def tensor_groups(
         assert isinstance(weights, Fp8Format)
         weight = Expected(f"{name}.weight", (outputs, inputs), ("F8_E4M3",))
         yield TensorGroup((weight,), partial(_copy, layer, rows, matrix), lambda: layer.weight[rows])
-        yield TensorGroup((_scales(matrix, weights),), partial(_copy_block_scales, layer, rows, matrix, weights))
+        scales = _scales(matrix, weights, present)
+        yield TensorGroup((scales,), partial(_copy_block_scales, layer, rows, matrix, weights))
         return
     assert isinstance(layer, Fp8Linear)
     if weights is None:
@@ -156,10 +178,10 @@ def tensor_groups(
         weight = Expected(f"{name}.weight", (outputs, inputs), ("F8_E4M3",))
         if weights.block is None:
             yield TensorGroup((weight,), partial(_copy, layer, rows, matrix), lambda: layer.weight[rows])
-            yield TensorGroup((_scales(matrix, weights),), partial(_copy_scale, layer, rows, matrix))
+            yield TensorGroup((_scales(matrix, weights, present),), partial(_copy_scale, layer, rows, matrix))
         else:
             store = partial(_round_blocks, layer, rows, matrix, weights.block)
-            yield TensorGroup((weight, _scales(matrix, weights)), store)
+            yield TensorGroup((weight, _scales(matrix, weights, present)), store)
 
 
 def widened_group(
@@ -180,7 +202,7 @@ def widened_group(
     else:
         dtype = "I8" if isinstance(weights, Int8Format) else "F8_E4M3"
         weight = Expected(f"{matrix.name}.weight", (matrix.outputs, matrix.inputs), (dtype,))
-        tensors = [weight, _scales(matrix, weights)]
+        tensors = [weight, _scales(matrix, weights, present)]
 
         def widen(stored: list[torch.Tensor]) -> torch.Tensor:
             return _widened(stored[0], stored[1], weights.block if isinstance(weights, Fp8Format) else None)
@@ -190,11 +212,13 @@ def widened_group(
     return TensorGroup(tuple(tensors), lambda stored: store([widen(stored)]))
 
 
-def _scales(matrix: Matrix, weights: Fp8Format | Int8Format) -> Expected:
-    """Return the scales that a checkpoint has for a matrix of eight bits."""
-    name, outputs, inputs = f"{matrix.name}.{weights.scale_name}", matrix.outputs, matrix.inputs
+def _scales(matrix: Matrix, weights: Fp8Format | Int8Format, present: Container[str]) -> Expected:
+    """Return the scales that a checkpoint has for a matrix of eight bits, by the first name or the one that it has."""
+    outputs, inputs = matrix.outputs, matrix.inputs
+    names = [f"{matrix.name}.{each}" for each in weights.scale_names]
+    name = next((each for each in names if each in present), names[0])
     if isinstance(weights, Int8Format) or weights.block is None:
-        return Expected(name, (outputs,), FLOATS, ((outputs, 1), (1,), ()))
+        return Expected(name, (outputs,), FLOATS, ((outputs, 1), (1,), (1, 1), ()))
     height, width = weights.block
     return Expected(name, (-(-outputs // height), -(-inputs // width)))
 
@@ -210,9 +234,9 @@ def _widened(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] 
     return weight.float().mul_(scales[:outputs, :inputs])
 
 
-def is_unread(name: str) -> bool:
-    """Whether `name` is a tensor of quantized checkpoints that is not needed."""
-    return name.rpartition(".")[2] in _UNREAD
+def is_unread(name: str, is_quantized: bool) -> bool:
+    """Whether `name` is a tensor of scales or places that is not needed, in a checkpoint that is quantized or not."""
+    return name.rpartition(".")[2] in (*_KV_SCALES, *(_UNREAD if is_quantized else ()))
 
 
 def _round(layer: Fp8Linear, rows: slice, matrix: Matrix, tensors: list[torch.Tensor]) -> None:
@@ -258,13 +282,13 @@ def _int4_tensors(matrix: Matrix, weights: Int4Format) -> list[Expected]:
     if weights.method == "compressed-tensors":
         zeros = Expected(f"{name}.weight_zero_point", (outputs // 8, groups), ("I32",))
         return [
-            Expected(f"{name}.weight_packed", (outputs, inputs // 8), ("I32",)),
+            Expected(f"{name}.{weights.codes_name}", (outputs, inputs // 8), ("I32",)),
             *([] if weights.is_symmetric else [zeros]),
             Expected(f"{name}.weight_scale", (outputs, groups)),
         ]
     codes = (inputs // 8, outputs) if weights.method == "gptq" else (inputs, outputs // 8)
     return [
-        Expected(f"{name}.qweight", codes, ("I32",)),
+        Expected(f"{name}.{weights.codes_name}", codes, ("I32",)),
         Expected(f"{name}.qzeros", (groups, outputs // 8), ("I32",)),
         Expected(f"{name}.scales", (groups, outputs)),
     ]

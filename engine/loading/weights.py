@@ -19,7 +19,7 @@ from engine.kernels import native
 from engine.loading.gemma4_targets import is_kv_of
 from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
 from engine.loading.mxfp4 import mxfp4_group
-from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers, widened_group
+from engine.loading.quantized_layers import Matrix, is_stored_plain, is_unread, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
 from engine.loading.stacked_experts import STACKED, round_stacked, stacked_group
 from engine.loading.target_parts import WeightTarget
@@ -84,20 +84,25 @@ def load_decoder(
 
 
 def plan_loading(
-    config: ModelConfig, ranks: Collective, present: Container[str], stored: WeightFormat | None
+    config: ModelConfig, ranks: Collective, present: Mapping[str, MappedTensor], stored: WeightFormat | None
 ) -> tuple[Decoder, dict[str, WeightTarget], list[TensorGroup]]:
     """Return this rank's share of a model on the meta device, where each tensor of the checkpoint goes, and how.
 
-    `present`: names of the checkpoint's tensors; `stored`: the format in which memory is to hold matrices. Raises
+    `present`: the checkpoint's tensors, none for random numbers; `stored`: the format in which memory is to hold matrices. Raises
     ModelLoadError.
     """
     targets = weight_targets(config, ranks.shard, present)
     with torch.device("meta"):
         decoder = Decoder(ranks.shard.of(config), ranks)
         if isinstance(stored, KeptFormat):
-            quantize_layers(decoder, _parts(targets), stored)
+            quantize_layers(decoder, _parts(targets), stored, partial(_is_plain, config.weight_format, present))
             round_stacked(decoder, {target.parameter for target in targets.values()})
     return decoder, targets, list(_groups(decoder, targets, config, present))
+
+
+def _is_plain(weights: WeightFormat | None, present: Mapping[str, MappedTensor], name: str) -> bool:
+    """Whether a matrix stays plain where others are quantized. `weights` is None where all are rounded at loading."""
+    return weights is not None and is_stored_plain(weights, name, present)
 
 
 def copy_groups(tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGroup]) -> None:
@@ -301,7 +306,7 @@ def _is_harmless(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is computed here anyway, or is a second name of the embedding table, or of keys and values
     in whose place those of another layer are.
     """
-    if config.weight_format is not None and is_unread(name):
+    if is_unread(name, config.weight_format is not None):
         return True
     if name.endswith("rotary_emb.inv_freq") or (name.endswith(HEAD) and config.tied_embeddings):
         return True

@@ -33,9 +33,14 @@ class Fp8Format:
     is_kept: ClassVar = True
     ignored: tuple[str, ...] = ()
     """Layers that are stored as plain numbers."""
-    scale_name: str = "weight_scale"
     block: tuple[int, int] | None = None
     """Outputs and inputs that share a scale; None: one scale per output, or one for all."""
+
+    @property
+    def scale_names(self) -> tuple[str, ...]:
+        """What scales may be called below a matrix's name. Both multiply the weights."""
+        names = "weight_scale", "weight_scale_inv"
+        return names if self.block is None else names[::-1]
 
     @property
     def kept_block(self) -> tuple[int, int] | None:
@@ -64,6 +69,11 @@ class Int4Format:
     zero_offset: int = 0
     """Number to add to stored zero points: 1 in GPTQ's first format."""
 
+    @property
+    def codes_name(self) -> str:
+        """What the codes are called below a matrix's name."""
+        return "weight_packed" if self.method == "compressed-tensors" else "qweight"
+
     def group(self, inputs: int) -> int:
         """Return how many inputs share a scale in a matrix of `inputs` inputs."""
         return self.group_size or inputs
@@ -81,7 +91,7 @@ class Int8Format:
 
     name: ClassVar = "int8"
     is_kept: ClassVar = False
-    scale_name: ClassVar = "weight_scale"
+    scale_names: ClassVar = ("weight_scale",)
     ignored: tuple[str, ...] = ()
 
 
@@ -91,7 +101,7 @@ WeightFormat = KeptFormat | Int8Format
 
 
 def is_ignored(weights: WeightFormat, name: str) -> bool:
-    """Whether the layer `name` ("model.layers.0.mlp.up_proj") is stored as plain numbers.
+    """Whether config.json lists the layer `name` ("model.layers.0.mlp.up_proj") as stored as plain numbers.
 
     An entry is a regular expression after "re:", or a name or whole parts of one ("lm_head", "mlp.down_proj").
     """
@@ -171,7 +181,7 @@ def _fp8(stored: Mapping[str, Any]) -> Fp8Format:
     ignored = tuple(stored.get("modules_to_not_convert") or stored.get("ignored_layers") or ())
     if stored.get("weight_block_size") is None:
         return Fp8Format(ignored)
-    return Fp8Format(ignored, "weight_scale_inv", _block("fp8", stored["weight_block_size"]))
+    return Fp8Format(ignored, _block("fp8", stored["weight_block_size"]))
 
 
 def _block(method: str, sizes: Any) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from cache import Namespace
 from engine.config import EngineConfig
@@ -25,6 +27,7 @@ from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.checkpoints import (
     AWQ,
     FP8_BLOCKS,
+    FP8_OF_TRANSFORMERS,
     INT8,
     Checkpoint,
     awq,
@@ -32,6 +35,7 @@ from tests.engine.support.checkpoints import (
     fp8_blocks,
     fp8_channels,
     fp8_config,
+    fp8_of_transformers,
     fp8_tensor,
     gptq,
     gptq_config,
@@ -64,6 +68,7 @@ MAKERS: dict[str, Callable[[Path], Checkpoint]] = {
     "fp8 by outputs": lambda path: make(path, fp8_channels, fp8_config()),
     "fp8 with biases": lambda path: make(path, fp8_channels, fp8_config(), family="llama_biased"),
     "fp8 with one scale": lambda path: make(path, fp8_tensor, fp8_config("tensor"), family="llama3.1"),
+    "fp8 with one scale, by transformers": lambda path: make(path, fp8_of_transformers, FP8_OF_TRANSFORMERS),
     "fp8 in blocks": lambda path: make(path, fp8_blocks, FP8_BLOCKS),
     "fp8 in blocks of 128": lambda path: make(path, *BLOCKS_OF_128, **WHOLE_BLOCKS),
     "gptq 1": lambda path: make(path, gptq(True, 1), gptq_config()),
@@ -363,7 +368,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "plain where fp8 is said": (
         "fp8 by outputs",
         lambda t: t.update({f"{FIRST}.weight": t[f"{FIRST}.weight"].float()}),
-        rf"{FIRST}.weight is stored as F32; supported are F8_E4M3",
+        rf"{FIRST} is not quantized, but .* one matrix here",
     ),
     "fp8 where plain is said": (
         "fp8 by outputs",
@@ -407,6 +412,51 @@ def test_groups_that_do_not_divide_the_inputs_are_named(tmp_path: Path) -> None:
 
 
 def test_half_of_a_fused_matrix_cannot_be_plain(tmp_path: Path) -> None:
-    model = make(tmp_path, fp8_channels, fp8_config(ignore=["lm_head", FIRST])).quantized
-    with pytest.raises(ModelLoadError, match=rf"lists {FIRST} as not quantized.*one matrix here"):
-        load(model)
+    made = make(tmp_path, fp8_channels, fp8_config(ignore=["lm_head", FIRST]))
+    q_proj = load_file(made.plain / "model.safetensors")[f"{FIRST}.weight"]
+    rewrite(made.quantized, lambda t: (t.pop(f"{FIRST}.weight_scale"), t.update({f"{FIRST}.weight": q_proj})))
+    with pytest.raises(ModelLoadError, match=rf"{FIRST} is not quantized, but .*k_proj.*one matrix here"):
+        load(made.quantized)
+
+
+AWQ_LISTS: dict[str, list[str] | None] = {
+    "a part of a name with its dot": ["model.layers.0."],
+    "the beginning of a projection's name": ["down"],
+    "the class of a layer": [".linear"],
+    "a projection that this file does not have": ["qkv_proj", "gate_up_proj"],
+    "all layers": ["model"],
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("listed", AWQ_LISTS.values(), ids=AWQ_LISTS)
+def test_tensors_say_which_layers_are_plain_whatever_config_json_lists(
+    listed: list[str] | None, tmp_path: Path
+) -> None:
+    """The writers of quantized checkpoints list the layers they left alone each in a way of their own."""
+
+    def most(name: str, matrix: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        is_left = ".layers.0." in name or "down_proj" in name
+        return ({f"{name}.weight": matrix}, matrix) if is_left else awq(name, matrix)
+
+    made = make(tmp_path, most, {**AWQ, "modules_to_not_convert": listed})
+    config = json.loads((made.quantized / "config.json").read_text())
+    if listed is None:
+        del config["quantization_config"]["modules_to_not_convert"]
+        (made.quantized / "config.json").write_text(json.dumps(config))
+    prompt = random_ids(3, 30)
+    expected = oracle_logits(made.plain, prompt)[-1]
+    assert torch.allclose(engine_logits(made.quantized, prompt), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fp8"])
+def test_scales_of_kv_are_left_out(kind: str, tmp_path: Path) -> None:
+    made = make(tmp_path, fp8_channels, fp8_config())
+    model = made.plain if kind == "plain" else made.quantized
+    at = "model.layers.1.self_attn"
+    names = [
+        f"{at}.{name}" for name in ("kv_scale", "k_scale", "attn.v_scale", "k_proj.k_scale", "v_proj.output_scale")
+    ]
+    before = engine_logits(model, random_ids(2, 9))
+    rewrite(model, lambda t: t.update({name: torch.tensor(0.5) for name in names}))
+    assert torch.equal(engine_logits(model, random_ids(2, 9)), before)

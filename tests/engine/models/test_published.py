@@ -73,7 +73,7 @@ def test_experts_of_quantized_checkpoints_have_the_tensors_of_their_format() -> 
     }
     for name, (layer, tensor, last, shape) in expected.items():
         config = ModelConfig.from_json({**PUBLISHED_QUANTIZED[name], "num_hidden_layers": 4}, {}, name)
-        decoder, targets, groups = plan_loading(config, ALONE, (), config.weight_format)
+        decoder, targets, groups = plan_loading(config, ALONE, {}, config.weight_format)
         shapes = {tensor.name: tensor.shape for group in groups for tensor in group.tensors}
         for expert in (0, last):
             assert shapes[f"model.layers.{layer}.{tensor.format(expert)}"] == shape, name

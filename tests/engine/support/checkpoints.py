@@ -101,6 +101,17 @@ def fp8_tensor(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {f"{name}.{key}": value for key, value in tensors.items()}, rounded.float() * scale
 
 
+def fp8_of_transformers(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """The same by the names under which transformers saves it."""
+    tensors, meant = fp8_tensor(name, matrix)
+    weight, scale = (tensors[f"{name}.{key}"] for key in ("weight", "weight_scale"))
+    renamed = {"weight": weight, "weight_scale_inv": scale.view(()), "activation_scale": torch.tensor(0.02)}
+    return {f"{name}.{key}": value for key, value in renamed.items()}, meant
+
+
+FP8_OF_TRANSFORMERS = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+
+
 def fp8_blocks(name: str, matrix: torch.Tensor, size: int = 64) -> tuple[Tensors, torch.Tensor]:
     """A scale for 64 x 64 weights: the tiny model's matrices then have blocks that are cut off."""
     outputs, inputs = matrix.shape
