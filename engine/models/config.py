@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from engine.models.config_keys import UnusedKeys, layered
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
-from engine.models.family import WeightNames
+from engine.models.family import WeightNames, text_config
 from engine.models.formats import Fp8Format, Int8Format, WeightFormat, is_ignored, weight_format
 from engine.models.parts import (
     AttentionConfig,
@@ -59,6 +60,8 @@ class ModelConfig:
     """The layers that keep a state in place of KV; None when none does."""
     inputs: LayerInputsConfig | None = None
     """What enters each layer beside the residual stream; None for nothing."""
+    unused_keys: UnusedKeys = field(default=UnusedKeys(), compare=False)
+    """The keys of config.json that nothing read."""
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
@@ -86,15 +89,16 @@ class ModelConfig:
     @classmethod
     def _from_raw(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         architecture, family = family_of(raw)
-        raw = family.config_of(raw)
-        parts = family.read(raw)
+        tracked = text_config(raw)
+        parts = family.parts_of(tracked)
+        raw = layered(tracked, family.defaults)
         if parts.experts is not None and parts.mlp.activation != "silu" and not parts.experts.are_beside:
             raise ModelLoadError(f"unsupported activation of experts: {parts.mlp.activation}; supported is silu")
         stored = None if parts.experts is not None and parts.experts.is_mxfp4 else weight_format(raw)
         longest = max(
             (layer.rope.stretched_context for layer in parts.layers if layer.rope is not None), default=0
         )
-        return cls(
+        model = cls(
             architecture=architecture,
             vocab_size=int(raw["vocab_size"]),
             hidden_size=int(raw["hidden_size"]),
@@ -105,7 +109,7 @@ class ModelConfig:
             norms=parts.norms,
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=_eos_token_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
-            dtype=_weight_type(raw.get("dtype", raw.get("torch_dtype"))),
+            dtype=weight_type(raw),
             names=family.names,
             weight_format=stored,
             scales=parts.scales,
@@ -113,6 +117,7 @@ class ModelConfig:
             delta_net=parts.delta_net,
             inputs=parts.inputs,
         )
+        return replace(model, unused_keys=UnusedKeys.of(tracked))
 
     @property
     def num_layers(self) -> int:
@@ -375,8 +380,10 @@ def _eos_token_ids(value: int | list[int] | None) -> frozenset[int]:
     return frozenset(value if isinstance(value, list) else [value])
 
 
-def _weight_type(value: str | None) -> WeightType:
-    name = (value or "float32").removeprefix("torch.")
+def weight_type(raw: Mapping[str, Any]) -> WeightType:
+    """Read the type of a checkpoint's weights, by its name of today or the one of the past. Raises ModelLoadError."""
+    named, once = raw.get("dtype"), raw.get("torch_dtype")
+    name = str(named or once or "float32").removeprefix("torch.")
     if name not in ("float32", "bfloat16", "float16"):
         raise ModelLoadError(f"unsupported weight type {name!r}; supported are float32, bfloat16 and float16")
     return cast(WeightType, name)

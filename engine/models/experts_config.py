@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.models.config_keys import agreed
 from engine.models.errors import ModelLoadError
 
 
@@ -59,44 +60,61 @@ class ExpertsConfig:
     """Whether files hold experts in four bits (`engine/loading/mxfp4.py`), from which they are widened."""
 
     @classmethod
-    def from_config(cls, raw: Mapping[str, Any], renormalizes: bool) -> ExpertsConfig | None:
+    def from_config(
+        cls,
+        raw: Mapping[str, Any],
+        layers: Collection[int] | None = None,
+        *,
+        renormalizes: bool = True,
+        counted: Sequence[str] = ("num_local_experts", "num_experts"),
+        used: str = "num_experts_per_tok",
+        size: str = "intermediate_size",
+    ) -> ExpertsConfig | None:
         """Read the experts of a config.json; None when no layer has any. Raises ModelLoadError, KeyError.
 
-        `renormalizes` is the family's default.
+        `layers`: the sparse layers, None for all. `counted`, `used`, `size`: the family's keys of the number of
+        experts, of those that each token is routed to, and of an expert's inner size.
         """
-        # transformers 5 saves the number under Mixtral's name for both families.
-        named = "num_local_experts" if "num_local_experts" in raw else "num_experts"
-        num_experts, step = int(raw[named]), int(raw.get("decoder_sparse_step", 1))
-        if step < 1:
-            raise ModelLoadError(
-                f"decoder_sparse_step is {step}, expected at least 1 (every how-many-th layer is sparse)"
-            )
-        dense = frozenset(raw.get("mlp_only_layers") or ())
-        sparse = frozenset(range(step - 1, int(raw["num_hidden_layers"]), step)) - dense
+        count = int(raw["num_hidden_layers"])
+        num_experts = int(agreed(raw, *counted))
+        sparse = frozenset(range(count) if layers is None else layers)
         if num_experts == 0 or not sparse:
             return None
-        per_token = int(raw["num_experts_per_tok"])
+        per_token = int(agreed(raw, used, "experts_per_token"))
         if not 1 <= per_token <= num_experts:
-            raise ModelLoadError(f"num_experts_per_tok is {per_token}, expected 1 to {num_experts} ({named})")
-        inner = int(raw.get("moe_intermediate_size", raw["intermediate_size"]))
-        is_renormalized = bool(raw.get("norm_topk_prob", renormalizes))
-        return cls(num_experts, per_token, inner, is_renormalized, sparse, range(num_experts))
+            raise ModelLoadError(f"{used} is {per_token}, expected 1 to {num_experts} ({counted[0]})")
+        return cls(num_experts, per_token, int(raw[size]), renormalizes, sparse, range(num_experts))
 
     @classmethod
-    def from_sigmoid(cls, raw: Mapping[str, Any]) -> ExpertsConfig | None:
+    def from_sigmoid(
+        cls,
+        raw: Mapping[str, Any],
+        *,
+        counted: Sequence[str] = ("n_routed_experts", "num_local_experts"),
+        size: str,
+    ) -> ExpertsConfig | None:
         """Read experts that are chosen by sigmoids, by DeepSeek-V3's keys. Raises ModelLoadError, KeyError."""
-        count = int(raw["n_routed_experts"])
-        first = min(int(raw.get("first_k_dense_replace", 0)), int(raw["num_hidden_layers"]))
-        same = {"num_experts": count, "num_local_experts": count, "mlp_only_layers": list(range(first))}
-        found = cls.from_config({**raw, **same}, renormalizes=True)
+        layers = int(raw["num_hidden_layers"])
+        first = min(int(raw.get("first_k_dense_replace") or 0), layers)
+        found = cls.from_config(
+            raw,
+            range(first, layers),
+            renormalizes=bool(raw.get("norm_topk_prob", True)),
+            counted=counted,
+            size=size,
+        )
         groups, open_groups = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
-        if count % groups or not 1 <= open_groups <= groups:
-            raise ModelLoadError(
-                f"n_group is {groups} and topk_group {open_groups}, expected groups that divide {count} experts "
-                "evenly, and a part of them"
-            )
         if found is None:
             return None
+        if found.num_experts % groups or not 1 <= open_groups <= groups:
+            raise ModelLoadError(
+                f"n_group is {groups} and topk_group {open_groups}, expected groups that divide {found.num_experts} "
+                "experts evenly, and a part of them"
+            )
+        if found.per_token > (chosen := found.num_experts // groups * open_groups):
+            raise ModelLoadError(
+                f"num_experts_per_tok is {found.per_token}, but topk_group leaves {chosen} experts to choose from"
+            )
         return replace(
             found,
             is_sigmoid=True,

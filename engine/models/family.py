@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.models.config_keys import TrackedConfig, layered
+from engine.models.errors import ModelLoadError
 from engine.models.parts import ModelParts
 
 
@@ -75,7 +77,26 @@ class Family:
     names: WeightNames = WeightNames()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys that config.json may leave out."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Values that all models of the family have. The decoder computes these, and no others."""
 
-    def config_of(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a config.json with the keys of its text model, which may be nested, and all defaults."""
-        return {**self.defaults, **raw, **(raw.get("text_config") or {})}
+    def parts_of(self, config: TrackedConfig) -> ModelParts:
+        """Read a model's parts. Raises ModelLoadError, and what `read` raises."""
+        for key, expected in {**_FIXED, **self.fixed}.items():
+            if (value := config.get(key)) is not None and value != expected:
+                raise ModelLoadError(f"{key} is {value!r}, which is not supported here: expected {expected!r}")
+        return self.read(layered(config, self.defaults))
+
+
+_FIXED = {"is_causal": True}
+"""Values that the models of all families have."""
+
+
+def text_config(raw: Mapping[str, Any]) -> TrackedConfig:
+    """Return a config.json with the keys of its text model, which may be nested. These replace what stands beside
+    them, if they say anything.
+    """
+    inside = raw.get("text_config") or {}
+    beside = {key: value for key, value in raw.items() if key != "text_config"}
+    said = {key: value for key, value in inside.items() if value is not None or beside.get(key) is None}
+    return TrackedConfig({**beside, **said})

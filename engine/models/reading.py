@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.models.config_keys import layered
 from engine.models.errors import ModelLoadError
+from engine.models.experts_config import ExpertsConfig
 from engine.models.parts import (
     Activation,
     AttentionConfig,
@@ -15,7 +17,7 @@ from engine.models.parts import (
     NormConfig,
     QKNorm,
 )
-from engine.models.rope import RopeConfig, stretched_scale
+from engine.models.rope import RopeConfig, rope_settings, stretched_scale
 
 Raw = Mapping[str, Any]
 """The contents of a config.json."""
@@ -67,6 +69,10 @@ def read_latent_attention(raw: Raw) -> LatentAttentionConfig:
         raise ModelLoadError(
             "attention_bias is true and q_lora_rank null, expected biases with a q_lora_rank alone"
         )
+    made = {"qk_head_dim": plain_dim + rope_dim, "num_key_value_heads": raw["num_attention_heads"]}
+    for key, expected in made.items():
+        if raw.get(key, expected) != expected:
+            raise ModelLoadError(f"{key} is {raw[key]}, other keys make it {expected}")
     return LatentAttentionConfig(
         int(raw["num_attention_heads"]),
         1,
@@ -83,17 +89,21 @@ def read_latent_attention(raw: Raw) -> LatentAttentionConfig:
     )
 
 
-def read_mlp(raw: Raw, *, bias: bool = False) -> MLPConfig:
-    """Read the dense MLP."""
-    return MLPConfig(int(raw["intermediate_size"]), bias, read_activation(raw))
-
-
-def read_activation(raw: Raw) -> Activation:
-    """Read the activation of gates. Raises ModelLoadError for one that is not supported."""
-    named = raw.get("hidden_activation") or raw.get("hidden_act") or "silu"
-    if named not in _ACTIVATIONS:
-        raise ModelLoadError(f"unsupported activation {named!r}; supported are {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[named]
+def read_mlp(
+    raw: Raw, *, bias: bool = False, size: str = "intermediate_size", activation: str = "hidden_act"
+) -> MLPConfig:
+    """Read the dense MLP. `size` and `activation` are the family's keys. Raises ModelLoadError for an activation that
+    is not supported, and for two that differ.
+    """
+    named = {activation: raw.get(activation) or "silu"}
+    named |= {key: raw[key] for key in ("hidden_act", "hidden_activation") if raw.get(key) is not None}
+    if unknown := [name for name in named.values() if name not in _ACTIVATIONS]:
+        raise ModelLoadError(f"unsupported activation {unknown[0]!r}; supported are {', '.join(_ACTIVATIONS)}")
+    found = {_ACTIVATIONS[name] for name in named.values()}
+    if len(found) > 1:
+        texts = " and ".join(f"{key} {name!r}" for key, name in named.items())
+        raise ModelLoadError(f"{texts} are different activations: expected the same, or only {activation}")
+    return MLPConfig(int(raw[size]), bias, found.pop())
 
 
 def read_norms(raw: Raw, eps: float = 1e-6, *, before: bool = True, after: bool = False) -> NormConfig:
@@ -101,20 +111,46 @@ def read_norms(raw: Raw, eps: float = 1e-6, *, before: bool = True, after: bool 
     return NormConfig(float(raw.get("rms_norm_eps", eps)), before, after)
 
 
-def read_rope(raw: Raw, attention: AttentionConfig, theta: float = 10000.0) -> RopeConfig:
-    """Read the one rotation of all layers that have one; `theta` is the family's default."""
-    return RopeConfig.from_config(raw, attention.turned_dim, theta)
+def read_qwen_experts(raw: Raw, *, renormalizes: bool) -> ExpertsConfig | None:
+    """Read experts by Qwen's keys; `renormalizes` is the family's default. Raises ModelLoadError."""
+    step, count = int(raw.get("decoder_sparse_step", 1)), int(raw["num_hidden_layers"])
+    if step < 1:
+        raise ModelLoadError(
+            f"decoder_sparse_step is {step}, expected at least 1 (every how-many-th layer is sparse)"
+        )
+    dense = frozenset(raw.get("mlp_only_layers") or ())
+    return ExpertsConfig.from_config(
+        raw,
+        frozenset(range(step - 1, count, step)) - dense,
+        renormalizes=bool(raw.get("norm_topk_prob", renormalizes)),
+        counted=("num_experts", "num_local_experts"),
+        size="moe_intermediate_size",
+    )
+
+
+def read_rope(
+    raw: Raw, attention: AttentionConfig, theta: float = 10000.0, *, is_partial: bool = False
+) -> RopeConfig:
+    """Read the one rotation of all layers that have one; `theta` is the family's default, `is_partial` whether it may
+    turn a part of each head.
+    """
+    return RopeConfig.from_config(raw, attention.turned_dim, theta, is_partial=is_partial)
+
+
+def with_rope(raw: Raw, rope: Raw) -> Raw:
+    """Return a config with the family's settings of its rotation, if it has none."""
+    return raw if rope_settings(raw) else layered({"rope_parameters": rope}, raw)
 
 
 def read_ropes(
     raw: Raw, attention: AttentionConfig, theta: float, local_theta: float
 ) -> tuple[RopeConfig, RopeConfig]:
-    """Read two rotations, of layers that attend to all positions and of those with a window. Before transformers
-    5, files stretch the former only, by `rope_scaling`.
+    """Read two rotations, of layers that attend to all positions and of those with a window. `rope_scaling`, as files
+    have it before transformers 5, changes the former only.
     """
-    named = raw.get("rope_parameters") or {"full_attention": raw.get("rope_scaling")}
-    full = {"rope_theta": theta, **(named.get("full_attention") or {})}
-    sliding = {"rope_theta": local_theta, **(named.get("sliding_attention") or {})}
+    named, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    full = layered(scaling, named.get("full_attention") or {}, {"rope_theta": theta})
+    sliding = layered(named.get("sliding_attention") or {}, {"rope_theta": local_theta})
     limit = int(raw["max_position_embeddings"])
     dim = attention.head_dim
     return RopeConfig.from_parameters(full, dim, limit), RopeConfig.from_parameters(sliding, dim, limit)
@@ -167,10 +203,9 @@ def switched_windows(raw: Raw, default: int) -> list[int | None]:
     `use_sliding_window` says so.
     """
     count, window = int(raw["num_hidden_layers"]), raw.get("sliding_window", default)
+    first, kinds = raw.get("max_window_layers", 28), raw.get("layer_types")
     if window is None or not raw.get("use_sliding_window", False):
         return [None] * count
-    kinds = raw.get("layer_types")
     if kinds is not None:
         return listed_windows(raw, window, kinds)
-    first = raw.get("max_window_layers", 28)
     return [window if layer >= first else None for layer in range(count)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.models.config_keys import layered
 from engine.models.errors import ModelLoadError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
@@ -40,23 +41,43 @@ class RopeConfig:
     """longrope: the longest context that is served, in tokens. All of it is turned alike, as its KV is shared."""
 
     @classmethod
-    def from_config(cls, raw: Mapping[str, Any], head_dim: int, theta: float = 10000.0) -> RopeConfig:
-        """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before it).
+    def from_config(
+        cls,
+        raw: Mapping[str, Any],
+        head_dim: int,
+        theta: float = 10000.0,
+        *,
+        is_partial: bool = False,
+        original: int | None = None,
+    ) -> RopeConfig:
+        """Read one rotation from a config.json: its settings, and keys beside them that give what these lack.
 
-        `theta` is the family's default.
+        `theta` is the family's default; `is_partial`: whether the family may turn a part of each head; `original`: the
+        context before it was stretched, in families that state it elsewhere. Raises ModelLoadError.
         """
-        keys = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+        keys = ("rope_theta", "partial_rotary_factor") if is_partial else ("rope_theta",)
         beside = {key: raw[key] for key in keys if raw.get(key) is not None}
-        scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        parameters = {"rope_theta": theta, **beside, **scaling}
-        return cls.from_parameters(parameters, head_dim, int(raw["max_position_embeddings"]))
+        settings = layered(rope_settings(raw), beside, {"rope_theta": theta})
+        if original is not None:
+            key = "original_max_position_embeddings"
+            if settings.get(key, original) != original:
+                raise ModelLoadError(
+                    f"{key} is {original}, and {settings[key]} beside the rope type: expected the same"
+                )
+            settings = layered({key: original}, settings)
+        rope = cls.from_parameters(settings, head_dim, int(raw["max_position_embeddings"]))
+        if rope.rotary_dim is not None and not is_partial:
+            raise ModelLoadError(
+                "partial_rotary_factor is not supported in this family, whose heads are turned as a whole: expected 1"
+            )
+        return rope
 
     @classmethod
     def from_parameters(
         cls, scaling: Mapping[str, Any], head_dim: int, max_position_embeddings: int
     ) -> RopeConfig:
         """Read one rotation. Raises ModelLoadError."""
-        rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
+        rope_type = _rope_type(scaling)
         rope_type = "longrope" if rope_type == "su" else rope_type  # its name in the first Phi-3
         if rope_type not in ROPE_TYPES:
             raise ModelLoadError(f"unsupported rope type {rope_type!r}; supported are {', '.join(ROPE_TYPES)}")
@@ -175,11 +196,32 @@ class RopeConfig:
         return stretched
 
 
+def rope_settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `rope_scaling`, which model cards tell people to add, or else `rope_parameters`, as transformers 5 saves
+    it. Raises ModelLoadError where the former would lose the latter's theta.
+    """
+    added, saved = raw.get("rope_scaling"), raw.get("rope_parameters") or {}
+    if not added:
+        return saved
+    if saved.get("rope_theta") is not None and added.get("rope_theta") is None and raw.get("rope_theta") is None:
+        raise ModelLoadError(
+            f"rope_scaling replaces rope_parameters, whose rope_theta {saved['rope_theta']} it lacks: add rope_theta "
+            "to rope_scaling"
+        )
+    return added
+
+
+def _rope_type(settings: Mapping[str, Any]) -> str:
+    """Return the type by its name of today or the one of the past."""
+    named, once = settings.get("rope_type"), settings.get("type")
+    return str(named or once or "default")
+
+
 def stretched_scale(raw: Mapping[str, Any]) -> float:
     """Return the factor of scores where yarn has `mscale_all_dim` (DeepSeek): the square of its temperature."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rope_type, weight = scaling.get("rope_type") or scaling.get("type"), scaling.get("mscale_all_dim")
-    if rope_type in (None, "default") or not weight:
+    scaling = rope_settings(raw)
+    rope_type, weight = _rope_type(scaling), scaling.get("mscale_all_dim")
+    if rope_type == "default" or not weight:
         return 1.0
     return _temperature(float(scaling["factor"]), float(weight)) ** 2
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from engine.models.config import WeightType
+from engine.models.config import WeightType, weight_type
 from engine.models.errors import ModelLoadError
 from engine.models.reading import check_kinds
 from engine.models.rope import RopeConfig
@@ -141,7 +141,7 @@ def _read_xlm_roberta(raw: Raw, architecture: str) -> EncoderConfig:
         layers=(EncoderLayer(),) * int(raw["num_hidden_layers"]),
         norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
         activation=_activation(raw.get("hidden_act", "gelu")),
-        dtype=_dtype(raw),
+        dtype=weight_type(raw),
         pooling="cls",
         num_positions=rows,
         num_token_types=int(raw.get("type_vocab_size", 1)),
@@ -176,7 +176,7 @@ def _read_modernbert(raw: Raw, architecture: str) -> EncoderConfig:
         layers=_modern_layers(raw, kinds, hidden // heads),
         norm_eps=float(raw.get("norm_eps", 1e-5)),
         activation=_activation(raw.get("hidden_activation", "gelu")),
-        dtype=_dtype(raw),
+        dtype=weight_type(raw),
         pooling=_POOLINGS[pooling],
         is_modern=True,
         has_biases=bool(raw.get("attention_bias", False)),
@@ -232,13 +232,6 @@ def _activation(named: str) -> EncoderActivation:
     if named not in _ACTIVATIONS:
         raise ModelLoadError(f"unsupported activation {named!r}; supported are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[named]
-
-
-def _dtype(raw: Raw) -> WeightType:
-    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    if name not in ("float32", "bfloat16", "float16"):
-        raise ModelLoadError(f"unsupported weight type {name!r}; supported are float32, bfloat16 and float16")
-    return cast(WeightType, name)
 
 
 def _pooling(directory: Path) -> EncoderPooling:

@@ -4,29 +4,36 @@ attention, and experts that sigmoids choose.
 
 from __future__ import annotations
 
-from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import Family, WeightNames
 from engine.models.parts import ModelParts
 from engine.models.reading import Raw, alike, read_latent_attention, read_mlp, read_norms, read_rope
 
-_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
-"""Keys that earlier models of DeepSeek have with other values."""
-
 
 def _read(raw: Raw) -> ModelParts:
-    for key, expected in _ONLY.items():
-        if raw.get(key, expected) != expected:
-            raise ModelLoadError(f"{key} is {raw[key]!r}, which is not supported: expected {expected!r}")
+    raw.get("head_dim")  # transformers saves the size of the part that is turned, which another key says
     attention = read_latent_attention(raw)
     return ModelParts(
         attention,
         alike(read_rope(raw, attention), raw),
         read_mlp(raw),
         read_norms(raw),
-        ExpertsConfig.from_sigmoid(raw),
+        ExpertsConfig.from_sigmoid(raw, size="moe_intermediate_size"),
     )
 
 
 # The layers after the last predict more tokens at once, which Raydix does not use.
-FAMILY = Family(("DeepseekV3ForCausalLM",), _read, WeightNames(left_out=("model.layers.{layers}.",)))
+FAMILY = Family(
+    ("DeepseekV3ForCausalLM",),
+    _read,
+    WeightNames(left_out=("model.layers.{layers}.",)),
+    {
+        "routed_scaling_factor": 2.5,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+    },
+    # Earlier models of DeepSeek have these keys with other values.
+    {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+)

@@ -17,12 +17,13 @@ def _read(raw: Raw) -> ModelParts:
         raise ModelLoadError("use_bidirectional_attention is not supported: expected attention to earlier tokens")
     attention = read_attention(raw, qk_norm="heads", scale=float(raw["query_pre_attn_scalar"]) ** -0.5)
     full, sliding = read_ropes(raw, attention, raw["rope_theta"], raw["rope_local_base_freq"])
-    kinds = raw.get("layer_types") or every(raw.get("sliding_window_pattern", 6), raw)
+    kinds = every(raw.get("sliding_window_pattern", 6), raw)
+    kinds = raw.get("layer_types") or kinds
     windows = listed_windows(raw, raw["sliding_window"], kinds)
     return ModelParts(
-        replace(attention, soft_cap=raw.get("attn_logit_softcapping")),
+        attention,
         tuple(LayerKind(full if window is None else sliding, window) for window in windows),
-        read_mlp(raw),
+        read_mlp(raw, activation="hidden_activation"),
         replace(read_norms(raw, after=True), adds_one=True),
         scales=Scales(embedding=raw["hidden_size"] ** 0.5, logits_cap=raw.get("final_logit_softcapping")),
     )
@@ -46,4 +47,5 @@ FAMILY = Family(
         "query_pre_attn_scalar": 256,
         "tie_word_embeddings": True,
     },
+    {"attn_logit_softcapping": None},
 )

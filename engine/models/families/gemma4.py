@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from engine.models.config_keys import layered
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import Family, WeightNames
 from engine.models.parts import AttentionConfig, LayerInputsConfig, LayerKind, ModelParts, Scales
 from engine.models.reading import Raw, check_kinds, every, read_attention, read_mlp, read_norms
-from engine.models.rope import RopeConfig
+from engine.models.rope import RopeConfig, rope_settings
 
 _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -28,16 +29,16 @@ def _read(raw: Raw) -> ModelParts:
         raise ModelLoadError(
             "use_bidirectional_attention is 'all', which is not supported: expected attention to earlier tokens"
         )
-    size = int(raw.get("hidden_size_per_layer_input") or 0)
+    size, vocab = (int(raw.get(f"{name}_per_layer_input") or 0) for name in ("hidden_size", "vocab_size"))
     sliding, full = _heads(raw)
     return ModelParts(
         sliding,
         _layers(raw, {"sliding_attention": sliding, "full_attention": full}),
-        read_mlp(raw),
+        read_mlp(raw, activation="hidden_activation"),
         replace(read_norms(raw, after=True), scales_layers=True),
         _read_experts(raw),
         scales=Scales(embedding=raw["hidden_size"] ** 0.5, logits_cap=raw.get("final_logit_softcapping")),
-        inputs=LayerInputsConfig(size, int(raw["vocab_size_per_layer_input"])) if size else None,
+        inputs=LayerInputsConfig(size, vocab) if size else None,
     )
 
 
@@ -45,7 +46,7 @@ def _heads(raw: Raw) -> tuple[AttentionConfig, AttentionConfig]:
     """Return the heads of layers with a window, and of those without."""
     sliding = replace(read_attention(raw, qk_norm="heads", scale=1.0), norms_values=True)
     is_joint = bool(raw.get("attention_k_eq_v", False))
-    full = read_attention({**raw, **_differing(raw, is_joint)}, qk_norm="heads", scale=1.0)
+    full = read_attention(layered(_differing(raw, is_joint), raw), qk_norm="heads", scale=1.0)
     return sliding, replace(full, norms_values=True, projects_values=not is_joint)
 
 
@@ -76,9 +77,9 @@ def _layers(raw: Raw, heads: dict[str, AttentionConfig]) -> tuple[LayerKind, ...
         )
     check_kinds(kinds, *heads)
     kinds[-1] = "full_attention"
-    ropes, limit = raw.get("rope_parameters") or _ROPES, int(raw["max_position_embeddings"])
+    ropes, limit = rope_settings(raw) or _ROPES, int(raw["max_position_embeddings"])
     rope = {kind: RopeConfig.from_parameters(ropes[kind], heads[kind].head_dim, limit) for kind in heads}
-    mlp, layers = read_mlp(raw), []
+    mlp, layers = read_mlp(raw, activation="hidden_activation"), []
     wide = replace(mlp, intermediate_size=2 * mlp.intermediate_size) if raw.get("use_double_wide_mlp") else None
     for index, kind in enumerate(kinds):
         window = int(raw["sliding_window"]) if kind == "sliding_attention" else None
@@ -102,7 +103,9 @@ def _source(kinds: Sequence[str], kind: str) -> int:
 def _read_experts(raw: Raw) -> ExpertsConfig | None:
     if not raw.get("enable_moe_block"):
         return None
-    found = ExpertsConfig.from_config({**raw, "num_experts_per_tok": raw["top_k_experts"]}, renormalizes=True)
+    found = ExpertsConfig.from_config(
+        raw, counted=("num_experts",), used="top_k_experts", size="moe_intermediate_size"
+    )
     return None if found is None else replace(found, are_beside=True)
 
 
@@ -127,4 +130,5 @@ FAMILY = Family(
         "hidden_activation": "gelu_pytorch_tanh",
         "tie_word_embeddings": True,
     },
+    {"hidden_activation": "gelu_pytorch_tanh"},
 )

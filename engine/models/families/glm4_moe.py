@@ -12,10 +12,10 @@ def _read(raw: Raw) -> ModelParts:
     attention = read_attention(raw, output_bias=False, qk_norm="heads" if raw.get("use_qk_norm") else "none")
     return ModelParts(
         attention,
-        alike(read_rope(raw, attention), raw),
+        alike(read_rope(raw, attention, is_partial=True), raw),
         read_mlp(raw),
         read_norms(raw, 1e-5),
-        ExpertsConfig.from_sigmoid(raw),
+        ExpertsConfig.from_sigmoid(raw, size="moe_intermediate_size"),
     )
 
 
@@ -24,5 +24,5 @@ FAMILY = Family(
     ("Glm4MoeForCausalLM",),
     _read,
     WeightNames(left_out=("model.layers.{layers}.",)),
-    {"partial_rotary_factor": 0.5},
+    {"partial_rotary_factor": 0.5, "n_shared_experts": 1, "first_k_dense_replace": 1},
 )

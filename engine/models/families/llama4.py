@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.models.config_keys import layered
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import ExpertNames, Family, WeightNames
@@ -19,6 +20,10 @@ def _read(raw: Raw) -> ModelParts:
         beta, period = float(raw.get("attn_scale", 0.1)), int(raw.get("floor_scale", 8192))
         attention = replace(attention, later_scale=LaterScale(beta, period, first=1, is_of_unturned=True))
     rope = replace(read_rope(raw, attention, 500000.0), is_interleaved=True)
+    if rope.attention_factor != 1:
+        raise ModelLoadError(
+            f"rope type {rope.rope_type!r} is not supported here: expected default, linear or llama3"
+        )
     turned = turned_layers(raw)
     kinds = raw.get("layer_types") or [("full_attention", "chunked_attention")[is_turned] for is_turned in turned]
     check_kinds(kinds, "chunked_attention", "full_attention")
@@ -29,7 +34,7 @@ def _read(raw: Raw) -> ModelParts:
             LayerKind(rope if is_turned else None, chunk=chunk if kind == "chunked_attention" else None)
             for is_turned, kind in zip(turned, kinds, strict=True)
         ),
-        read_mlp({**raw, "intermediate_size": raw.get("intermediate_size_mlp", 16384)}),
+        read_mlp(layered(raw, {"intermediate_size_mlp": 16384}), size="intermediate_size_mlp"),
         read_norms(raw, 1e-5),
         _experts(raw),
     )
@@ -42,8 +47,9 @@ def _experts(raw: Raw) -> ExpertsConfig | None:
         if step < 1:
             raise ModelLoadError(f"interleave_moe_layer_step is {step}, expected at least 1")
         sparse = range(step - 1, count, step)
-    dense = [layer for layer in range(count) if layer not in sparse]
-    found = ExpertsConfig.from_config({"num_experts_per_tok": 1, **raw, "mlp_only_layers": dense}, False)
+    found = ExpertsConfig.from_config(
+        layered(raw, {"num_experts_per_tok": 1}), sparse, renormalizes=False, counted=("num_local_experts",)
+    )
     if found is None:
         return None
     return replace(found, is_sigmoid=True, scales_inputs=True, shared_size=found.intermediate_size)

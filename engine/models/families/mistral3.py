@@ -8,12 +8,29 @@ from dataclasses import replace
 
 from engine.models.family import Family, WeightNames
 from engine.models.parts import LaterScale, ModelParts
-from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope
+from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope, with_rope
+from engine.models.rope import rope_settings
+
+
+_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""What a Ministral 3 has where config.json says nothing."""
 
 
 def _read(raw: Raw) -> ModelParts:
     attention = read_attention(raw, num_kv_heads=8, head_dim=128, qkv_bias=False, output_bias=False)
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if raw.get("model_type") == "ministral3":
+        raw = with_rope(raw, _ROPE)
+    rope = rope_settings(raw)
     if beta := rope.get("llama_4_scaling_beta"):
         scale = LaterScale(float(beta), int(rope["original_max_position_embeddings"]))
         attention = replace(attention, later_scale=scale)

@@ -12,12 +12,12 @@ def _read(raw: Raw) -> ModelParts:
     attention = read_attention(raw, num_kv_heads=8, qkv_bias=False, output_bias=False)
     return ModelParts(
         attention,
-        alike(read_rope(raw, attention), raw, raw.get("sliding_window")),
+        alike(read_rope(raw, attention, 1000000.0), raw, raw.get("sliding_window")),
         read_mlp(raw),
         read_norms(raw, 1e-5),
-        ExpertsConfig.from_config(raw, renormalizes=True),
+        ExpertsConfig.from_config(raw),
     )
 
 
 _NAMES = WeightNames(experts=ExpertNames("block_sparse_moe", "gate", "w1", "w3", "w2"))
-FAMILY = Family(("MixtralForCausalLM",), _read, _NAMES)
+FAMILY = Family(("MixtralForCausalLM",), _read, _NAMES, fixed={"norm_topk_prob": True})

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from engine.models.family import Family, WeightNames
-from engine.models.parts import ModelParts
-from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope
+from engine.models.parts import AttentionConfig, ModelParts
+from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms
+from engine.models.rope import RopeConfig
 
 
 def _read(raw: Raw) -> ModelParts:
     attention = read_attention(raw, qkv_bias=False, output_bias=False)
-    layers = alike(read_rope(raw, attention), raw, raw.get("sliding_window"))
+    layers = alike(_read_rope(raw, attention), raw, raw.get("sliding_window"))
     return ModelParts(attention, layers, read_mlp(raw), read_norms(raw, 1e-5))
 
 
-FAMILY = Family(("Phi3ForCausalLM",), _read, WeightNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",)))
+def _read_rope(raw: Raw, attention: AttentionConfig) -> RopeConfig:
+    """Read the rotation. The context before it was stretched stands beside its settings, and counts before theirs."""
+    original = int(raw.get("original_max_position_embeddings", 4096))
+    return RopeConfig.from_config(raw, attention.turned_dim, is_partial=True, original=original)
+
+
+FAMILY = Family(
+    ("Phi3ForCausalLM",),
+    _read,
+    WeightNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",)),
+    fixed={"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},
+)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models.families.qwen3_next import SHARED_EXPERT, read_hybrid
+from engine.models.families.qwen3_next import HIDDEN_ACT, SHARED_EXPERT, read_hybrid
 from engine.models.family import DeltaNetNames, Family, WeightNames
 
 FAMILY = Family(
@@ -23,4 +23,5 @@ FAMILY = Family(
         left_out=("mtp.", "model.visual.", "visual."),
     ),
     {"partial_rotary_factor": 0.25},
+    {**HIDDEN_ACT, "norm_topk_prob": True, "decoder_sparse_step": 1},
 )

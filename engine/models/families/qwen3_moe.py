@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from engine.models.experts_config import ExpertsConfig
 from engine.models.family import Family
 from engine.models.parts import ModelParts
-from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope
+from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms, read_qwen_experts, read_rope
 
 
 def _read(raw: Raw) -> ModelParts:
     attention = read_attention(raw, num_kv_heads=4, qk_norm="heads")
-    window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window", False) else None
+    window = raw.get("sliding_window", 4096)
+    window = window if raw.get("use_sliding_window", False) else None
     return ModelParts(
         attention,
         alike(read_rope(raw, attention), raw, window),
         read_mlp(raw),
         read_norms(raw),
-        ExpertsConfig.from_config(raw, renormalizes=False),
+        read_qwen_experts(raw, renormalizes=False),
     )
 
 

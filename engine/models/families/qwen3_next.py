@@ -6,19 +6,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.models.config_keys import layered
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import DeltaNetNames, ExpertNames, Family, WeightNames
 from engine.models.parts import DeltaNetConfig, LayerKind, ModelParts
-from engine.models.reading import Raw, read_attention, read_mlp, read_norms, read_rope
+from engine.models.reading import Raw, read_attention, read_mlp, read_norms, read_qwen_experts, read_rope
 
 
 def read_hybrid(raw: Raw) -> ModelParts:
     """Read a model of gated delta nets and attention, with experts or without. Raises ModelLoadError."""
-    raw = {"intermediate_size": raw.get("moe_intermediate_size"), **raw}
+    raw = layered(raw, {"intermediate_size": raw.get("moe_intermediate_size")})
     attention = read_attention(raw, head_dim=256, qk_norm="heads")
     attention = replace(attention, has_output_gate=bool(raw.get("attn_output_gate", True)))
-    full, recurrent = LayerKind(read_rope(raw, attention)), LayerKind(None, is_recurrent=True)
+    full, recurrent = LayerKind(read_rope(raw, attention, is_partial=True)), LayerKind(None, is_recurrent=True)
     kinds = {"full_attention": full, "linear_attention": recurrent}
     count, step = int(raw["num_hidden_layers"]), int(raw.get("full_attention_interval") or 4)
     named = raw.get("layer_types") or [
@@ -41,9 +42,9 @@ def read_hybrid(raw: Raw) -> ModelParts:
 
 
 def _read_experts(raw: Raw) -> ExpertsConfig | None:
-    if not {"num_experts", "num_local_experts"} & set(raw):
+    if "num_experts" not in raw:
         return None
-    experts = ExpertsConfig.from_config(raw, renormalizes=True)
+    experts = read_qwen_experts(raw, renormalizes=True)
     if experts is None:
         return None
     return replace(experts, shared_size=int(raw["shared_expert_intermediate_size"]), shared_is_gated=True)
@@ -60,6 +61,8 @@ def _read_delta_net(raw: Raw) -> DeltaNetConfig:
     return DeltaNetConfig(keys, values, *dims, kernel)
 
 
+HIDDEN_ACT = {"hidden_act": "silu"}
+"""The activation of MLPs, which is that of the recurrent layers' convolutions too."""
 SHARED_EXPERT = ExpertNames(shared="shared_expert")
 FAMILY = Family(
     ("Qwen3NextForCausalLM",),
@@ -70,4 +73,5 @@ FAMILY = Family(
         left_out=("mtp.",),
     ),
     {"partial_rotary_factor": 0.25},
+    HIDDEN_ACT,
 )

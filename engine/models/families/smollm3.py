@@ -30,7 +30,8 @@ def _read(raw: Raw) -> ModelParts:
 
 def _layers(raw: Raw, rope: RopeConfig) -> tuple[LayerKind, ...]:
     turned = turned_layers(raw)
-    window = raw.get("sliding_window") if raw.get("use_sliding_window", False) else None
+    window = raw.get("sliding_window")
+    window = window if raw.get("use_sliding_window", False) else None
     kinds = raw.get("layer_types") or [
         "full_attention" if is_turned else "sliding_attention" for is_turned in turned
     ]
