@@ -15,8 +15,10 @@ from engine.loading.encoder_targets import LEFT_OUT, encoder_prefix, encoder_tar
 from engine.loading.mapped_tensors import open_tensors
 from engine.loading.model_directory import fingerprint, resolve_model
 from engine.loading.tensor_groups import Expected, TensorGroup
+from engine.loading.unused import Unused
+from engine.loading.weight_files import weight_files
 from engine.loading.weight_streaming import stream_groups
-from engine.loading.weights import allocate, check_tensors, copy_groups, weight_files
+from engine.loading.weights import allocate, check_tensors, copy_groups
 from engine.machine import default_threads
 from engine.models.encoders.config import EncoderConfig
 from engine.models.encoders.encoder import EncoderModel
@@ -40,6 +42,7 @@ def load_encoder(config: EngineConfig) -> EncoderRunner:
     torch.set_num_threads(config.threads or default_threads(1))
     directory = resolve_model(config.model, config.model_revision)
     model = EncoderConfig.from_directory(directory)
+    model.unused_keys.check(model.architecture, config.ignored_config_keys)
     _check_settings(config, model)
     device = device_named(config.device)
     dtype = dtype_of(config.dtype, model.dtype, device)
@@ -73,6 +76,8 @@ def load_encoder_weights(
         left_out = tuple(f"{prefix}{name}" for name in LEFT_OUT)
         unknown = [name for name in tensors if not name.startswith(left_out)]
         check_tensors(tensors, expected, unknown, config.architecture)
+        names = {tensor.name for tensor in expected}
+        Unused.of(directory, config.unused_keys, [name for name in tensors if name not in names]).log(directory)
         allocate(encoder, partial(torch.empty, device=device), dtype)
         with torch.no_grad():
             if device.type == "cuda":

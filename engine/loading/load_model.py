@@ -95,6 +95,7 @@ class _Loading:
         self._device = device_named(config.device)
         self._directory: Path = resolve_model(config.model, config.model_revision)
         self._whole = ModelConfig.from_directory(self._directory)
+        self._whole.unused_keys.check(self._whole.architecture, config.ignored_config_keys)
         self._limit = _max_model_len(config, self._whole)
         self._whole = self._whole.for_context(self._limit)
         self._model = model = ranks.shard.of(self._whole)

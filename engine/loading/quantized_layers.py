@@ -67,8 +67,8 @@ class Matrix(NamedTuple):
 def is_stored_plain(weights: WeightFormat, name: str, present: Mapping[str, MappedTensor]) -> bool:
     """Whether a checkpoint has a matrix as plain numbers, while others are quantized.
 
-    Its tensors (`present`) say so. The lists in config.json are read in a different way by each program that writes
-    them, so that they count only where there are no tensors.
+    Its tensors (`present`) say so. Each program that writes lists of such layers into config.json means them in a
+    way of its own, so the lists count only where there are no tensors.
     """
     if not present:
         return is_ignored(weights, name)
@@ -96,8 +96,8 @@ def quantize_layers(
             continue
         if plain:
             raise ModelLoadError(
-                f"{', '.join(plain)} is not quantized, but {', '.join(set(projections) - set(plain))} is: these are "
-                "one matrix here, quantized as a whole or not at all"
+                f"{', '.join(plain)} is not quantized, but others of {', '.join(projections)} are: these are one "
+                "matrix here, quantized as a whole or not at all"
             )
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
@@ -117,8 +117,8 @@ def _check_alike(name: str, experts: Experts) -> None:
     for matrices in experts.matrices_apart:
         if len({type(matrix) for matrix in matrices}) > 1:
             raise ModelLoadError(
-                f"some experts of {name} are not quantized, but not all: a layer's experts are multiplied at once, so "
-                "each of their projections is quantized in all of them or in none"
+                f"some experts of {name} are not quantized, but not all: a layer's experts are multiplied at once "
+                "here, so each of their projections is quantized in all of them or in none"
             )
 
 
@@ -213,7 +213,7 @@ def widened_group(
 
 
 def _scales(matrix: Matrix, weights: Fp8Format | Int8Format, present: Container[str]) -> Expected:
-    """Return the scales that a checkpoint has for a matrix of eight bits, by the first name or the one that it has."""
+    """Return the scales that a checkpoint has for a matrix of eight bits."""
     outputs, inputs = matrix.outputs, matrix.inputs
     names = [f"{matrix.name}.{each}" for each in weights.scale_names]
     name = next((each for each in names if each in present), names[0])
@@ -235,7 +235,7 @@ def _widened(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] 
 
 
 def is_unread(name: str, is_quantized: bool) -> bool:
-    """Whether `name` is a tensor of scales or places that is not needed, in a checkpoint that is quantized or not."""
+    """Whether `name` is a tensor of scales or places that a checkpoint, quantized or plain, has without need."""
     return name.rpartition(".")[2] in (*_KV_SCALES, *(_UNREAD if is_quantized else ()))
 
 

@@ -1,11 +1,7 @@
-"""Loads weights from safetensors files straight into the decoder's fused parameters (`engine/loading/targets.py`).
-
-Only safetensors files are read. Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are refused.
-"""
+"""Loads weights from files straight into the decoder's fused parameters (`engine/loading/targets.py`)."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +21,8 @@ from engine.loading.stacked_experts import STACKED, round_stacked, stacked_group
 from engine.loading.target_parts import WeightTarget
 from engine.loading.targets import HEAD, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup
+from engine.loading.unused import Unused
+from engine.loading.weight_files import weight_files
 from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -33,9 +31,6 @@ from engine.models.experts import Experts
 from engine.models.formats import Fp8Format, KeptFormat, WeightFormat
 from engine.models.linear import QuantizedLinear
 from engine.parallel.collective import ALONE, Collective
-
-_INDEX = "model.safetensors.index.json"
-
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +59,12 @@ def load_decoder(
     files = weight_files(directory)
     with ExitStack() as stack:
         tensors = open_tensors(files, stack)
-        if not needs_head and not any(name.endswith(HEAD) for name in tensors):
-            config = replace(config, tied_embeddings=True)
+        config = _with_head(config, tensors, is_needed=needs_head)
         config, stored = (config.rounded(), Fp8Format()) if fp8 else (config, config.weight_format)
         decoder, targets, groups = plan_loading(config, ranks, tensors, stored)
-        _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
+        unused = _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
+        if ranks.shard.rank == 0:
+            Unused.of(directory, config.unused_keys, unused).log(directory)
         # What only other ranks have stays zero: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
         wide = {target.parameter for target in targets.values() if target.added is not None}
@@ -83,13 +79,50 @@ def load_decoder(
     return decoder.eval()
 
 
+def unused_tensors(directory: Path, config: ModelConfig) -> list[str]:
+    """Return the names of a checkpoint's tensors that are not loaded. Raises ModelLoadError."""
+    with ExitStack() as stack:
+        tensors = open_tensors(weight_files(directory), stack)
+        config = _with_head(config, tensors, is_needed=False)
+        _, _, groups = plan_loading(config, ALONE, tensors, config.weight_format)
+        return _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
+
+
+def _with_head(config: ModelConfig, tensors: Mapping[str, MappedTensor], *, is_needed: bool) -> ModelConfig:
+    """Return the model with the output head that the checkpoint has, which may be another than config.json says.
+
+    A head beside an embedding table from which it differs is not tied to it, as in transformers. A head that is
+    not needed may be missing.
+    """
+    head = next((tensors[name] for name in tensors if name.endswith(HEAD)), None)
+    if head is None:
+        return config if is_needed else replace(config, tied_embeddings=True)
+    table = next((tensors[name] for name in tensors if name.endswith("embed_tokens.weight")), None)
+    if not config.tied_embeddings or table is None or _are_equal(head, table):
+        return config
+    logger.warning(
+        "tie_word_embeddings is true, but %s differs from %s, so the model has an output head of its own",
+        head.name,
+        table.name,
+    )
+    return replace(config, tied_embeddings=False)
+
+
+def _are_equal(one: MappedTensor, other: MappedTensor) -> bool:
+    stored = one.read(), other.read()
+    are_equal = one.shape == other.shape and torch.equal(*stored)
+    for tensor in stored:
+        release(tensor)
+    return are_equal
+
+
 def plan_loading(
     config: ModelConfig, ranks: Collective, present: Mapping[str, MappedTensor], stored: WeightFormat | None
 ) -> tuple[Decoder, dict[str, WeightTarget], list[TensorGroup]]:
     """Return this rank's share of a model on the meta device, where each tensor of the checkpoint goes, and how.
 
-    `present`: the checkpoint's tensors, none for random numbers; `stored`: the format in which memory is to hold matrices. Raises
-    ModelLoadError.
+    `present`: the checkpoint's tensors, none for random numbers; `stored`: the format in which memory is to hold
+    matrices. Raises ModelLoadError.
     """
     targets = weight_targets(config, ranks.shard, present)
     with torch.device("meta"):
@@ -101,7 +134,7 @@ def plan_loading(
 
 
 def _is_plain(weights: WeightFormat | None, present: Mapping[str, MappedTensor], name: str) -> bool:
-    """Whether a matrix stays plain where others are quantized. `weights` is None where all are rounded at loading."""
+    """Whether a matrix stays plain where others are quantized. `weights` is None if all are rounded at loading."""
     return weights is not None and is_stored_plain(weights, name, present)
 
 
@@ -220,58 +253,18 @@ def allocate(
             module.allocate(new.keywords["device"])
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of a model, one or several. Raises ModelLoadError."""
-    if (directory / _INDEX).exists():
-        return _shards(directory)
-    if (directory / "model.safetensors").exists():
-        return [directory / "model.safetensors"]
-    pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(directory.glob(pattern))]
-    found = (
-        f"it has only pickled weights ({', '.join(pickled[:3])}), which can run code"
-        if pickled
-        else "none is there"
-    )
-    raise ModelLoadError(
-        f"no safetensors weights in {directory}: {found}; expected model.safetensors or {_INDEX}. "
-        "Take a version of the model with safetensors, or convert it with save_pretrained"
-    )
-
-
-def _shards(directory: Path) -> list[Path]:
-    path = directory / _INDEX
-    try:
-        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{path} is not a weight index ({error!r}); download it again") from error
-    for name in names:
-        # A name must be a file beside the index: an index must not make us read anything else.
-        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
-            raise ModelLoadError(f"{path} names the shard {name!r}; a shard is a file in the same directory")
-        if not name.endswith(".safetensors"):
-            raise ModelLoadError(f"{path} names the shard {name!r}; only safetensors files are read")
-    missing = [name for name in names if not (directory / name).exists()]
-    if missing:
-        raise ModelLoadError(
-            f"{len(missing)} of {len(names)} weight files are missing in {directory} "
-            f"({', '.join(missing[:3])}); download the model again"
-        )
-    return [directory / name for name in names]
-
-
-def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], config: ModelConfig) -> None:
-    """Check a decoder's tensors. Raises ModelLoadError."""
+def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], config: ModelConfig) -> list[str]:
+    """Check a decoder's tensors and return the names of those that are left out. Raises ModelLoadError."""
     names = {tensor.name for tensor in expected}
     missing = [name for name in names if name not in tensors]
     why = "" if config.weight_format is None else ", stored as its quantization_config says"
     if len(missing) == 1 and missing[0].endswith(HEAD):
         why = " to generate; where it is to embed alone, say engine.tasks: [embed]"
-    others = [name for name in tensors if name not in names and not _is_harmless(name, config)]
+    others = [name for name in tensors if name not in names]
     prefixes = tuple(prefix.format(layers=config.num_layers) for prefix in config.names.left_out)
-    unknown = [name for name in others if not name.startswith(prefixes)]
+    unknown = [name for name in others if not (name.startswith(prefixes) or _is_harmless(name, config))]
     check_tensors(tensors, expected, unknown, config.architecture, why)
-    if left_out := len(others) - len(unknown):
-        logger.info("%d weights are not needed for text and left out: %s*", left_out, "*, ".join(prefixes))
+    return others
 
 
 def check_tensors(

@@ -381,7 +381,7 @@ def _eos_token_ids(value: int | list[int] | None) -> frozenset[int]:
 
 
 def weight_type(raw: Mapping[str, Any]) -> WeightType:
-    """Read the type of a checkpoint's weights, by its name of today or the one of the past. Raises ModelLoadError."""
+    """Read the type of a checkpoint's weights, under its new or its old key. Raises ModelLoadError."""
     named, once = raw.get("dtype"), raw.get("torch_dtype")
     name = str(named or once or "float32").removeprefix("torch.")
     if name not in ("float32", "bfloat16", "float16"):

@@ -1,8 +1,8 @@
 """Which keys of a config.json were read, and which of the others could change what the model computes.
 
-A reader gets a `TrackedConfig` in place of a plain dictionary. The keys that it did not ask for are listed when the
-model is loaded. Where their meaning is not certain, the model is refused: a key that is overlooked makes a model
-that answers, and answers wrongly.
+A reader gets a `TrackedConfig` in place of a plain dictionary. The keys that it did not ask for are listed when
+the model is loaded. Where their meaning is not certain, the model is refused: a key that is overlooked makes a
+model that answers, and answers wrongly.
 """
 
 from __future__ import annotations
@@ -14,45 +14,49 @@ from typing import Any
 
 from engine.models.errors import ModelLoadError
 
-_WITHOUT_EFFECT = frozenset(
-    """
-    architectures model_type _name_or_path name_or_path transformers_version auto_map tokenizer_class prefix
-    _commit_hash unsloth_fixed unsloth_version unsloth_training_args license language_model_only
-    use_cache cache_implementation return_dict output_attentions output_hidden_states output_router_logits
-    torchscript use_bfloat16 tf_legacy_loss pruned_heads chunk_size_feed_forward attn_implementation
-    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _experts_implementation
-    _experts_implementation_internal _flash_attn_2_enabled experts_implementation use_flash_attn
-    is_decoder is_encoder_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder
-    task_specific_params problem_type finetuning_task num_labels id2label label2id
-    initializer_range initializer_factor initializer_cutoff_factor gradient_checkpointing pretraining_tp ep_size
-    seq_aux aux_loss_alpha router_jitter_noise attention_probs_dropout_prob hidden_dropout_prob
-    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    do_sample early_stopping max_length min_length num_beams num_beam_groups num_return_sequences
-    temperature top_k top_p typical_p repetition_penalty length_penalty diversity_penalty no_repeat_ngram_size
-    encoder_no_repeat_ngram_size bad_words_ids suppress_tokens begin_suppress_tokens remove_invalid_values
-    exponential_decay_length_penalty return_dict_in_generate output_scores
-    vision_config audio_config image_seq_length image_size mm_tokens_per_image vision_soft_tokens_per_image
-    spatial_merge_size projector_hidden_act multimodal_projector_bias vision_feature_layer
-    vision_feature_select_strategy mrope_section mrope_interleaved use_mrope
-    num_nextn_predict_layers num_mtp_layers num_mtp_modules use_mtp
-    max_window_layers max_position_embeddings _sliding_window_pattern initial_context_length mamba_ssm_dtype finetuned
-    """.split()
-)
-"""Keys of the library, of training, of generation (which generation_config.json has), of what the model sees and
-hears, of layers that predict further tokens, and of what another key says as well."""
+_KINDS = {
+    "the library": """
+        architectures model_type _name_or_path name_or_path transformers_version auto_map tokenizer_class prefix
+        _commit_hash license unsloth_fixed unsloth_version unsloth_training_args language_model_only
+        use_cache cache_implementation return_dict output_attentions output_hidden_states output_router_logits
+        attn_implementation _attn_implementation _attn_implementation_autoset _attn_implementation_internal
+        experts_implementation _experts_implementation _experts_implementation_internal _flash_attn_2_enabled
+        use_flash_attn deterministic_flash_attn reference_compile repad_logits_with_grad chunk_size_feed_forward
+        torchscript use_bfloat16 tf_legacy_loss pruned_heads is_decoder is_encoder_decoder tie_encoder_decoder
+        add_cross_attention cross_attention_hidden_size""",
+    "training": """
+        initializer_range initializer_factor initializer_cutoff_factor gradient_checkpointing pretraining_tp
+        ep_size seq_aux aux_loss_alpha router_jitter_noise attention_probs_dropout_prob hidden_dropout_prob
+        sparse_prediction sparse_pred_ignore_index""",
+    "heads for other tasks": """
+        task_specific_params problem_type finetuning_task num_labels id2label label2id decoder_bias
+        summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj""",
+    "generation, which generation_config.json has": """
+        do_sample early_stopping max_length min_length num_beams num_beam_groups num_return_sequences
+        temperature top_k top_p typical_p repetition_penalty length_penalty diversity_penalty
+        no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids suppress_tokens begin_suppress_tokens
+        remove_invalid_values exponential_decay_length_penalty return_dict_in_generate output_scores""",
+    "what a model sees and hears": """
+        vision_config audio_config image_seq_length image_size mm_tokens_per_image vision_soft_tokens_per_image
+        spatial_merge_size projector_hidden_act multimodal_projector_bias vision_feature_layer
+        vision_feature_select_strategy mrope_section mrope_interleaved use_mrope""",
+    "layers that predict further tokens": "num_nextn_predict_layers num_mtp_layers num_mtp_modules use_mtp",
+    "what another key says as well": """
+        max_window_layers max_position_embeddings tie_word_embeddings _sliding_window_pattern
+        initial_context_length mamba_ssm_dtype finetuned""",
+}
+"""Keys that say nothing of how a model computes text, by what they are of."""
+_WITHOUT_EFFECT = frozenset(" ".join(_KINDS.values()).split())
 _ENDINGS = ("_dropout", "_pdrop", "_loss_coef", "_token_id", "_token_index")
 _BEGINNINGS = ("mtp_",)
-_OF_QUANTIZATION = frozenset(
-    """
+_OF_QUANTIZATION = """
     version quantization_status global_compression_ratio kv_cache_scheme input_activations output_activations
-    observer observer_kwargs dynamic scale_dtype zp_dtype num_bits type format run_compressed
-    activation_scheme scale_fmt dequantize damp_percent damp_auto_increment static_groups true_sequential mse meta
-    quantizer dataset tokenizer model_seqlen model_name_or_path model_file_base_name use_exllama disable_exllama
-    exllama_config backend use_cuda_fp16 max_input_length cache_block_outputs batch_size pad_token_id pack_dtype
-    block_name_to_quantize module_name_preceding_first_block do_fuse fuse_max_seq_len modules_to_fuse
-    uri act_group_aware is_marlin_format
-    """.split()
-)
+    observer observer_kwargs dynamic scale_dtype zp_dtype num_bits type format run_compressed activation_scheme
+    scale_fmt dequantize damp_percent damp_auto_increment static_groups true_sequential mse meta quantizer dataset
+    tokenizer model_seqlen model_name_or_path model_file_base_name use_exllama disable_exllama exllama_config
+    backend use_cuda_fp16 max_input_length cache_block_outputs batch_size pad_token_id pack_dtype
+    block_name_to_quantize module_name_preceding_first_block do_fuse fuse_max_seq_len modules_to_fuse uri
+    act_group_aware is_marlin_format"""
 """Keys of `quantization_config` that say how the weights were made, or how activations may be rounded."""
 
 
@@ -119,17 +123,22 @@ class UnusedKeys:
     def of(cls, config: TrackedConfig) -> UnusedKeys:
         """Return those of a config that has been read."""
         unread = list(config.unread())
-        uncertain = tuple(path for path, value in unread if not _is_without_effect(path, value))
+        # rope_scaling replaces rope_parameters (`engine/models/rope.py: rope_settings`).
+        replaced = ("rope_parameters.",) if config.get("rope_scaling") else ()
+        uncertain = tuple(
+            path for path, value in unread if not (path.startswith(replaced) or _is_without_effect(path, value))
+        )
         return cls(tuple(path for path, _ in unread if path not in uncertain), uncertain)
 
     def check(self, architecture: str, ignored: Collection[str]) -> None:
         """Raise ModelLoadError for an uncertain key that is not among those `ignored`."""
         if unknown := [path for path in self.uncertain if path not in ignored]:
+            them = "it" if len(unknown) == 1 else "them"
             raise ModelLoadError(
-                f"config.json has {', '.join(unknown)}, which Raydix does not know in a {architecture}, so the model "
-                "could compute something else than it was trained for. Take a version of the model without "
-                f"{'it' if len(unknown) == 1 else 'them'}; or, if you know that the answers do not depend on "
-                f"{'it' if len(unknown) == 1 else 'them'}, set engine.ignored_config_keys: [{', '.join(unknown)}]"
+                f"config.json has {', '.join(unknown)}, which Raydix does not know in a {architecture}, so "
+                f"the model could compute something else than it was trained for. Take a version without {them}; "
+                f"or, if you know that answers do not depend on {them}, set engine.ignored_config_keys: "
+                f"[{', '.join(unknown)}]"
             )
 
 
@@ -139,6 +148,7 @@ def _is_without_effect(path: str, value: Any) -> bool:
         return True
     parts = path.split(".")
     key = parts[-1]
-    if parts[0] in ("quantization_config", "compression_config") and key in _OF_QUANTIZATION:
+    if parts[0] in ("quantization_config", "compression_config") and key in _OF_QUANTIZATION.split():
         return True
-    return key in _WITHOUT_EFFECT or key.endswith(_ENDINGS) or key.startswith(_BEGINNINGS)
+    is_known = not _WITHOUT_EFFECT.isdisjoint(parts)
+    return is_known or key.endswith(_ENDINGS) or key.startswith(_BEGINNINGS)

@@ -108,8 +108,8 @@ class ExpertsConfig:
             return None
         if found.num_experts % groups or not 1 <= open_groups <= groups:
             raise ModelLoadError(
-                f"n_group is {groups} and topk_group {open_groups}, expected groups that divide {found.num_experts} "
-                "experts evenly, and a part of them"
+                f"n_group is {groups} and topk_group {open_groups}, expected groups that divide "
+                f"{found.num_experts} experts evenly, and a part of them"
             )
         if found.per_token > (chosen := found.num_experts // groups * open_groups):
             raise ModelLoadError(

@@ -146,6 +146,7 @@ def _floats(layout: Any, weights: Mapping[str, Any], ignored: tuple[str, ...]) -
     what = "compressed-tensors"
     if layout not in ("float-quantized", "naive-quantized"):
         raise _refusal(what, f"format {layout!r} of fp8", "float-quantized")
+    _expect(what, "symmetric", weights.get("symmetric", True), True)
     strategy = _strategy(what, weights, "tensor", "channel", "block")
     return Fp8Format(ignored, block=_block(what, weights.get("block_structure")) if strategy == "block" else None)
 

@@ -92,8 +92,8 @@ def read_latent_attention(raw: Raw) -> LatentAttentionConfig:
 def read_mlp(
     raw: Raw, *, bias: bool = False, size: str = "intermediate_size", activation: str = "hidden_act"
 ) -> MLPConfig:
-    """Read the dense MLP. `size` and `activation` are the family's keys. Raises ModelLoadError for an activation that
-    is not supported, and for two that differ.
+    """Read the dense MLP. `size` and `activation` are the family's keys. Raises ModelLoadError for an activation
+    that is not supported, and for two that differ.
     """
     named = {activation: raw.get(activation) or "silu"}
     named |= {key: raw[key] for key in ("hidden_act", "hidden_activation") if raw.get(key) is not None}
@@ -131,8 +131,8 @@ def read_qwen_experts(raw: Raw, *, renormalizes: bool) -> ExpertsConfig | None:
 def read_rope(
     raw: Raw, attention: AttentionConfig, theta: float = 10000.0, *, is_partial: bool = False
 ) -> RopeConfig:
-    """Read the one rotation of all layers that have one; `theta` is the family's default, `is_partial` whether it may
-    turn a part of each head.
+    """Read the one rotation of all layers that have one; `theta` is the family's default, `is_partial` whether it
+    may turn a part of each head.
     """
     return RopeConfig.from_config(raw, attention.turned_dim, theta, is_partial=is_partial)
 
@@ -145,8 +145,8 @@ def with_rope(raw: Raw, rope: Raw) -> Raw:
 def read_ropes(
     raw: Raw, attention: AttentionConfig, theta: float, local_theta: float
 ) -> tuple[RopeConfig, RopeConfig]:
-    """Read two rotations, of layers that attend to all positions and of those with a window. `rope_scaling`, as files
-    have it before transformers 5, changes the former only.
+    """Read two rotations, of layers that attend to all positions and of those with a window. `rope_scaling`, as
+    files have it before transformers 5, changes the former only.
     """
     named, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
     full = layered(scaling, named.get("full_attention") or {}, {"rope_theta": theta})

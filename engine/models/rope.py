@@ -52,8 +52,8 @@ class RopeConfig:
     ) -> RopeConfig:
         """Read one rotation from a config.json: its settings, and keys beside them that give what these lack.
 
-        `theta` is the family's default; `is_partial`: whether the family may turn a part of each head; `original`: the
-        context before it was stretched, in families that state it elsewhere. Raises ModelLoadError.
+        `theta` is the family's default; `is_partial`: whether the family may turn a part of each head; `original`:
+        the context before it was stretched, in families that state it elsewhere. Raises ModelLoadError.
         """
         keys = ("rope_theta", "partial_rotary_factor") if is_partial else ("rope_theta",)
         beside = {key: raw[key] for key in keys if raw.get(key) is not None}
@@ -68,7 +68,7 @@ class RopeConfig:
         rope = cls.from_parameters(settings, head_dim, int(raw["max_position_embeddings"]))
         if rope.rotary_dim is not None and not is_partial:
             raise ModelLoadError(
-                "partial_rotary_factor is not supported in this family, whose heads are turned as a whole: expected 1"
+                "partial_rotary_factor is not supported in this family, which turns whole heads: expected 1"
             )
         return rope
 
@@ -197,16 +197,16 @@ class RopeConfig:
 
 
 def rope_settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `rope_scaling`, which model cards tell people to add, or else `rope_parameters`, as transformers 5 saves
-    it. Raises ModelLoadError where the former would lose the latter's theta.
+    """Return `rope_scaling`, which model cards tell people to add, or else `rope_parameters`, as transformers 5
+    saves it. Raises ModelLoadError where the former would lose the latter's theta.
     """
     added, saved = raw.get("rope_scaling"), raw.get("rope_parameters") or {}
     if not added:
         return saved
     if saved.get("rope_theta") is not None and added.get("rope_theta") is None and raw.get("rope_theta") is None:
         raise ModelLoadError(
-            f"rope_scaling replaces rope_parameters, whose rope_theta {saved['rope_theta']} it lacks: add rope_theta "
-            "to rope_scaling"
+            f"rope_scaling replaces rope_parameters, but lacks their rope_theta {saved['rope_theta']}: add it to "
+            "rope_scaling"
         )
     return added
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from engine.models.config import WeightType, weight_type
+from engine.models.config_keys import TrackedConfig, UnusedKeys, layered
 from engine.models.errors import ModelLoadError
 from engine.models.reading import check_kinds
 from engine.models.rope import RopeConfig
@@ -73,6 +74,8 @@ class EncoderConfig:
     head_bias: bool = True
     eos_token_ids: frozenset[int] = frozenset()
     """None, as it generates nothing."""
+    unused_keys: UnusedKeys = field(default=UnusedKeys(), compare=False)
+    """The keys of config.json that nothing read."""
 
     @classmethod
     def from_directory(cls, directory: Path) -> EncoderConfig:
@@ -81,8 +84,9 @@ class EncoderConfig:
         architecture = encoder_of(raw)
         if architecture is None:
             raise ModelLoadError(f"{directory} holds no encoder; supported are {', '.join(ENCODERS)}")
+        tracked = TrackedConfig(raw)
         try:
-            config = ENCODERS[architecture](raw, architecture)
+            config = ENCODERS[architecture](tracked, architecture)
         except KeyError as missing:
             raise ModelLoadError(f"config.json lacks the key {missing}; download the model again") from None
         except ModelLoadError:
@@ -96,7 +100,7 @@ class EncoderConfig:
         longest = _json(directory / "sentence_bert_config.json").get("max_seq_length")
         if isinstance(longest, int) and longest > 0:
             config = replace(config, max_position_embeddings=min(longest, config.max_position_embeddings))
-        return config
+        return replace(config, unused_keys=UnusedKeys.of(tracked))
 
     @property
     def head_dim(self) -> int:
@@ -162,7 +166,9 @@ def _read_modernbert(raw: Raw, architecture: str) -> EncoderConfig:
     check_kinds(kinds, "sliding_attention", "full_attention")
     pooling = raw.get("classifier_pooling", "cls")
     has_head = _has_head(raw, architecture)
-    if has_head and (act := raw.get("classifier_activation", "gelu")) != "gelu":
+    for key in ("layer_norm_eps", "position_embedding_type"):
+        raw.get(key)  # published files have these keys of other encoders, which ModernBERT's classes do not read
+    if (act := raw.get("classifier_activation", "gelu")) != "gelu" and has_head:
         raise ModelLoadError(f"unsupported classifier_activation {act!r}; supported is gelu")
     if pooling not in _POOLINGS:
         raise ModelLoadError(f"unsupported classifier_pooling {pooling!r}; supported are cls and mean")
@@ -197,7 +203,7 @@ def _modern_layers(raw: Raw, kinds: Sequence[str], head_dim: int) -> tuple[Encod
     limit, reach = int(raw["max_position_embeddings"]), int(raw.get("local_attention", 128)) // 2
     layers = {}
     for kind, theta in thetas.items():
-        parameters = {"rope_theta": theta, **scaling, **(named.get(kind) or {})}
+        parameters = layered(scaling, named.get(kind) or {}, {"rope_theta": theta})
         rope = RopeConfig.from_parameters(parameters, head_dim, limit)
         if rope.rotary_dim is not None:
             raise ModelLoadError("partial_rotary_factor is not supported here: expected rotations of whole heads")

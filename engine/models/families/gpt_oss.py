@@ -15,10 +15,9 @@ from engine.models.reading import (
     read_mlp,
     read_norms,
     read_rope,
-    with_rope,
     windowed,
+    with_rope,
 )
-
 
 _ROPE = {
     "rope_type": "yarn",

@@ -11,7 +11,6 @@ from engine.models.parts import LaterScale, ModelParts
 from engine.models.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope, with_rope
 from engine.models.rope import rope_settings
 
-
 _ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1000000.0,

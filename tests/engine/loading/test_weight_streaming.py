@@ -12,6 +12,7 @@ import torch
 
 from engine.loading import weight_streaming, weights
 from engine.loading.tensor_groups import TensorGroup
+from engine.loading.weight_files import weight_files
 from engine.loading.weights import load_decoder
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -80,7 +81,7 @@ def test_the_same_bytes_as_by_mapping(
     """Chunks are smaller than a row or larger than all, threads one or more than a file has tensors."""
     dtype, options = CASES[case]
     streamed |= dict(zip(("num_threads", "chunk_bytes", "ahead_bytes"), sizes, strict=True))
-    streamed["paths"] = weights.weight_files(sharded)
+    streamed["paths"] = weight_files(sharded)
     found = load(sharded, dtype, **options)
     assert not threads()
     monkeypatch.undo()
@@ -96,7 +97,7 @@ def test_quantized_checkpoints_are_read_too(
         "gptq": lambda: make(tmp_path, gptq(True, 1), gptq_config()),
         "awq": lambda: make(tmp_path, awq, AWQ),
     }[kind]().quantized
-    streamed["paths"] = weights.weight_files(made)
+    streamed["paths"] = weight_files(made)
     found = load(made)
     monkeypatch.undo()
     assert_same(found, load(made))
@@ -106,7 +107,7 @@ def test_what_the_model_holds_as_the_file_does_is_copied_once(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors go straight into their rows: only norms that are repeated for each head are staged."""
-    streamed["paths"] = weights.weight_files(sharded)
+    streamed["paths"] = weight_files(sharded)
     stored: list[int] = []
     finish = weight_streaming._finish
 
@@ -123,7 +124,7 @@ def test_memory_ahead_of_the_work_is_bounded(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tensors are converted; those read and not yet stored never exceed the limit, or one tensor."""
-    streamed["paths"] = weights.weight_files(sharded)
+    streamed["paths"] = weight_files(sharded)
     streamed["ahead_bytes"] = 200_000
     waiting, most = [0], [0]
     of, finish = weight_streaming._Read.of, weight_streaming._finish
@@ -154,7 +155,7 @@ def test_a_file_that_ends_early_is_named(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file ends early after it was opened, as when it is being written."""
-    paths = streamed["paths"] = weights.weight_files(sharded)
+    paths = streamed["paths"] = weight_files(sharded)
     stored = weight_streaming.stored_tensors
 
     def then_cut(files: list[Path]) -> dict[str, weight_streaming.Stored]:
@@ -172,7 +173,7 @@ def test_a_file_that_ends_early_is_named(
 def test_a_read_error_is_reported(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streamed["paths"] = weights.weight_files(sharded)
+    streamed["paths"] = weight_files(sharded)
     calls, preadv = [0], os.preadv
 
     def failing(file: int, buffers: list[memoryview], offset: int) -> int:
@@ -192,7 +193,7 @@ def test_a_read_error_is_reported(
 def test_short_reads_are_no_fault(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streamed["paths"] = weights.weight_files(sharded)
+    streamed["paths"] = weight_files(sharded)
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, buffers, offset: preadv(file, [buffers[0][:333]], offset))
     found = load(sharded)
@@ -203,7 +204,7 @@ def test_short_reads_are_no_fault(
 def test_a_file_that_is_gone_is_named(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = streamed["paths"] = weights.weight_files(sharded)
+    paths = streamed["paths"] = weight_files(sharded)
     stored = weight_streaming.stored_tensors
 
     def then_gone(files: list[Path]) -> dict[str, weight_streaming.Stored]:
@@ -221,7 +222,7 @@ def test_a_piece_that_cannot_be_stored_ends_the_threads(tmp_path: Path, streamed
     made = make(tmp_path, gptq(True, 1), gptq_config()).quantized
     name = "model.layers.1.mlp.up_proj.g_idx"
     rewrite(made, lambda tensors: tensors.update({name: tensors[name].flip(0)}))
-    streamed["paths"] = weights.weight_files(made)
+    streamed["paths"] = weight_files(made)
     with pytest.raises(ModelLoadError, match="activation order"):
         load(made)
     assert not threads()

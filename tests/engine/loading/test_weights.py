@@ -18,8 +18,9 @@ from engine.loading.weights import load_decoder, prefers_input_major
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
-from tests.engine.support.oracle import oracle_model, save_tiny
-from tests.engine.support.steps_by_hand import load_runner
+from engine.scheduling.plan import StepPlan
+from tests.engine.support.oracle import oracle_logits, oracle_model, random_ids, save_tiny
+from tests.engine.support.steps_by_hand import RequestByHand, load_runner
 
 CPU = torch.device("cpu")
 
@@ -87,6 +88,16 @@ def test_a_tied_head_and_old_rotary_buffers_are_ignored(tmp_path: Path) -> None:
     load(model)
 
 
+def test_a_head_that_differs_from_the_table_is_not_tied_to_it(tmp_path: Path) -> None:
+    """Whatever config.json says, as in transformers: a model was tuned, and its head with it."""
+    model = save_tiny("qwen3", tmp_path)
+    expected = oracle_logits(model, random_ids(1, 20))[-1]
+    edit(model / "config.json", tie_word_embeddings=True)
+    runner = load_runner(model)
+    row = RequestByHand(random_ids(1, 20), range(5))
+    assert torch.allclose(runner.logits(StepPlan((row.chunk(),)))[0], expected, atol=1e-4)
+
+
 def test_layers_that_predict_further_tokens_are_left_out_and_others_are_not(tmp_path: Path) -> None:
     model = save_tiny("glm4_moe", tmp_path)
     rewrite(model, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.ones(2)}))
@@ -106,7 +117,12 @@ def rewrite(model: Path, change: Callable[[dict[str, torch.Tensor]], object]) ->
 
 
 def shard_index(model: Path, **weight_map: str) -> None:
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    write_index(model, json.dumps({"weight_map": weight_map}))
+
+
+def write_index(model: Path, content: str) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text(content)
 
 
 def truncate(model: Path) -> None:
@@ -160,7 +176,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle": (pickled_only, "pytorch_model.bin.*can run code"),
     "truncated": (truncate, "not a complete safetensors file"),
     "empty": (lambda m: (m / "model.safetensors").write_bytes(b""), "not a complete safetensors file"),
-    "bad index": (lambda m: (m / "model.safetensors.index.json").write_text("{}"), "not a weight index"),
+    "bad index": (lambda m: write_index(m, "{}"), "not a weight index"),
     "missing shard": (lambda m: shard_index(m, a="model-1.safetensors"), "1 of 1 weight files are missing"),
     "path traversal": (lambda m: shard_index(m, a="../../secret.safetensors"), "same directory"),
     "absolute shard": (lambda m: shard_index(m, a="/etc/x.safetensors"), "same directory"),

@@ -84,7 +84,7 @@ def test_sparse_layers(tmp_path: Path) -> None:
 
 
 def test_renormalisation(tmp_path: Path) -> None:
-    mixtral = {**QWEN_MOE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    mixtral = {**QWEN_MOE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts": None}
     for raw, expected in ((QWEN_MOE, False), ({**QWEN_MOE, "norm_topk_prob": True}, True), (mixtral, True)):
         experts = read(tmp_path, **raw).experts
         assert experts is not None and experts.renormalizes == expected
@@ -158,7 +158,7 @@ def test_longrope_is_that_of_transformers_for_the_longest_context_served(context
     factors = {name: [start + pair / 8 for pair in range(48)] for name, start in starts.items()}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096, **factors}
     raw = {"max_position_embeddings": 131072, "partial_rotary_factor": 0.75, "rope_parameters": rope}
-    ours = RopeConfig.from_config(raw, 128).for_context(context)
+    ours = RopeConfig.from_config(raw, 128, is_partial=True).for_context(context)
     config = transformers.Phi3Config(hidden_size=1024, num_attention_heads=8, **raw)
     theirs, factor = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=context)
     turned, kept = ours.pairs(128)[:48], ours.pairs(128)[48:]

@@ -152,7 +152,6 @@ _GEMMA4 = {
         "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
     },
 }
-_MIXED_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 _LISTED_LAYERS = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 
 FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -201,7 +200,7 @@ MORE_FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_5_moe": ("Qwen3_5MoeText", {**_HYBRID, **_SHARED_EXPERT, "layer_types": _LISTED_LAYERS}),
     "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
     "seed_oss": ("SeedOss", {"attention_out_bias": True}),
-    "ministral": ("Ministral", {"sliding_window": 9, "layer_types": _MIXED_LAYERS}),
+    "ministral": ("Ministral", {"sliding_window": 9}),
     "ministral3": ("Ministral3", {"rope_parameters": _MINISTRAL3_ROPE}),
     "llama4": ("Llama4Text", _LLAMA4),
     "llama4_without_norms": ("Llama4Text", {**_LLAMA4, "use_qk_norm": False, "moe_layers": None}),

@@ -1,0 +1,72 @@
+"""What a model's directory holds that Raydix does not use: keys of config.json, tensors and files."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.loading.weight_files import weight_files
+from engine.models.config_keys import UnusedKeys
+from engine.models.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+_READ = frozenset(
+    """
+    config.json generation_config.json model.safetensors.index.json
+    tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json
+    vocab.json vocab.txt merges.txt tekken.json chat_template.jinja chat_template.json additional_chat_templates
+    modules.json sentence_bert_config.json 1_Pooling
+    """.split()  # noqa: SIM905 (a list would be a page long)
+)
+"""The files that Raydix, or the tokenizer library, reads besides weights."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+_MOST_NAMES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """What nothing reads, by names."""
+
+    keys: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    """Those of all layers as one: "model.layers.*.self_attn.k_scale (32)"."""
+    files: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, directory: Path, keys: UnusedKeys, tensors: Iterable[str]) -> Unused:
+        """Describe a model's directory, given the keys and the names of the tensors that nothing read."""
+        numberless = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in tensors)
+        together = (name if count == 1 else f"{name} ({count})" for name, count in sorted(numberless.items()))
+        return cls((*keys.uncertain, *keys.without_effect), tuple(together), tuple(_files(directory)))
+
+    def lines(self) -> list[str]:
+        """Return a line for each kind of which there is any."""
+        kinds = {"keys of config.json": self.keys, "tensors": self.tensors, "files": self.files}
+        return [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
+
+    def log(self, directory: Path) -> None:
+        """Log it, as a warning if files with weights are among it."""
+        level = logging.WARNING if any(name.endswith(_WEIGHTS) for name in self.files) else logging.INFO
+        if lines := self.lines():
+            logger.log(level, "not used of %s: %s", directory, "; ".join(lines))
+
+
+def _files(directory: Path) -> Iterable[str]:
+    """Yield what lies in a directory and is not read. What is hidden is not a model's."""
+    try:
+        used: Collection[str] = [path.name for path in weight_files(directory)]
+    except ModelLoadError:  # only what describes the model is here
+        used = ()
+    for path in sorted(directory.iterdir()):
+        if path.name not in used and path.name not in _READ and not path.name.startswith("."):
+            yield f"{path.name}/" if path.is_dir() else path.name
+
+
+def _some(names: Collection[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(list(names)[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

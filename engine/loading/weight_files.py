@@ -1,0 +1,75 @@
+"""Which files of a model's directory hold its weights. Only safetensors files are read.
+
+Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.models.errors import ModelLoadError
+
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
+_NOT_WEIGHTS = ("adapter_", "consolidated", "optimizer", "training_")
+"""How the names of safetensors files begin that hold something else, or the weights again in another layout."""
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the safetensors files of a model. Raises ModelLoadError.
+
+    `model.safetensors` counts before an index, as in transformers, which removes neither when it saves the other.
+    Without both, the files there are taken if they are one, or all shards of one.
+    """
+    if (directory / _WHOLE).exists():
+        return [directory / _WHOLE]
+    if (directory / _INDEX).exists():
+        return _shards(directory)
+    found = [path for path in sorted(directory.glob("*.safetensors")) if not path.name.startswith(_NOT_WEIGHTS)]
+    if len(found) == 1 or _are_one_model(found):
+        return found
+    pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(directory.glob(pattern))]
+    what = "none is there"
+    if found:
+        names = ", ".join(path.name for path in found[:3])
+        what = f"{names} are neither one file nor all shards of one"
+    elif pickled:
+        what = f"it has only pickled weights ({', '.join(pickled[:3])}), which can run code"
+    raise ModelLoadError(
+        f"no safetensors weights in {directory}: {what}; expected {_WHOLE} or {_INDEX}. "
+        "Take a version of the model with safetensors, or convert it with save_pretrained"
+    )
+
+
+def _are_one_model(paths: Sequence[Path]) -> bool:
+    """Whether these are all shards of one model, by their names: NAME-00001-of-00003.safetensors and so on."""
+    shards = [_SHARD.fullmatch(path.name) for path in paths]
+    named = [(shard[1], int(shard[2]), int(shard[3])) for shard in shards if shard is not None]
+    if not named or len(named) != len(paths):
+        return False
+    name, _, count = named[0]
+    return named == [(name, number, count) for number in range(1, count + 1)]
+
+
+def _shards(directory: Path) -> list[Path]:
+    path = directory / _INDEX
+    try:
+        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{path} is not a weight index ({error!r}); download it again") from error
+    for name in names:
+        # A name must be a file beside the index: an index must not make us read anything else.
+        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
+            raise ModelLoadError(f"{path} names the shard {name!r}; a shard is a file in the same directory")
+        if not name.endswith(".safetensors"):
+            raise ModelLoadError(f"{path} names the shard {name!r}; only safetensors files are read")
+    missing = [name for name in names if not (directory / name).exists()]
+    if missing:
+        raise ModelLoadError(
+            f"{len(missing)} of {len(names)} weight files are missing in {directory} "
+            f"({', '.join(missing[:3])}); download the model again"
+        )
+    return [directory / name for name in names]
