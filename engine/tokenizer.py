@@ -11,6 +11,10 @@ from typing import Any, Protocol, cast
 class Tokenizer(Protocol):
     """The part of a `transformers` tokenizer that Raydix uses."""
 
+    chat_template: str | dict[str, str] | None
+    """The template of conversations, or several by name."""
+    eos_token_id: int | None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""
         ...
@@ -33,19 +37,40 @@ class Tokenizer(Protocol):
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Load the tokenizer in a model's directory. Raises ValueError if there is none or it cannot be read."""
     try:
-        options: Any = {"trust_remote_code": False, "local_files_only": True}
-        if _is_self_contained(directory):
-            from transformers.tokenization_utils_tokenizers import TokenizersBackend  # half a second to import
-
-            return cast(Tokenizer, TokenizersBackend.from_pretrained(str(directory), **options))
-        from transformers import AutoTokenizer  # another second: it imports torch
-
-        return cast(Tokenizer, AutoTokenizer.from_pretrained(str(directory), **options))
+        tokenizer = _load(directory)
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = _processors_template(directory)
+        return tokenizer
     except Exception as error:
         raise ValueError(
             f"no usable tokenizer in {directory}: expected tokenizer.json and tokenizer_config.json ({error}); "
             "download the model again"
         ) from error
+
+
+def _load(directory: Path) -> Tokenizer:
+    options: Any = {"trust_remote_code": False, "local_files_only": True}
+    if _is_self_contained(directory):
+        from transformers.tokenization_utils_tokenizers import TokenizersBackend  # half a second to import
+
+        return cast(Tokenizer, TokenizersBackend.from_pretrained(str(directory), **options))
+    from transformers import AutoTokenizer  # another second: it imports torch
+
+    return cast(Tokenizer, AutoTokenizer.from_pretrained(str(directory), **options))
+
+
+def _processors_template(directory: Path) -> str | None:
+    """Return the template in chat_template.json, where models that also see have it; None if there is none.
+
+    Raises ValueError for a file that holds none.
+    """
+    path = directory / "chat_template.json"
+    if not path.exists():
+        return None
+    template = _read(path).get("chat_template")
+    if not isinstance(template, str):
+        raise ValueError(f"{path.name} holds no template: expected an object with the key chat_template")
+    return template
 
 
 def encoding_backend(tokenizer: Tokenizer) -> Any | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from engine.models.config_keys import UnusedKeys, layered
+from engine.models.end_tokens import end_tokens, tokenizer_end
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import WeightNames, text_config
@@ -48,7 +49,7 @@ class ModelConfig:
     tied_embeddings: bool
     """Whether the output projection is the embedding table."""
     eos_token_ids: frozenset[int]
-    """Tokens that end a text; generation_config.json takes precedence over config.json."""
+    """Tokens that end a text (`engine/models/end_tokens.py`)."""
     dtype: WeightType
     """Type of the checkpoint's weights, or of its unquantized weights if others are quantized."""
     names: WeightNames
@@ -65,9 +66,11 @@ class ModelConfig:
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
-        """Read config.json and generation_config.json. Raises ModelLoadError."""
+        """Read config.json, generation_config.json and how the tokenizer ends a text. Raises ModelLoadError."""
         generation = _read_json(directory / "generation_config.json", optional=True)
-        return cls.from_file(directory / "config.json", generation)
+        config = cls.from_file(directory / "config.json", generation)
+        end = tokenizer_end(directory)
+        return config if end is None else replace(config, eos_token_ids=config.eos_token_ids | {end})
 
     @classmethod
     def from_file(cls, path: Path, generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -108,7 +111,7 @@ class ModelConfig:
             mlp=parts.mlp,
             norms=parts.norms,
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            eos_token_ids=_eos_token_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
+            eos_token_ids=end_tokens(generation, raw),
             dtype=weight_type(raw),
             names=family.names,
             weight_format=stored,
@@ -372,12 +375,6 @@ def _stored_experts(
         )
     first = f"model.layers.{min(experts.layers)}.{names.experts.block}.experts.0.{names.experts.gate}"
     return replace(experts, are_quantized=not is_ignored(stored, first))
-
-
-def _eos_token_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset(value if isinstance(value, list) else [value])
 
 
 def weight_type(raw: Mapping[str, Any]) -> WeightType:

@@ -65,18 +65,18 @@ class RopeConfig:
                     f"{key} is {original}, and {settings[key]} beside the rope type: expected the same"
                 )
             settings = layered({key: original}, settings)
-        rope = cls.from_parameters(settings, head_dim, int(raw["max_position_embeddings"]))
-        if rope.rotary_dim is not None and not is_partial:
-            raise ModelLoadError(
-                "partial_rotary_factor is not supported in this family, which turns whole heads: expected 1"
-            )
-        return rope
+        return cls.from_parameters(settings, head_dim, int(raw["max_position_embeddings"]), is_partial=is_partial)
 
     @classmethod
     def from_parameters(
-        cls, scaling: Mapping[str, Any], head_dim: int, max_position_embeddings: int
+        cls,
+        scaling: Mapping[str, Any],
+        head_dim: int,
+        max_position_embeddings: int,
+        *,
+        is_partial: bool = False,
     ) -> RopeConfig:
-        """Read one rotation. Raises ModelLoadError."""
+        """Read one rotation; `is_partial` as in `from_config`. Raises ModelLoadError."""
         rope_type = _rope_type(scaling)
         rope_type = "longrope" if rope_type == "su" else rope_type  # its name in the first Phi-3
         if rope_type not in ROPE_TYPES:
@@ -90,6 +90,10 @@ class RopeConfig:
                 f"partial_rotary_factor turns {rotary_dim} of a head's {head_dim} numbers; expected an even part"
             )
         part = None if rotary_dim == head_dim else rotary_dim
+        if part is not None and not is_partial:
+            raise ModelLoadError(
+                f"partial_rotary_factor is {share}, but this family turns whole heads: expected 1, or leave it out"
+            )
         if rope_type == "default":
             return cls(theta, rotary_dim=part)
         original = int(scaling.get("original_max_position_embeddings") or max_position_embeddings)

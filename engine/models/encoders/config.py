@@ -205,8 +205,6 @@ def _modern_layers(raw: Raw, kinds: Sequence[str], head_dim: int) -> tuple[Encod
     for kind, theta in thetas.items():
         parameters = layered(scaling, named.get(kind) or {}, {"rope_theta": theta})
         rope = RopeConfig.from_parameters(parameters, head_dim, limit)
-        if rope.rotary_dim is not None:
-            raise ModelLoadError("partial_rotary_factor is not supported here: expected rotations of whole heads")
         layers[kind] = EncoderLayer(rope, reach if kind == "sliding_attention" else None)
     return tuple(layers[kind] for kind in kinds)
 

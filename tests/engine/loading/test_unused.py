@@ -70,7 +70,7 @@ def test_a_key_that_could_change_what_is_computed_is_refused(
 def test_a_key_that_the_operator_knows_is_left_out(tmp_path: Path) -> None:
     model = save_tiny("llama2", tmp_path)
     edit(model, swa_gate=True, rotations=3)
-    with pytest.raises(ModelLoadError, match="config.json has rotations, which"):
+    with pytest.raises(ModelLoadError, match=r"config.json has rotations, which"):
         load_runner(model, ignored_config_keys=["swa_gate"])
     load_runner(model, ignored_config_keys=["swa_gate", "rotations"])
 
