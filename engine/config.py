@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from engine.drafting.settings import Speculation
@@ -85,7 +85,7 @@ class EngineConfig(SchedulerSettings):
     tasks: Literal["auto"] | list[Task] = "auto"
     """What the model is served for: "generate", "embed" (embeddings are the last token's hidden state), "rerank"
     (scores are the probability of "yes"), or several of them. "auto" tells by its files (`engine/tasks.py`)."""
-    ignored_config_keys: list[str] = field(default_factory=list)
+    ignored_config_keys: tuple[str, ...] = ()
     """Keys of the model's config.json that Raydix does not know and may leave out, such as "rope_scaling.factor".
     Others that could change what the model computes are an error."""
     max_model_len: int | None = None

@@ -24,6 +24,7 @@ from engine.machine import usable_cores
 from engine.models.any_model import model_facts
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 from engine.models.encoders.config import EncoderConfig
+from engine.models.errors import ModelLoadError
 from engine.models.layer_groups import LayerGroups
 
 
@@ -51,12 +52,12 @@ def run(model: str | None, *, page_size: int, dtype: str, device: str) -> None:
     except ValueError as error:  # ModelLoadError is one
         raise UserError(one_line(error)) from None
     if isinstance(facts, EncoderConfig):
-        Console().print(describe_encoder(model, facts))
+        Console().print(describe_encoder(model, directory, facts))
     else:
         Console().print(describe(model, directory, facts, config, machine(device)))
 
 
-def describe_encoder(model: str, facts: EncoderConfig) -> Table:
+def describe_encoder(model: str, directory: Path, facts: EncoderConfig) -> Table:
     """Return the facts of an encoder, which keeps no KV, as a table of two columns."""
     table = Table("", "", title=model, show_header=False, title_justify="left")
     table.add_row("architecture", f"{facts.architecture}, an encoder")
@@ -68,6 +69,7 @@ def describe_encoder(model: str, facts: EncoderConfig) -> Table:
     table.add_row("hidden size", f"{facts.hidden_size}, feed-forward {facts.intermediate_size}")
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("longest prompt", f"{facts.max_position_embeddings:,} tokens")
+    _add_unused(table, directory, facts)
     return table
 
 
@@ -98,7 +100,27 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
         table.add_row("layers with a window", windows)
     if facts.delta_net is not None:
         table.add_row("states here", _states(facts, config, machine, element))
+    _add_unused(table, directory, facts)
     return table
+
+
+def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfig) -> None:
+    """Add what the model's files hold without use, and the keys for which a start would be refused."""
+    from engine.loading.load_encoder import unused_encoder_tensors
+    from engine.loading.unused import Unused
+    from engine.loading.weights import unused_tensors
+
+    try:
+        is_encoder = isinstance(facts, EncoderConfig)
+        tensors = unused_encoder_tensors(directory, facts) if is_encoder else unused_tensors(directory, facts)
+    except ModelLoadError:  # the weights are not here, or a start will say what is wrong with them
+        tensors = []
+    if lines := Unused.of(directory, facts.unused_keys, tensors).lines():
+        table.add_row("not used", Text("\n".join(lines)))
+    try:
+        facts.unused_keys.check(facts.architecture, ())
+    except ModelLoadError as error:
+        table.add_row("refused", Text(str(error)))
 
 
 def _heads(facts: ModelConfig) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from engine.config import EngineConfig
 from engine.loading.devices import device_named, dtype_of
 from engine.loading.encoder_targets import LEFT_OUT, encoder_prefix, encoder_targets
-from engine.loading.mapped_tensors import open_tensors
+from engine.loading.mapped_tensors import MappedTensor, open_tensors
 from engine.loading.model_directory import fingerprint, resolve_model
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.unused import Unused
@@ -64,20 +65,15 @@ def load_encoder_weights(
     files = weight_files(directory)
     with ExitStack() as stack:
         tensors = open_tensors(files, stack)
-        prefix = encoder_prefix(tensors)
         with torch.device("meta"):
             encoder = EncoderModel(config)
         groups = []
-        for name, target in encoder_targets(config, prefix).items():
+        for name, target in encoder_targets(config, encoder_prefix(tensors)).items():
             assert isinstance(target.rows, slice), "nothing is stacked"
             into = partial(_rows, encoder, target.parameter, target.rows)
             groups.append(TensorGroup((Expected(name, target.shape),), partial(_store, into), into))
         expected = [tensor for group in groups for tensor in group.tensors]
-        left_out = tuple(f"{prefix}{name}" for name in LEFT_OUT)
-        unknown = [name for name in tensors if not name.startswith(left_out)]
-        check_tensors(tensors, expected, unknown, config.architecture)
-        names = {tensor.name for tensor in expected}
-        Unused.of(directory, config.unused_keys, [name for name in tensors if name not in names]).log(directory)
+        Unused.of(directory, config.unused_keys, _check(tensors, expected, config)).log(directory)
         allocate(encoder, partial(torch.empty, device=device), dtype)
         with torch.no_grad():
             if device.type == "cuda":
@@ -85,6 +81,24 @@ def load_encoder_weights(
             else:
                 copy_groups(tensors, groups)
     return encoder.eval()
+
+
+def unused_encoder_tensors(directory: Path, config: EncoderConfig) -> list[str]:
+    """Return the names of a checkpoint's tensors that are not loaded. Raises ModelLoadError."""
+    with ExitStack() as stack:
+        tensors = open_tensors(weight_files(directory), stack)
+        targets = encoder_targets(config, encoder_prefix(tensors))
+        return _check(tensors, [Expected(name, target.shape) for name, target in targets.items()], config)
+
+
+def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], config: EncoderConfig) -> list[str]:
+    """Check an encoder's tensors and return the names of those that are left out. Raises ModelLoadError."""
+    left_out = tuple(f"{encoder_prefix(tensors)}{name}" for name in LEFT_OUT)
+    check_tensors(
+        tensors, expected, [name for name in tensors if not name.startswith(left_out)], config.architecture
+    )
+    names = {tensor.name for tensor in expected}
+    return [name for name in tensors if name not in names]
 
 
 def _rows(encoder: EncoderModel, parameter: str, rows: slice) -> torch.Tensor:

@@ -91,8 +91,8 @@ class ModelConfig:
 
     @classmethod
     def _from_raw(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-        architecture, family = family_of(raw)
         tracked = text_config(raw)
+        architecture, family = family_of(tracked)
         parts = family.parts_of(tracked)
         raw = layered(tracked, family.defaults)
         if parts.experts is not None and parts.mlp.activation != "silu" and not parts.experts.are_beside:

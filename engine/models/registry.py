@@ -22,7 +22,7 @@ FAMILIES: Mapping[str, Family] = {
 
 def family_of(raw: Mapping[str, Any]) -> tuple[str, Family]:
     """Return the architecture that a config.json names. Raises ModelLoadError when it is not supported."""
-    named = raw.get("architectures")
+    named, kind = raw.get("architectures"), raw.get("model_type")
     names = named if isinstance(named, list) else []
     for name in names:
         if isinstance(name, str) and name.endswith("Model"):  # saved without its output head, to embed
@@ -31,5 +31,5 @@ def family_of(raw: Mapping[str, Any]) -> tuple[str, Family]:
             return name, FAMILIES[name]
     raise ModelLoadError(
         f"unsupported architecture {', '.join(map(str, names)) or '(none named)'} "
-        f"(model_type {raw.get('model_type')!r}); supported are {', '.join(FAMILIES)}"
+        f"(model_type {kind!r}); supported are {', '.join(FAMILIES)}"
     )

@@ -80,11 +80,10 @@ class EncoderConfig:
     @classmethod
     def from_directory(cls, directory: Path) -> EncoderConfig:
         """Read a model's files. Raises ModelLoadError."""
-        raw = _json(directory / "config.json")
-        architecture = encoder_of(raw)
+        tracked = TrackedConfig(_json(directory / "config.json"))
+        architecture = encoder_of(tracked)
         if architecture is None:
             raise ModelLoadError(f"{directory} holds no encoder; supported are {', '.join(ENCODERS)}")
-        tracked = TrackedConfig(raw)
         try:
             config = ENCODERS[architecture](tracked, architecture)
         except KeyError as missing:
@@ -120,7 +119,7 @@ class EncoderConfig:
 
 def encoder_of(raw: Any) -> str | None:
     """Return the encoder that the contents of a config.json name; None if they name none."""
-    named = raw.get("architectures") if isinstance(raw, dict) else None
+    named = raw.get("architectures") if isinstance(raw, Mapping) else None
     names = named if isinstance(named, list) else []
     return next((name for name in names if isinstance(name, str) and name in ENCODERS), None)
 

@@ -1,5 +1,6 @@
 """`raydix generate` and `raydix info`; help comes at once, and a mistake is reported in one line."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from engine.models.encoders.config import EncoderConfig
 from engine.models.formats import Int4Format, Int8Format, WeightFormat
 from tests.deployments.support.command_line import raydix
 from tests.engine.support.encoders import save_encoder
+from tests.engine.support.oracle import save_tiny
 from tests.engine.support.published_models import PUBLISHED
 
 
@@ -43,6 +45,18 @@ def test_info_shows_what_the_embedded_model_costs() -> None:
     assert f"{config.num_parameters:,}" in result.stdout
     assert f"{config.kv_bytes_per_token(2):,} bytes" in result.stdout
     assert "32 tokens" in result.stdout and "KV pages here" in result.stdout
+
+
+def test_info_lists_what_is_not_used_and_what_a_start_would_refuse(tmp_path: Path) -> None:
+    model = save_tiny("llama2", tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "swa_gate": 3, "unsloth_version": "2026.1"}))
+    (model / "pytorch_model.bin").touch()
+    result = raydix("info", str(model), "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    text = " ".join(result.stdout.replace("│", " ").split())
+    assert "not used keys of config.json: swa_gate" in text and "files: pytorch_model.bin" in text
+    assert "refused config.json has swa_gate, which Raydix does not know in a LlamaForCausalLM" in text
 
 
 def test_info_says_how_many_requests_fit_with_windows_apart() -> None:
@@ -98,7 +112,7 @@ def test_info_of_the_machine_alone_says_what_would_compute_here_and_on_gpus() ->
 def test_info_says_what_an_encoder_is_served_to(tmp_path: Path) -> None:
     for has_head, said in ((False, "embed: the mean of"), (True, "rerank: a score of the first token's")):
         save_encoder("xlm_roberta", tmp_path / said, "mean_tokens", head=has_head)
-        columns = describe_encoder("m", EncoderConfig.from_directory(tmp_path / said)).columns
+        columns = describe_encoder("m", demo_model_path(), EncoderConfig.from_directory(tmp_path / said)).columns
         rows = dict(zip(*(map(str, column.cells) for column in columns), strict=True))
         assert rows["served to"].startswith(said)
         assert rows["longest prompt"] == "128 tokens"
@@ -111,10 +125,13 @@ def test_info_counts_the_pages_an_engine_would_get() -> None:
     weights = facts.num_parameters * 4
     for pages in (10, 1000):
         machine = Machine("cpu", weights + page * pages * 4)  # a quarter of what the weights leave is for KV
-        cells = list(describe("demo", demo_model_path(), facts, config, machine).columns[1].cells)
-        assert str(cells[-1]).startswith(f"{pages:,} ({pages * 16:,} tokens")
-    cells = list(describe("demo", demo_model_path(), facts, config, Machine("cpu", weights)).columns[1].cells)
-    assert "no memory for KV pages" in str(cells[-1])
+        assert _pages_here(facts, config, machine).startswith(f"{pages:,} ({pages * 16:,} tokens")
+    assert "no memory for KV pages" in _pages_here(facts, config, Machine("cpu", weights))
+
+
+def _pages_here(facts: ModelConfig, config: EngineConfig, machine: Machine) -> str:
+    table = describe("demo", demo_model_path(), facts, config, machine)
+    return str(dict(zip(*(column.cells for column in table.columns), strict=True))["KV pages here"])
 
 
 @pytest.mark.parametrize(
