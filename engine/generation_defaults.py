@@ -41,11 +41,23 @@ def checked_defaults(given: GenerationDefaults, name: str = "generation_config")
     return defaults
 
 
+def unused_recommendations(directory: Path) -> list[str]:
+    """Return the keys of a model's generation_config.json that say something and that nothing applies."""
+    read = (*_NAMES, "eos_token_id")
+    return [
+        key for key, value in _content(directory).items() if key not in read and value not in (None, [], {}, "")
+    ]
+
+
 def _recommended(directory: Path) -> dict[str, Any]:
+    content = _content(directory)
+    return {name: content[name] for name in _NAMES if content.get(name) is not None}
+
+
+def _content(directory: Path) -> dict[str, Any]:
+    """Return what generation_config.json holds; nothing if it cannot be read."""
     try:
         content = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(content, dict):
-        return {}
-    return {name: content[name] for name in _NAMES if content.get(name) is not None}
+    return content if isinstance(content, dict) else {}

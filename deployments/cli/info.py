@@ -111,8 +111,10 @@ def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfi
     from engine.loading.weights import unused_tensors
 
     try:
-        is_encoder = isinstance(facts, EncoderConfig)
-        tensors = unused_encoder_tensors(directory, facts) if is_encoder else unused_tensors(directory, facts)
+        if isinstance(facts, EncoderConfig):
+            tensors = unused_encoder_tensors(directory, facts)
+        else:
+            tensors = unused_tensors(directory, facts)
     except ModelLoadError:  # the weights are not here, or a start will say what is wrong with them
         tensors = []
     if lines := Unused.of(directory, facts.unused_keys, tensors).lines():

@@ -9,22 +9,25 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.generation_defaults import unused_recommendations
 from engine.loading.weight_files import weight_files
 from engine.models.config_keys import UnusedKeys
 from engine.models.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
-_READ = frozenset(
-    """
+_READ = """
     config.json generation_config.json model.safetensors.index.json
     tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json
     vocab.json vocab.txt merges.txt tekken.json chat_template.jinja chat_template.json additional_chat_templates
-    modules.json sentence_bert_config.json 1_Pooling
-    """.split()  # noqa: SIM905 (a list would be a page long)
-)
+    modules.json sentence_bert_config.json 1_Pooling"""
 """The files that Raydix, or the tokenizer library, reads besides weights."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+_CHOOSING = """
+    stop_strings bad_words_ids suppress_tokens begin_suppress_tokens forced_bos_token_id forced_eos_token_id
+    no_repeat_ngram_size encoder_repetition_penalty sequence_bias typical_p epsilon_cutoff eta_cutoff num_beams
+    penalty_alpha guidance_scale watermarking_config exponential_decay_length_penalty min_length min_new_tokens"""
+"""Keys of generation_config.json that decide which tokens transformers chooses."""
 _MOST_NAMES = 12
 
 
@@ -33,6 +36,8 @@ class Unused:
     """What nothing reads, by names."""
 
     keys: tuple[str, ...] = ()
+    generation: tuple[str, ...] = ()
+    """Keys of generation_config.json."""
     tensors: tuple[str, ...] = ()
     """Those of all layers as one: "model.layers.*.self_attn.k_scale (32)"."""
     files: tuple[str, ...] = ()
@@ -42,16 +47,28 @@ class Unused:
         """Describe a model's directory, given the keys and the names of the tensors that nothing read."""
         numberless = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in tensors)
         together = (name if count == 1 else f"{name} ({count})" for name, count in sorted(numberless.items()))
-        return cls((*keys.uncertain, *keys.without_effect), tuple(together), tuple(_files(directory)))
+        return cls(
+            (*keys.uncertain, *keys.without_effect),
+            tuple(unused_recommendations(directory)),
+            tuple(together),
+            tuple(_files(directory)),
+        )
 
     def lines(self) -> list[str]:
         """Return a line for each kind of which there is any."""
-        kinds = {"keys of config.json": self.keys, "tensors": self.tensors, "files": self.files}
+        kinds = {
+            "keys of config.json": self.keys,
+            "keys of generation_config.json": self.generation,
+            "tensors": self.tensors,
+            "files": self.files,
+        }
         return [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
 
     def log(self, directory: Path) -> None:
-        """Log it, as a warning if files with weights are among it."""
-        level = logging.WARNING if any(name.endswith(_WEIGHTS) for name in self.files) else logging.INFO
+        """Log it, as a warning if answers may depend on it: on weights, or on how tokens are chosen."""
+        has_weights = any(name.endswith(_WEIGHTS) for name in self.files)
+        chooses = any(key in _CHOOSING.split() for key in self.generation)
+        level = logging.WARNING if has_weights or chooses else logging.INFO
         if lines := self.lines():
             logger.log(level, "not used of %s: %s", directory, "; ".join(lines))
 
@@ -63,7 +80,7 @@ def _files(directory: Path) -> Iterable[str]:
     except ModelLoadError:  # only what describes the model is here
         used = ()
     for path in sorted(directory.iterdir()):
-        if path.name not in used and path.name not in _READ and not path.name.startswith("."):
+        if path.name not in used and path.name not in _READ.split() and not path.name.startswith("."):
             yield f"{path.name}/" if path.is_dir() else path.name
 
 

@@ -204,7 +204,8 @@ def rope_settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `rope_scaling`, which model cards tell people to add, or else `rope_parameters`, as transformers 5
     saves it. Raises ModelLoadError where the former would lose the latter's theta.
     """
-    added, saved = raw.get("rope_scaling"), raw.get("rope_parameters") or {}
+    added: Mapping[str, Any] = raw.get("rope_scaling") or {}
+    saved: Mapping[str, Any] = raw.get("rope_parameters") or {}
     if not added:
         return saved
     if saved.get("rope_theta") is not None and added.get("rope_theta") is None and raw.get("rope_theta") is None:

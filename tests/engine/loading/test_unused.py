@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_a_key_that_the_operator_knows_is_left_out(tmp_path: Path) -> None:
 
 def test_keys_that_say_nothing_are_no_fault(tmp_path: Path) -> None:
     model = save_tiny("llama2", tmp_path)
-    nothing = {"swa_gate": None, "use_swa_gate": False, "gates": [], "gate": {}, "gate_type": ""}
+    nothing: dict[str, Any] = {"swa_gate": None, "use_swa_gate": False, "gates": [], "gate": {}, "gate_type": ""}
     edit(model, **nothing, unsloth_version="2026.1", mlp_dropout=0.1, router_aux_loss_coef=0.2, mask_token_id=7)
     load_runner(model)
 
@@ -104,9 +105,23 @@ def test_what_is_not_used_is_listed_once(tmp_path: Path, caplog: pytest.LogCaptu
         assert part in said.message
 
 
-def test_weights_that_are_not_read_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = save_tiny("llama2", tmp_path)
+def _adapter(model: Path) -> str:
     (model / "adapter_model.safetensors").touch()
+    return "files: adapter_model.safetensors"
+
+
+def _stop_strings(model: Path) -> str:
+    stated = {"top_p": 0.9, "stop_strings": ["###"], "num_beams": None}
+    (model / "generation_config.json").write_text(json.dumps(stated))
+    return "keys of generation_config.json: stop_strings"
+
+
+@pytest.mark.parametrize("add", [_adapter, _stop_strings])
+def test_what_answers_may_depend_on_is_a_warning(
+    add: Callable[[Path], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = save_tiny("llama2", tmp_path)
+    expected = add(model)
     load_runner(model)
     [said] = [record for record in caplog.records if "not used of" in record.message]
-    assert said.levelname == "WARNING" and "adapter_model.safetensors" in said.message
+    assert said.levelname == "WARNING" and expected in said.message
