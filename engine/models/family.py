@@ -84,7 +84,7 @@ class Family:
         """Read a model's parts. Raises ModelLoadError, and what `read` raises."""
         for key, expected in {**_FIXED, **self.fixed}.items():
             if (value := config.get(key)) is not None and value != expected:
-                raise ModelLoadError(f"{key} is {value!r}, which is not supported here: expected {expected!r}")
+                raise ModelLoadError(f"{key} is {value!r}, which is not supported: expected {expected!r}")
         return self.read(layered(config, self.defaults))
 
 

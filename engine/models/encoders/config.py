@@ -84,6 +84,10 @@ class EncoderConfig:
         architecture = encoder_of(tracked)
         if architecture is None:
             raise ModelLoadError(f"{directory} holds no encoder; supported are {', '.join(ENCODERS)}")
+        if tracked.get("is_decoder"):
+            raise ModelLoadError(
+                "is_decoder is true, which is not supported: expected an encoder, which sees all tokens"
+            )
         try:
             config = ENCODERS[architecture](tracked, architecture)
         except KeyError as missing:

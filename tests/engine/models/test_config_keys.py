@@ -194,7 +194,7 @@ def test_of_two_keys_with_the_same_meaning_the_one_counts_that_does_in_transform
         (
             "mixtral",
             {"norm_topk_prob": False},
-            "norm_topk_prob is False, which is not supported here: expected True",
+            "norm_topk_prob is False, which is not supported: expected True",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -84,6 +84,39 @@ def test_embeddings_are_those_of_transformers(tmp_path: Path, family: str, pooli
     assert sum(small.scheduler.account()) == small.cache.num_pages == small.scheduler.account().free
 
 
+def edit(model: Path, **changes: Any) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**changes, **json.loads(path.read_text()), **changes}))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": YARN},
+        {"rope_scaling": YARN, "rope_parameters": None, "global_rope_theta": 333.0, "local_rope_theta": 77.0},
+        {"global_attn_every_n_layers": 2, "layer_types": None},
+        {"global_attn_every_n_layers": 2, "layer_types": ["full_attention"] * 4},
+        {"norm_eps": 0.1, "layer_norm_eps": 0.2},
+    ],
+    ids=lambda changes: " and ".join(changes),
+)
+def test_keys_with_the_same_meaning_count_as_in_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    model = save_encoder("modernbert", tmp_path)
+    edit(model, **changes)
+    [found] = values(engine_for(model), PROMPTS[3:4])
+    assert np.abs(found - expected_of(model, "cls", PROMPTS[3]).numpy()).max() < 1e-4
+
+
+def test_an_encoder_that_does_not_see_later_tokens_is_refused(tmp_path: Path) -> None:
+    model = save_encoder("xlm_roberta", tmp_path)
+    edit(model, is_decoder=True)
+    with pytest.raises(ModelLoadError, match="is_decoder is true"):
+        engine_for(model)
+
+
 @pytest.mark.parametrize("family", ENCODER_FAMILIES)
 def test_in_bfloat16_they_are_as_near_as_those_of_transformers(tmp_path: Path, family: str) -> None:
     """Both are compared with those in float64, by the length of the difference: ours is at most twice theirs, and
