@@ -88,15 +88,18 @@ class Family:
         return self.read(layered(config, self.defaults))
 
 
+_TIED = "tie_word_embeddings"
 _FIXED = {"is_causal": True}
 """Values that the models of all families have."""
 
 
 def text_config(raw: Mapping[str, Any]) -> TrackedConfig:
-    """Return a config.json with the keys of its text model, which may be nested. These replace what stands beside
-    them, if they say anything.
+    """Return a config.json with the keys of its text model, which may be nested. These replace the keys beside
+    them, if they say anything, except for the output head, which is the whole model's.
     """
     inside = raw.get("text_config") or {}
     beside = {key: value for key, value in raw.items() if key != "text_config"}
     said = {key: value for key, value in inside.items() if value is not None or beside.get(key) is None}
+    if beside.get(_TIED) is not None:
+        said.pop(_TIED, None)
     return TrackedConfig({**beside, **said})

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from engine.models.errors import ModelLoadError
 from engine.scheduling.plan import StepPlan
-from tests.engine.support.oracle import FAMILIES, MORE_FAMILIES, random_ids, save_tiny
+from tests.engine.support.oracle import COMMON, FAMILIES, MORE_FAMILIES, random_ids, save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner
 from tests.support.examples import examples
 
@@ -176,6 +176,23 @@ def test_of_two_keys_with_the_same_meaning_the_one_counts_that_does_in_transform
     family, changes = SAME_MEANING[name]
     for order in permutations(changes):
         assert check(made(family), {key: changes[key] for key in order}, tmp_path), order
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_head_of_a_model_that_also_sees_is_tied_as_the_whole_model_says(
+    whole: bool, inside: bool, tmp_path: Path
+) -> None:
+    text = {**COMMON, "model_type": "gemma3_text", "tie_word_embeddings": inside}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "image_size": 28}
+    vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 1, **sizes}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, tie_word_embeddings=whole)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0, -1].float()
+    found = load_runner(tmp_path).logits(StepPlan((RequestByHand(PROMPT, range(5)).chunk(),)))[0]
+    assert torch.allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(

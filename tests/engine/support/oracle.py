@@ -21,7 +21,7 @@ Tiny = Callable[[str], Path]
 VOCAB = 101
 BEAM_EOS = [5, 17, 23, 42, 66, 71, 88, 90]
 """Enough ends of text that some beams end and others go on."""
-_COMMON: Mapping[str, Any] = {
+COMMON: Mapping[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 96,
     "intermediate_size": 96,
@@ -232,7 +232,7 @@ def save_tiny(family: str, directory: Path, *, seed: int = 0, **overrides: Any) 
     Deterministic in its arguments. `overrides` are config fields: `eos_token_id=7`, `num_hidden_layers=1`.
     """
     prefix, differences = (FAMILIES | MORE_FAMILIES)[family]
-    config = getattr(transformers, f"{prefix}Config")(**{**_COMMON, **differences, **overrides})
+    config = getattr(transformers, f"{prefix}Config")(**{**COMMON, **differences, **overrides})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
