@@ -6,6 +6,10 @@ whether it is one.
 
     token ids ── Detokenizer.decoder ──▶ certain text ── TextStream ──▶ text to show
                  holds open characters                   holds what may begin a stop string
+
+Text that continues a prompt is the text by which the prompt's grows: decode(prompt + output) after decode(prompt).
+The two differ from decode(output) in the space before a word with which the output begins, which SentencePiece
+tokenizers take away only where no text precedes, and in a character that begins in the prompt.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import codecs
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Protocol
 
 from engine.structs import Struct
@@ -22,6 +27,8 @@ from engine.tokenizer import Tokenizer
 _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, so at most this many replacement characters may still become another one.
 _MAX_OPEN = 3
+# Tokens of a prompt that are decoded before its output; more where the first begins inside a character.
+_CONTEXT = 16
 # Bytes that never become a character keep the window open, so a window with more tokens is cut to the last ones.
 _MAX_WINDOW, _KEPT_WINDOW = 32, 16
 
@@ -38,12 +45,21 @@ class TextDelta(Struct, frozen=True, gc=False):
 class TokenDecoder(Protocol):
     """The text of one sequence of tokens, without stop strings."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there were tokens that are part of the text, which begins as a tokenizer's texts do."""
+        ...
+
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that they make certain. O(tokens)."""
         ...
 
     def rest(self) -> str:
         """Return the text that is not certain, when no more tokens come."""
+        ...
+
+    def shows(self, token_id: int) -> bool:
+        """Return whether a token is part of the text, even if it is one that completes no character."""
         ...
 
 
@@ -59,17 +75,30 @@ class Detokenizer:
         self._bytes = TokenBytes.of(tokenizer)
         self._shown: dict[frozenset[str], TokenBytes] = {}
 
-    def decoder(self, keep: Collection[str] = ()) -> TokenDecoder:
-        """Create the decoder of one text, which leaves out all special tokens but `keep`."""
-        kept = frozenset(self.specials.keys() & set(keep))
-        if self._bytes is None:
-            return WindowDecoder(self._tokenizer, self._hidden(kept) if kept else None)
-        if kept not in self._shown:
-            self._shown[kept] = self._bytes.without(self._hidden(kept))
-        return ByteDecoder(self._shown[kept])
+    def decoder(self, keep: Collection[str] = (), after: Sequence[int] = ()) -> TokenDecoder:
+        """Create the decoder of one text, which leaves out all special tokens but `keep`.
 
-    def _hidden(self, kept: frozenset[str]) -> frozenset[int]:
-        return frozenset(self.specials[text] for text in self.specials.keys() - kept)
+        The text continues that of the tokens `after`, or begins anew if there are none. O(1) in their number,
+        unless most of them show no text.
+        """
+        kept = frozenset(self.specials.keys() & set(keep))
+        decoder = self._new(kept)
+        shown, context = filter(decoder.shows, reversed(after)), list[int]()
+        while further := list(islice(shown, len(context) or _CONTEXT)):
+            context = further[::-1] + context
+            decoder = self._new(kept)
+            if not decoder.push(context).startswith(_REPLACEMENT):  # else the context may begin inside a character
+                break
+        return decoder
+
+    def _new(self, kept: frozenset[str]) -> TokenDecoder:
+        hidden = frozenset(self.specials[text] for text in self.specials.keys() - kept)
+        if self._bytes is None:
+            # What special tokens there are, if the tokenizer does not say, only its own `decode` knows.
+            return WindowDecoder(self._tokenizer, hidden if self.specials else None)
+        if kept not in self._shown:
+            self._shown[kept] = self._bytes.without(hidden)
+        return ByteDecoder(self._shown[kept])
 
 
 class TextStream:
@@ -160,14 +189,18 @@ class ByteDecoder:
     def __init__(self, table: TokenBytes) -> None:
         self._table = table
         self._open = b""
-        self._may_strip = table.strips_space
+        self.has_begun = False
+
+    def shows(self, token_id: int) -> bool:
+        """Return whether a token is part of the text."""
+        return bool(self._table.by_id.get(token_id))
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that they make certain."""
         data = self._open + self._table.join(token_ids)
-        if self._may_strip and data:
-            self._may_strip = False
-            data = data.removeprefix(b" ")
+        if not self.has_begun and data:
+            self.has_begun = True
+            data = data.removeprefix(b" ") if self._table.strips_space else data
         text, num_read = codecs.utf_8_decode(data, "replace", False)
         self._open = data[num_read:]
         return text
@@ -192,15 +225,28 @@ class WindowDecoder:
         self._whole_end = 0
         self._num_shown = 0  # characters of the window's text that were passed on
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there were tokens that are part of the text."""
+        return bool(self._ids)
+
+    def shows(self, token_id: int) -> bool:
+        """Return whether a token is part of the text."""
+        return self._text([token_id]) != "" if self._hidden is None else token_id not in self._hidden
+
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that they make certain."""
-        hidden = self._hidden or ()
+        hidden, num_before = self._hidden or (), len(self._ids)
         self._ids += [token for token in token_ids if token not in hidden]
         window = self._window_text()
         num_open = min(len(window) - len(window.rstrip(_REPLACEMENT)), _MAX_OPEN)
         certain = window[self._num_shown : len(window) - num_open]
         self._num_shown += len(certain)
-        if num_open == 0:
+        if not certain and num_open == 0:
+            # A window without text would take the next token for the first of all.
+            if self._num_shown or num_before > _KEPT_WINDOW:
+                del self._ids[num_before:]
+        elif num_open == 0:
             self._window_start, self._whole_end = self._whole_end, len(self._ids)
             self._num_shown = len(self._window_text())
         elif len(self._ids) - self._window_start > _MAX_WINDOW:

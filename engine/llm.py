@@ -85,11 +85,23 @@ class LLM:
 
         Raises ValueError, such as NeverFits, before anything runs if a prompt cannot be served.
         """
-        batch = _as_batch(prompts)
+        return self._generate(_as_batch(prompts), params, progress, continues_text=True)
+
+    def _generate(
+        self,
+        batch: list[PromptInput],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool,
+        *,
+        continues_text: bool,
+    ) -> list[RequestOutput]:
         many = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(many) != len(batch):
             raise ValueError(f"got {len(batch)} prompts and {len(many)} sampling params: expected one each")
-        jobs = [self._job(prompt, param) for prompt, param in zip(batch, many, strict=True)]
+        jobs = [
+            self._job(prompt, param, continues_text=continues_text)
+            for prompt, param in zip(batch, many, strict=True)
+        ]
         self._run(jobs, progress)
         return [job.output() for job in jobs]
 
@@ -110,7 +122,9 @@ class LLM:
             for messages in conversations
         ]
         ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-        return self.generate(ids, params or SamplingParams(temperature=0, max_tokens=256), progress=progress)
+        return self._generate(
+            list(ids), params or SamplingParams(temperature=0, max_tokens=256), progress, continues_text=False
+        )
 
     def embed(
         self,
@@ -134,7 +148,9 @@ class LLM:
         """End the model's other ranks, if it has several; they end with this process anyway. Idempotent."""
         self.engine.close()
 
-    def _job(self, prompt: PromptInput, params: SamplingParams) -> _OfflineRequest:
+    def _job(
+        self, prompt: PromptInput, params: SamplingParams, *, continues_text: bool = False
+    ) -> _OfflineRequest:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_task(params, self.engine.tasks, is_encoder=self.engine.is_encoder)
         request = self.engine.new_request(f"offline-{self._num_requests}", ids, params)
@@ -142,7 +158,8 @@ class LLM:
         self.engine.scheduler.check(request)
 
         def text_stream() -> TextStream:
-            return TextStream(self._detokenizer.decoder(), params.stop, min_tokens=params.min_tokens)
+            decoder = self._detokenizer.decoder(after=ids if continues_text else ())
+            return TextStream(decoder, params.stop, min_tokens=params.min_tokens)
 
         return _OfflineRequest(request, text_stream)
 

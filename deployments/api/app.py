@@ -31,7 +31,8 @@ from deployments.api.completions import plan_completion
 from deployments.api.document.openapi import describe
 from deployments.api.document.page import add_docs_page
 from deployments.api.errors import ApiError, at_most, from_client, internal, invalid, quoted
-from deployments.api.exchange import Caller, Exchange, GenerationPlan, Hints
+from deployments.api.exchange import Caller, Exchange
+from deployments.api.generation_plan import GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
 from deployments.api.http.body import ClientGone, read_json
 from deployments.api.http.body_memory import BodyMemory, BodyRoom

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from deployments.api.choices import ChoiceDelta
 from deployments.api.errors import ApiError, invalid
-from deployments.api.exchange import GenerationPlan
+from deployments.api.generation_plan import GenerationPlan
 from deployments.api.output.answer_constraint import answer_constraint
 from deployments.api.output.logprobs import NumberedTokens, TokenNames, chat_logprobs, prompt_logprobs
 from deployments.api.output.output_parser import ToolCallDelta
@@ -98,7 +98,16 @@ async def plan_chat(
     if never_ends(model, request):
         sampling = replace(sampling, min_tokens=asked)
     sampling = with_beams(sampling, request, limits, candidates)
-    return GenerationPlan(served, request, sampling, encoder, candidates, parse_spec=parse_spec, scores=scores)
+    return GenerationPlan(
+        served,
+        request,
+        sampling,
+        encoder,
+        candidates,
+        parse_spec=parse_spec,
+        continues_text=bool(request.continue_final_message and request.messages[-1].content),
+        scores=scores,
+    )
 
 
 async def encode_conversation(

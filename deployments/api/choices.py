@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.api.output.output_parser import OutputParser, ToolCallDelta
+from deployments.api.output.spelled_text import SpelledText
 from deployments.api.time_limit import TimeLimit
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Timeline
@@ -47,7 +48,8 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
     token_ids: Sequence[int]
     """The tokens behind the text, and the stop token that ended it; without those of a stop string."""
     logprobs: Sequence[TokenLogprobs]
-    """One per token id when requested, else empty."""
+    """One per token id when requested, else empty. Beside a text, they are of the tokens that spell it
+    (`spelled_text`)."""
     finish_reason: str | None = None
     """"stop", "length" or "tool_calls" on the choice's last delta."""
     prompt_logprobs: PackedLogprobs | None = None
@@ -67,6 +69,21 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
     def stop_reason(self) -> int | str | None:
         """What vLLM calls so: the stop string or the stop token that ended the choice; None for its own end."""
         return self.stop_token if self.stop_string is None else self.stop_string
+
+    def joined(self, later: ChoiceDelta) -> ChoiceDelta | None:
+        """Return this and the delta that follows it as one; None if tokens would come beside a text not theirs."""
+        if bool(self.text) != bool(later.text) or bool(self.logprobs) != bool(later.logprobs):
+            return None
+        if self.calls or later.calls or (self.text and later.reasoning):
+            return None
+        return structs.replace(
+            later,
+            text=self.text + later.text,
+            token_ids=[*self.token_ids, *later.token_ids],
+            logprobs=[*self.logprobs, *later.logprobs],
+            prompt_logprobs=self.prompt_logprobs,
+            reasoning=self.reasoning + later.reasoning,
+        )
 
     @property
     def has_content(self) -> bool:
@@ -109,8 +126,52 @@ class Choice:
         """Whether the client may know all of what was found in a cache."""
         return self._max_cached is None
 
-    def take(self, delta: StreamDelta) -> ChoiceDelta:
-        """Apply a delta and return what it adds. Raises `ApiError` when the engine failed."""
+    def take(self, delta: StreamDelta) -> list[ChoiceDelta]:
+        """Apply a delta and return what it adds: one delta, or with log-probabilities those whose tokens spell their
+        texts. Raises `ApiError` when the engine failed.
+        """
+        if self._text.spelled is None or not (delta.token_ids or delta.finish_reason):
+            return [self._take(delta)]
+        taken: list[ChoiceDelta] = []
+        for part in delta.pieces(1) if delta.token_ids else (delta,):
+            for piece in self._pieces(self._take(part), self._text.spelled):
+                if taken and (joined := taken[-1].joined(piece)) is not None:
+                    taken[-1] = joined
+                else:
+                    taken.append(piece)
+            if self.finish_reason:  # tokens after a stop string are none of the answer's
+                break
+        return taken
+
+    def _pieces(self, whole: ChoiceDelta, spelled: SpelledText) -> list[ChoiceDelta]:
+        """Cut a delta of at most one token where its tokens spell no more of its text."""
+        is_last = whole.finish_reason is not None
+        is_settled = is_last or bool(whole.reasoning or whole.calls)
+        pieces = spelled.add(whole.logprobs, whole.text, is_settled=is_settled, is_last=is_last)
+        if whole.calls:  # they are placed in the text of their delta, so that it stays whole
+            text, tokens = "".join(text for text, _ in pieces), [token for _, own in pieces for token in own]
+            pieces = [(text, []), ("", tokens)]
+        elif not pieces and (is_last or whole.reasoning or whole.prompt_logprobs):
+            pieces = [("", [])]
+        deltas = [
+            ChoiceDelta(self.index, text, [token.token_id for token in tokens], tokens) for text, tokens in pieces
+        ]
+        if deltas:
+            deltas[0] = structs.replace(
+                deltas[0],
+                prompt_logprobs=whole.prompt_logprobs,
+                reasoning=whole.reasoning,
+                calls=whole.calls,
+            )
+            deltas[-1] = structs.replace(
+                deltas[-1],
+                finish_reason=whole.finish_reason,
+                stop_string=whole.stop_string,
+                stop_token=whole.stop_token,
+            )
+        return deltas
+
+    def _take(self, delta: StreamDelta) -> ChoiceDelta:
         if delta.finish_reason in ("error", "abort"):
             raise _failed(delta)
         found = delta.num_cached if self._max_cached is None else min(delta.num_cached, self._max_cached)
@@ -156,13 +217,13 @@ class Choice:
 class PooledChoice(Choice):
     """A prompt that is pooled: nothing is generated."""
 
-    def take(self, delta: StreamDelta) -> ChoiceDelta:
+    def take(self, delta: StreamDelta) -> list[ChoiceDelta]:
         """Apply its only delta. Raises `ApiError` when the engine failed."""
         if delta.finish_reason in ("error", "abort"):
             raise _failed(delta)
         self.num_cached = delta.num_cached if self._max_cached is None else min(delta.num_cached, self._max_cached)
         self.finish_reason = delta.finish_reason
-        return ChoiceDelta(self.index, "", (), (), delta.finish_reason, pooled=delta.pooled)
+        return [ChoiceDelta(self.index, "", (), (), delta.finish_reason, pooled=delta.pooled)]
 
 
 class Choices:
@@ -312,18 +373,19 @@ class Choices:
                 raise self._too_late() from None
             if delta.alternatives:
                 for found, hypothesis in zip(choices, delta.alternatives, strict=False):
-                    taken = found.take(_delta_of(delta, hypothesis))
-                    note(taken)
-                    yield taken
+                    for taken in found.take(_delta_of(delta, hypothesis)):
+                        note(taken)
+                        yield taken
                 return
             is_long = len(delta.token_ids) > _TURN_OUTPUT
             for part in delta.pieces(_TURN_OUTPUT) if is_long else (delta,):
-                taken = choice.take(part)
-                if taken.finish_reason and not delta.finish_reason:  # ended by its text: unknown to the engine
+                deltas = choice.take(part)
+                if choice.finish_reason and not delta.finish_reason:  # ended by its text: unknown to the engine
                     await generation.aclose()
-                note(taken)
-                yield taken
-                if taken.finish_reason:
+                for taken in deltas:
+                    note(taken)
+                    yield taken
+                if choice.finish_reason:
                     return
                 if is_long:
                     await asyncio.sleep(0)  # the streams of others go on

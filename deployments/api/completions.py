@@ -9,15 +9,14 @@ from typing import Any
 
 from deployments.api.choices import ChoiceDelta
 from deployments.api.errors import ApiError, at_most
-from deployments.api.exchange import GenerationPlan
+from deployments.api.generation_plan import GenerationPlan
 from deployments.api.off_loop import near_or_far
 from deployments.api.output.logprobs import (
     NumberedTokens,
-    TextOffsets,
+    OutputOffsets,
     TokenNames,
     completion_logprobs,
     echo_logprobs,
-    output_offsets,
     prompt_logprobs,
 )
 from deployments.api.output.response_encoder import (
@@ -100,6 +99,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         sampling,
         encoder,
         candidates,
+        continues_text=True,
         echoes_only=is_silent and scores is None,
         scores=scores,
         scores_only=is_silent and scores is not None,
@@ -145,7 +145,9 @@ class CompletionResponseEncoder:
         self._scores = scores
         self._framing = ChunkFraming(context, "text_completion")
         self._offsets = [
-            TextOffsets(len(prompt.echo or "")) for prompt in context.prompts for _ in range(context.num_choices)
+            OutputOffsets(codec, len(prompt.echo or ""))
+            for prompt in context.prompts
+            for _ in range(context.num_choices)
         ]
 
     def opening(self, index: int, num_cached: int) -> bytes:
@@ -168,7 +170,8 @@ class CompletionResponseEncoder:
         self._framing.count(len(delta.token_ids))
         if not delta.has_content and not self.context.reports_ids(delta):
             return b""
-        logprobs = encode_json(self._logprobs(delta.index, delta.logprobs)) if delta.logprobs else b"null"
+        offsets = self._offsets[delta.index].add(delta.text, delta.logprobs)
+        logprobs = encode_json(self._logprobs(delta.logprobs, offsets)) if delta.logprobs else b"null"
         token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""
         ends = b"null"
         if delta.finish_reason:
@@ -192,13 +195,17 @@ class CompletionResponseEncoder:
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
         """Encode a text_completion object."""
-        choices = (self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas))
+        choices = (self._whole_choice(index, own) for index, own in enumerate(deltas))
         head = self.context.head("text_completion")
         return encode_whole(head, choices, extras)
 
-    def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
-        prompt = self.context.prompt_of(index)
-        logprobs = None if self._num_top is None else self._logprobs(index, whole.logprobs)
+    def _whole_choice(self, index: int, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
+        prompt, whole = self.context.prompt_of(index), CompleteChoice.of(deltas)
+        logprobs: dict[str, Any] | None = None
+        if self._num_top is not None:
+            at = self._offsets[index]
+            offsets = [offset for delta in deltas for offset in at.add(delta.text, delta.logprobs)]
+            logprobs = self._logprobs(whole.logprobs, offsets)
         if logprobs is not None and (echoed := self._echoed_logprobs(index)):
             logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
         if logprobs is not None:
@@ -224,6 +231,5 @@ class CompletionResponseEncoder:
             return None
         return echo_logprobs(self._names, prompt.token_ids, prompt.echo, self._scores.of(index), self._num_top)
 
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        offsets = output_offsets(self._codec, self._offsets[index], (at.token_id for at in logprobs))
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]) -> dict[str, Any]:
         return completion_logprobs(self._names, logprobs, self._num_top or 0, offsets)

@@ -8,34 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.choices import ChoiceDelta, Choices
 from deployments.api.errors import ApiError, from_client, internal
-from deployments.api.http.body_memory import BodyRoom
+from deployments.api.generation_plan import GenerationPlan, Hints, engine_requests, reported_stops
 from deployments.api.http.pacing import Pace, Turns
 from deployments.api.http.transport import EventStream, json_in_pieces, logger
 from deployments.api.off_loop import off_loop
-from deployments.api.output.output_parser import PLAIN_TEXT, OutputParser, OutputParseSpec
-from deployments.api.output.response_encoder import ResponseEncoder
 from deployments.api.record import GenerationStart, RequestRecord
 from deployments.api.request.best_of import best
-from deployments.api.request.prompt_scores import PromptScores
-from deployments.api.request.protocol import ChatRequest, CompletionRequest
-from deployments.api.request.sampling import for_choice
-from deployments.api.service import ServedModel
 from deployments.api.time_limit import TimeLimit
 from deployments.api.timings import timings_of
 from deployments.client.protocol import (
     EndsEngines,
-    GenerateRequest,
     Overloaded,
     Rejected,
     ReplicaLost,
@@ -43,51 +35,9 @@ from deployments.client.protocol import (
 )
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
-from engine.sampling_params import SamplingParams
 
 T = TypeVar("T")
 CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, EndsEngines, RateLimited)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationPlan:
-    """A validated request: what to generate, with which model, and how to encode the answer."""
-
-    served: ServedModel
-    request: ChatRequest | CompletionRequest
-    sampling: SamplingParams
-    encoder: ResponseEncoder
-    num_candidates: int = 1
-    """Number of candidates to generate for each prompt; the answer has `encoder.context.num_choices` of them."""
-    parse_spec: OutputParseSpec = PLAIN_TEXT
-    """Reasoning and tool calls that the generated text is parsed for."""
-    echoes_only: bool = False
-    """Answer with the prompts and generate nothing."""
-    scores: PromptScores | None = None
-    """Collector of the prompts' log-probabilities; None when none were requested."""
-    scores_only: bool = False
-    """Answer with the prompts' log-probabilities and generate nothing."""
-    later: Callable[[Request, Ticket], Awaitable[Response]] | None = None
-    """Answers at once and has the answer generated afterwards; None: it is generated now."""
-    count_field: str | None = None
-    """The field that asks for so many generations; None: `n`, or `best_of`."""
-    on_end: Callable[[], Awaitable[None]] | None = None
-    """Called when the answer is complete, before the end of it is sent; None calls nothing."""
-    held: BodyRoom | None = None
-    """Where `num_held` bytes of the request count for as long as its answer takes; None: it holds nothing."""
-    num_held: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """Hints from a request's headers."""
-
-    session_id: str | None = None
-    """x-session-id: requests with the same id probably share prefixes."""
-    explains: bool = False
-    """x-raydix-explain: the answer explains the choice of its replica."""
-    max_wait_s: float | None = None
-    """x-max-wait-s: the longest wait for an engine that is of use to the client, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +67,7 @@ class Exchange:
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
         self._pace = pace
-        parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant)
+        parts = [] if plan.echoes_only else engine_requests(plan, hints, caller.tenant)
         self._count_field = plan.count_field or ("n" if plan.request.best_of is None else "best_of")
         self._num_sequences = len(plan.encoder.context.prompts) * plan.num_candidates if parts else 0
         self._hints, self._ticket = hints, caller.ticket
@@ -132,7 +82,7 @@ class Exchange:
             idle_timeout_s,
             scores_only=plan.scores_only,
             max_cached=reported,
-            stop_ids=_reported_stops(plan),
+            stop_ids=reported_stops(plan),
             pools=plan.sampling.pooling is not None,
         )
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
@@ -339,60 +289,5 @@ class Exchange:
         return headers
 
 
-def _priority(request: ChatRequest | CompletionRequest) -> int:
-    if request.priority is None and request.service_tier is not None:
-        return -1 if request.service_tier == "priority" else 1
-    return request.priority or 0
-
-
-def _reported_stops(plan: GenerationPlan) -> Collection[int]:
-    """Return the tokens that are an answer's `stop_reason`: those asked for that are not the model's own end."""
-    ids = plan.sampling.stop_token_ids
-    if not ids or plan.sampling.ignore_eos:
-        return ids
-    return [token for token in ids if token not in plan.served.card.eos_token_ids]
-
-
 def _all_cached(prompt_ids: Sequence[int]) -> None:
     """Bound the reported cached tokens of a prompt by nothing."""
-
-
-def _parts(plan: GenerationPlan, hints: Hints, tenant: Tenant) -> list[tuple[GenerateRequest, list[OutputParser]]]:
-    """Return one generation for each candidate of each prompt; candidate i has the same seed for all prompts. A
-    beam search is one generation with all choices of its prompt.
-    """
-    request, sampling, answer, count = plan.request, plan.sampling, plan.encoder.context, plan.num_candidates
-    num_texts = 1
-    if sampling.beams is not None:
-        count, num_texts = 1, answer.num_choices
-    if count > answer.num_choices:  # Candidates are ranked by log-probability.
-        sampling = replace(sampling, logprobs=sampling.logprobs or 0)
-    parts: list[tuple[GenerateRequest, list[OutputParser]]] = []
-    for index in range(len(answer.prompts) * count):
-        generate = GenerateRequest(
-            request_id=f"{answer.id}-{index}",
-            model=plan.served.card.id,
-            prompt_ids=answer.prompts[index // count].token_ids,
-            sampling=for_choice(sampling, index % count),
-            priority=_priority(request),
-            salt=tenant.salt(request.cache_salt or ""),
-            session_id=hints.session_id or request.prompt_cache_key,
-            tenant=tenant.name,
-            max_wait_s=hints.max_wait_s,
-        )
-        # What is pooled has no text, so that one parser does for all.
-        is_needed = sampling.pooling is None or not parts
-        parts.append((generate, [_parser(plan) for _ in range(num_texts)] if is_needed else parts[0][1]))
-    return parts
-
-
-def _parser(plan: GenerationPlan) -> OutputParser:
-    """Return the parser of one choice."""
-    request, sampling = plan.request, plan.sampling
-    text = plan.served.codec.text_stream(
-        sampling.stop,
-        min_tokens=sampling.min_tokens,
-        keep=None if request.skip_special_tokens is False else plan.parse_spec.marks,
-        includes_stop=bool(request.include_stop_str_in_output),
-    )
-    return OutputParser(text, plan.parse_spec)

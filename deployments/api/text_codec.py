@@ -20,7 +20,7 @@ from deployments.api.output.reasoning import THINK
 from deployments.api.tokenizer_info import tokenizer_info
 from deployments.config.limits import Limits
 from deployments.config.settings import ChatSettings
-from engine.detokenizer import Detokenizer, TextStream
+from engine.detokenizer import Detokenizer, TextStream, TokenDecoder
 from engine.token_bytes import spelled_bytes
 from engine.tokenizer import Tokenizer, decoding_backend
 
@@ -119,12 +119,20 @@ class TextCodec:
         min_tokens: int = 0,
         keep: Collection[str] | None = (),
         includes_stop: bool = False,
+        after: Sequence[int] = (),
     ) -> TextStream:
-        """Create the growing text of one generation, cut at the first of `stop`, with the specials `keep`, or all
-        of them for None.
+        """Create the growing text of one generation, cut at the first of `stop`.
+
+        `keep` and `after` are those of `decoder`.
         """
-        decoder = self._detokenizer.decoder(self._detokenizer.specials if keep is None else keep)
-        return TextStream(decoder, stop, min_tokens=min_tokens, includes_stop=includes_stop)
+        return TextStream(self.decoder(keep, after), stop, min_tokens=min_tokens, includes_stop=includes_stop)
+
+    def decoder(self, keep: Collection[str] | None = (), after: Sequence[int] = ()) -> TokenDecoder:
+        """Create the decoder of one text with the specials `keep`, or all of them for None.
+
+        The text continues that of the tokens `after`.
+        """
+        return self._detokenizer.decoder(self._detokenizer.specials if keep is None else keep, after)
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - lives as long as the process, like the codec
     def single_token(self, text: str) -> int | None:
@@ -155,10 +163,12 @@ class TextCodec:
         return self._detokenizer.specials.get(text)
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as the process, like the codec
-    def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
-        """Return how one token reads within a text, and its bytes, which may be only part of a character."""
+    def token_text(self, token_id: int, *, is_first: bool = False) -> tuple[str, tuple[int, ...]]:
+        """Return how one token reads within a text, or as the first of one, and its bytes, which may be only a part
+        of a character.
+        """
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        if not self.is_special(token_id):
+        if not is_first and not self.is_special(token_id):
             # SentencePiece tokenizers drop the space of a text's first word, but not of an equal word after it.
             twice = self._tokenizer.decode([token_id, token_id], skip_special_tokens=False)
             text = twice.removeprefix(text) or text
@@ -172,9 +182,9 @@ class TextCodec:
         """Return whether a token is special, hence left out of generated text."""
         return self.decode([token_id], skip_special_tokens=True) == "" != self.decode([token_id])
 
-    def token_key(self, token_id: int) -> str:
+    def token_key(self, token_id: int, *, is_first: bool = False) -> str:
         """Return one token as a key of an object; parts of characters, which would look alike, become bytes."""
-        text, encoded = self.token_text(token_id)
+        text, encoded = self.token_text(token_id, is_first=is_first)
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in encoded) if "\ufffd" in text else text
 
     @functools.cached_property

@@ -8,7 +8,7 @@ from deployments.api.anthropic.encoder import MessagesEncoder, new_id
 from deployments.api.anthropic.translation import AskedMessage, in_own_words
 from deployments.api.chat import encode_conversation, plan_chat
 from deployments.api.errors import ApiError
-from deployments.api.exchange import GenerationPlan
+from deployments.api.generation_plan import GenerationPlan
 from deployments.api.output.reasoning import THINK
 from deployments.api.request.protocol import ChatRequest
 from deployments.api.service import ServedModel

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from deployments.api.output.spelled_text import FirstToken
 from deployments.api.text_codec import TextCodec
 from engine.logprobs import TokenLogprobs
 
@@ -25,11 +26,11 @@ def finite(logprob: float) -> float:
 class TokenNames(Protocol):
     """How tokens are named in log-probabilities."""
 
-    def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
-        """Return a token's name, and its bytes."""
+    def token_text(self, token_id: int, *, is_first: bool = False) -> tuple[str, tuple[int, ...]]:
+        """Return a token's name, and its bytes, as the first of a text or as a later one."""
         ...
 
-    def token_key(self, token_id: int) -> str:
+    def token_key(self, token_id: int, *, is_first: bool = False) -> str:
         """Return a token's name as the key of an object."""
         ...
 
@@ -45,11 +46,11 @@ class NumberedTokens:
         self._codec = codec
         self.is_special = codec.is_special
 
-    def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
+    def token_text(self, token_id: int, *, is_first: bool = False) -> tuple[str, tuple[int, ...]]:
         """Return the id, and the token's bytes."""
-        return self.token_key(token_id), self._codec.token_text(token_id)[1]
+        return self.token_key(token_id), self._codec.token_text(token_id, is_first=is_first)[1]
 
-    def token_key(self, token_id: int) -> str:
+    def token_key(self, token_id: int, *, is_first: bool = False) -> str:
         """Return the id."""
         return f"token_id:{token_id}"
 
@@ -95,21 +96,31 @@ def completion_logprobs(
         # The chosen token is always included, so there may be one more than requested. Of tokens with equal
         # texts, the likelier one counts.
         for token_id, logprob in (*token.top[:num_top], (token.token_id, token.logprob)):
-            top.setdefault(codec.token_key(token_id), finite(logprob))
+            top.setdefault(codec.token_key(token_id, is_first=isinstance(token, FirstToken)), finite(logprob))
         tops.append(top)
     return {
-        "tokens": [codec.token_key(token.token_id) for token in at],
+        "tokens": [codec.token_key(token.token_id, is_first=isinstance(token, FirstToken)) for token in at],
         "token_logprobs": [finite(token.logprob) for token in at],
         "top_logprobs": tops,
         "text_offset": list(offsets),
     }
 
 
-def output_offsets(codec: TokenNames, offsets: TextOffsets, token_ids: Iterable[int]) -> list[int]:
-    """Return where generated tokens begin in the text, which lacks special tokens."""
-    return [
-        offsets.add(b"" if codec.is_special(token) else bytes(codec.token_text(token)[1])) for token in token_ids
-    ]
+class OutputOffsets:
+    """Where the tokens of one choice begin in its text, which may follow an echoed prompt."""
+
+    def __init__(self, codec: TokenNames, start: int = 0) -> None:
+        self._codec, self._at = codec, start
+
+    def add(self, text: str, tokens: Sequence[TokenLogprobs]) -> list[int]:
+        """Append a text with the tokens that spell it, or either of them; return where the tokens begin."""
+        offsets = TextOffsets(self._at)
+        begins = [offsets.add(self._spelled(token)) for token in tokens] if text else [self._at] * len(tokens)
+        self._at += len(text)
+        return begins
+
+    def _spelled(self, token: TokenLogprobs) -> bytes:
+        return bytes(self._codec.token_text(token.token_id, is_first=isinstance(token, FirstToken))[1])
 
 
 def echo_logprobs(
@@ -127,16 +138,17 @@ def echo_logprobs(
 def chat_logprobs(codec: TokenNames, at: Sequence[TokenLogprobs], num_top: int) -> dict[str, Any]:
     """Encode OpenAI's list of tokens, each with its bytes, which may be only part of a character."""
 
-    def spell(token_id: int, logprob: float) -> dict[str, Any]:
-        text, spelled = codec.token_text(token_id)
+    def spell(token_id: int, logprob: float, is_first: bool) -> dict[str, Any]:
+        text, spelled = codec.token_text(token_id, is_first=is_first)
         return {"token": text, "logprob": finite(logprob), "bytes": spelled}
 
     content = [
         {
-            **spell(token.token_id, token.logprob),
-            "top_logprobs": [spell(token_id, logprob) for token_id, logprob in token.top[:num_top]],
+            **spell(token.token_id, token.logprob, is_first),
+            "top_logprobs": [spell(token_id, logprob, is_first) for token_id, logprob in token.top[:num_top]],
         }
         for token in at
+        for is_first in (isinstance(token, FirstToken),)
     ]
     return {"content": content, "refusal": None}
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from deployments.api.output.reasoning import Thoughts, parse_reasoning
+from deployments.api.output.spelled_text import SpelledText
 from deployments.api.tools.named import Functions
 from deployments.api.tools.segments import ParserDriver, Segment
 from deployments.api.tools.tool_format import ToolFormat
@@ -70,8 +71,10 @@ class ParsedOutput(Struct):
 class OutputParser:
     """Parses one choice."""
 
-    def __init__(self, text: TextStream, spec: OutputParseSpec) -> None:
+    def __init__(self, text: TextStream, spec: OutputParseSpec, spelled: SpelledText | None = None) -> None:
         self._text, self._spec = text, spec
+        self.spelled = spelled
+        """Which tokens spell which text, for an answer with log-probabilities."""
         self._reasoning_parser: ParserDriver | None = None
         if spec.thoughts is not None:
             self._reasoning_parser = ParserDriver(parse_reasoning(spec.thoughts, is_open=spec.is_thinking))

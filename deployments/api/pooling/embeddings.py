@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from deployments.api.errors import invalid
-from deployments.api.exchange import GenerationPlan
+from deployments.api.generation_plan import GenerationPlan
 from deployments.api.output.response_encoder import ResponseContext, encoded_list
 from deployments.api.pooling.plan import (
     NUMBER_CHARS,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from deployments.api.choices import ChoiceDelta
 from deployments.api.conversation.encoder import TooManyTokens
 from deployments.api.errors import ApiError, internal, invalid
-from deployments.api.exchange import GenerationPlan
+from deployments.api.generation_plan import GenerationPlan
 from deployments.api.off_loop import near_or_far
 from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext, in_pieces
 from deployments.api.pooling.protocol import PooledRequest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from deployments.api.errors import at_most, invalid
-from deployments.api.exchange import GenerationPlan
+from deployments.api.generation_plan import GenerationPlan
 from deployments.api.output.response_encoder import ResponseContext
 from deployments.api.pooling.pairs import score_pairs
 from deployments.api.pooling.plan import NUMBER_CHARS, PooledEncoder, context_of, numbered, pooled_plan

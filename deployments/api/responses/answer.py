@@ -167,8 +167,7 @@ class GrowingOutput:
         self._response, self._spell = response, spell
         self._ended: list[Sequence[bytes]] = []
         self._open: _OutputItem | None = None
-        self._space = ""  # white space that matters only if text follows
-        self._logprobs: list[bytes] = []  # of tokens whose text has not come yet
+        self._space: list[ChoiceDelta] = []  # white space that matters only if text follows
         self.is_cut = False
         """Whether the answer was cut off by the number of its tokens."""
 
@@ -178,14 +177,11 @@ class GrowingOutput:
         if delta.reasoning:
             thought = self._open if isinstance(self._open, _Thought) else self._begin(_Thought, events)
             events.append(thought.grown(delta.reasoning))
-        if delta.logprobs:
-            # Tokens of reasoning and of calls are none of the text's.
-            self._logprobs = [*self._logprobs, self._spell(delta.logprobs)] if _is_text(delta) else []
         calls = list(delta.calls)
         while calls and isinstance(self._open, _Called) and calls[0].index == self._open.number:
             events.append(self._open.grown(calls.pop(0).arguments))
-        if delta.text:
-            self._say(delta.text, events)
+        if delta.text:  # tokens without text, as the end, and those of reasoning and calls, are none of it
+            self._say(delta, events)
         for call in calls:
             if call.name is not None:
                 self._end(b"completed", events)
@@ -204,16 +200,16 @@ class GrowingOutput:
             items.append(is_open.encoded(status))
         return [b"[", *_listed(items), b"]"]
 
-    def _say(self, text: str, events: list[Event]) -> None:
-        said = self._open
+    def _say(self, delta: ChoiceDelta, events: list[Event]) -> None:
+        said, deltas = self._open, [*self._space, delta]
         if not isinstance(said, _Said):
-            text, self._space = self._space + text, ""
-            if (self._open is not None or self._ended) and not text.strip():
-                self._space = text
+            if (self._open is not None or self._ended) and not delta.text.strip():
+                self._space = deltas
                 return
             said = self._begin(_Said, events)
-        logprobs, self._logprobs = b",".join(self._logprobs), []
-        events.append(said.grown(text, logprobs))
+        self._space = []
+        for part in deltas:  # one by one, as the tokens of each spell its text, if it has any
+            events.append(said.grown(part.text, self._spell(part.logprobs) if part.logprobs else b""))
 
     def _begin(self, kind: type[_Kind], events: list[Event]) -> _Kind:
         self._end(b"completed", events)
@@ -226,14 +222,12 @@ class GrowingOutput:
         if self._open is not None:
             events += self._open.ended(status)
             self._ended.append(self._open.encoded(status))
-            self._open, self._space = None, ""
+            self._open, self._space = None, []
 
     def _finish(self, reason: str, events: list[Event]) -> None:
         self.is_cut = reason == "length"
         if self._open is None and not self._ended:
             self._begin(_Said, events)
-        if isinstance(self._open, _Said) and self._logprobs:
-            self._open.grown("", b",".join(self._logprobs))
         self._end(b"incomplete" if self.is_cut else b"completed", events)
 
 
@@ -243,7 +237,3 @@ def _listed(entries: Iterable[Sequence[bytes]]) -> Iterator[bytes]:
         if at:
             yield b","
         yield from entry
-
-
-def _is_text(delta: ChoiceDelta) -> bool:
-    return bool(delta.text) or not (delta.reasoning or delta.calls)

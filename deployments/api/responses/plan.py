@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from deployments.admission.rate_limits import Ticket
 from deployments.api.chat import plan_chat
 from deployments.api.errors import ApiError, at_most, invalid
-from deployments.api.exchange import GenerationPlan
+from deployments.api.generation_plan import GenerationPlan
 from deployments.api.http.access import as_tenant
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.scopes import request_id

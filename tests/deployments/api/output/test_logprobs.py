@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from deployments.api.output import response_encoder
 from deployments.api.output.logprobs import (
+    OutputOffsets,
     TextOffsets,
     chat_logprobs,
     completion_logprobs,
     echo_logprobs,
-    output_offsets,
     prompt_logprobs,
     prompt_offsets,
 )
@@ -143,9 +143,12 @@ def test_offsets_never_leave_a_text_that_the_tokenizer_changed(codec: TextCodec)
 
 def test_offsets_of_output_go_on_where_the_prompt_ends(codec: TextCodec) -> None:
     (end,) = ids_of(codec, "<|im_end|>")
-    ids = [*ids_of(codec, "é a"), end, *ids_of(codec, " b")]
-    offsets = output_offsets(codec, TextOffsets(10), ids)
-    assert offsets[0] == 10 and offsets[-1] == 10 + len("é a")
+    offsets = OutputOffsets(codec, 10)
+    before, after = ([TokenLogprobs(token, -0.5) for token in ids_of(codec, text)] for text in ("é a", " b"))
+    assert offsets.add("é a", before)[0] == 10
+    assert offsets.add("", [TokenLogprobs(end, -0.5)]) == [10 + len("é a")]  # it is no part of the text
+    assert offsets.add(" b", after)[0] == 10 + len("é a")
+    assert offsets.add("cut off", []) == [] and offsets.add("", [TokenLogprobs(end, -0.5)]) == [22]
     assert TextOffsets(3).add(b"\xa0") == 2  # the rest of a character that has begun
 
 
