@@ -223,7 +223,7 @@ class WindowDecoder:
         self._ids: list[int] = []
         self._window_start = 0
         self._whole_end = 0
-        self._num_shown = 0  # characters of the window's text that were passed on
+        self._shown = ""  # the part of the window's text that was passed on
 
     @property
     def has_begun(self) -> bool:
@@ -239,23 +239,29 @@ class WindowDecoder:
         hidden, num_before = self._hidden or (), len(self._ids)
         self._ids += [token for token in token_ids if token not in hidden]
         window = self._window_text()
+        if self._whole_end > self._window_start and not window.startswith(self._shown):
+            # Some tokenizers mark all bytes of a run as broken while its last character is open.
+            self._window_start, self._shown = self._whole_end, ""
+            window = self._window_text()
         num_open = min(len(window) - len(window.rstrip(_REPLACEMENT)), _MAX_OPEN)
-        certain = window[self._num_shown : len(window) - num_open]
-        self._num_shown += len(certain)
-        if not certain and num_open == 0:
-            # A window without text would take the next token for the first of all.
-            if self._num_shown or num_before > _KEPT_WINDOW:
-                del self._ids[num_before:]
+        if num_open and len(token_ids) > 1:  # where such a run begins is seen token by token
+            del self._ids[num_before:]
+            return "".join([self.push([token]) for token in token_ids])
+        certain = window[len(self._shown) : len(window) - num_open]
+        self._shown += certain
+        if num_open == 0 and not certain:
+            if self._shown or num_before > _KEPT_WINDOW:
+                del self._ids[num_before:]  # what adds no text is no context
         elif num_open == 0:
-            self._window_start, self._whole_end = self._whole_end, len(self._ids)
-            self._num_shown = len(self._window_text())
+            if context := self._text(self._ids[self._whole_end :]):  # without any, the next word would be first
+                self._window_start, self._whole_end, self._shown = self._whole_end, len(self._ids), context
         elif len(self._ids) - self._window_start > _MAX_WINDOW:
             self._shorten(window[len(window) - num_open :])
         return certain
 
     def rest(self) -> str:
         """Return the text that is not certain, when no more tokens come."""
-        return self._window_text()[self._num_shown :]
+        return self._window_text()[len(self._shown) :]
 
     def _shorten(self, open_end: str) -> None:
         """Keep only the window's last tokens. A cut inside a character changes only the text next to it, so enough
@@ -265,7 +271,7 @@ class WindowDecoder:
         text = self._text(self._ids[start:])
         if text.endswith(open_end) and len(text) > 2 * _MAX_OPEN:
             self._window_start = self._whole_end = start
-            self._num_shown = len(text) - len(open_end)
+            self._shown = text.removesuffix(open_end)
 
     def _window_text(self) -> str:
         return self._text(self._ids[self._window_start :])

@@ -89,6 +89,8 @@ class Family:
     """Whether letters are bytes; otherwise spaces are "▁", and unknown characters fall back to bytes."""
     also_added: tuple[str, ...] = ()
     """Added tokens that are not special."""
+    strips_space: bool = False
+    """Whether a text loses the space with which it begins, which the tokenizer has put there."""
     swallows_space_after: bool = False
     """Whether special tokens but for the first swallow the whitespace after them."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -159,23 +161,33 @@ FAMILIES: dict[str, Family] = {
         also_added=("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
     ),
     "llama-2": Family(
-        INST, _SENTENCEPIECE, None, _PREPENDED, is_byte_level=False, tokenizer_class="LlamaTokenizer"
+        INST,
+        _SENTENCEPIECE,
+        None,
+        _PREPENDED,
+        is_byte_level=False,
+        strips_space=True,
+        tokenizer_class="LlamaTokenizer",
     ),
     "mistral-v3": Family(
         INST,
         ("<s>", "<unk>", "[INST]", "[/INST]", "[TOOL_CALLS]", "</s>"),
         pre_tokenizers.Metaspace("▁", "first", split=False),
         is_byte_level=False,
+        strips_space=True,
         tokenizer_class="LlamaTokenizer",
         model_type="mistral",
     ),
-    "zephyr": Family(ZEPHYR, _SENTENCEPIECE, pre_tokenizers.Metaspace("▁", "always"), is_byte_level=False),
+    "zephyr": Family(
+        ZEPHYR, _SENTENCEPIECE, pre_tokenizers.Metaspace("▁", "always"), is_byte_level=False, strips_space=True
+    ),
     "phi-3": Family(
         PHI3,
         ("<s>", "<unk>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
         None,
         _PREPENDED,
         is_byte_level=False,
+        strips_space=True,
         swallows_space_after=True,
     ),
     "gemma": Family(
@@ -214,7 +226,7 @@ def trained(name: str) -> str:
         tokenizer.normalizer = family.normalizer
     if family.pre_tokenizer is not None:
         tokenizer.pre_tokenizer = family.pre_tokenizer
-    tokenizer.decoder = _spaces_decoder() if spelled else decoders.ByteLevel()
+    tokenizer.decoder = _spaces_decoder(family.strips_space) if spelled else decoders.ByteLevel()
     special = [
         AddedToken(text, special=True, normalized=False, rstrip=family.swallows_space_after and at > 0)
         for at, text in enumerate(family.special)
@@ -233,8 +245,9 @@ def trained(name: str) -> str:
     return json.dumps(content)
 
 
-def _spaces_decoder() -> Any:
-    return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+def _spaces_decoder(strips_space: bool) -> Any:
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips_space else steps)
 
 
 def _lines() -> Iterator[str]:
