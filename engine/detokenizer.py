@@ -47,7 +47,12 @@ class TokenDecoder(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether there were tokens that are part of the text, which begins as a tokenizer's texts do."""
+        """Whether there were tokens that are part of the text."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the text of the last tokens is not certain."""
         ...
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -191,6 +196,11 @@ class ByteDecoder:
         self._open = b""
         self.has_begun = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a character is not complete."""
+        return bool(self._open)
+
     def shows(self, token_id: int) -> bool:
         """Return whether a token is part of the text."""
         return bool(self._table.by_id.get(token_id))
@@ -224,6 +234,7 @@ class WindowDecoder:
         self._window_start = 0
         self._whole_end = 0
         self._shown = ""  # the part of the window's text that was passed on
+        self.is_open = False
 
     @property
     def has_begun(self) -> bool:
@@ -249,6 +260,7 @@ class WindowDecoder:
             return "".join([self.push([token]) for token in token_ids])
         certain = window[len(self._shown) : len(window) - num_open]
         self._shown += certain
+        self.is_open = num_open > 0
         if num_open == 0 and not certain:
             if self._shown or num_before > _KEPT_WINDOW:
                 del self._ids[num_before:]  # what adds no text is no context

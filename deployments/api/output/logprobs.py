@@ -7,6 +7,7 @@ prompt        [null, {"2023": {"logprob", "rank", "decoded_token"}, ...}, ...]
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -56,16 +57,16 @@ class NumberedTokens:
 
 
 class TextOffsets:
-    """Counts where tokens begin in a text, in characters, even if a token has only some bytes of a character."""
+    """Counts where tokens begin in a text, in characters: those inside a character, where that begins."""
 
     def __init__(self, start: int = 0) -> None:
-        self._at = start  # characters that have begun
+        self._at = start  # whole characters
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, spelled: bytes) -> int:
         """Append a token of these UTF-8 bytes and return its offset."""
-        is_inside = bool(spelled) and spelled[0] & 0xC0 == 0x80
-        offset = max(self._at - is_inside, 0)
-        self._at += sum(byte & 0xC0 != 0x80 for byte in spelled)
+        offset = self._at
+        self._at += len(self._decoder.decode(spelled))
         return offset
 
 

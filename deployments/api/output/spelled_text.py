@@ -31,7 +31,7 @@ class FirstToken(TokenLogprobs, frozen=True, array_like=True, gc=False):
 
 @dataclass(slots=True)
 class _Group:
-    """Tokens that complete characters together."""
+    """Tokens that are whole characters together, or one that is no part of the text."""
 
     tokens: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
@@ -47,7 +47,7 @@ class SpelledText:
         """`decoder` decodes as the answer's own does."""
         self._decoder = decoder
         self._groups: deque[_Group] = deque()  # whose text has not come, or is not complete
-        self._open = _Group()  # tokens of a character that is not complete
+        self._open = _Group()  # the last of its characters is not complete
         self._text = ""  # that has come, of tokens that are not complete
 
     def add(self, tokens: Sequence[TokenLogprobs], text: str, *, is_settled: bool, is_last: bool) -> list[Piece]:
@@ -58,8 +58,10 @@ class SpelledText:
         """
         for token in tokens:
             self._decode(token)
-        if is_last and self._open.tokens:
-            self._close(self._decoder.rest())
+        if self._open.tokens and (is_last or not self._decoder.is_open):
+            self._open.text += self._decoder.rest() if is_last else ""
+            self._groups.append(self._open)
+            self._open = _Group()
         self._text += text
         pieces = list(self._matched())
         if is_settled:
@@ -67,23 +69,12 @@ class SpelledText:
         return pieces
 
     def _decode(self, token: TokenLogprobs) -> None:
-        if not self._decoder.shows(token.token_id):
-            if self._open.tokens:
-                self._open.tokens.append(token)
-                self._open.is_mixed = True
-            else:
-                self._groups.append(_Group([token]))
-            return
-        is_first = not self._decoder.has_begun
-        text = self._decoder.push([token.token_id])
-        self._open.tokens.append(FirstToken(*structs.astuple(token)) if is_first else token)
-        if text:
-            self._close(text)
-
-    def _close(self, text: str) -> None:
-        self._open.text = text
-        self._groups.append(self._open)
-        self._open = _Group()
+        """Add a token to the open group."""
+        group, is_shown = self._open, self._decoder.shows(token.token_id)
+        is_first = is_shown and not self._decoder.has_begun
+        group.is_mixed = group.is_mixed or bool(group.tokens and not is_shown)
+        group.tokens.append(FirstToken(*structs.astuple(token)) if is_first else token)
+        group.text += self._decoder.push([token.token_id])
 
     def _matched(self) -> Iterator[Piece]:
         """Yield what is certain of the tokens, in order."""

@@ -149,7 +149,8 @@ def test_offsets_of_output_go_on_where_the_prompt_ends(codec: TextCodec) -> None
     assert offsets.add("", [TokenLogprobs(end, -0.5)]) == [10 + len("é a")]  # it is no part of the text
     assert offsets.add(" b", after)[0] == 10 + len("é a")
     assert offsets.add("cut off", []) == [] and offsets.add("", [TokenLogprobs(end, -0.5)]) == [22]
-    assert TextOffsets(3).add(b"\xa0") == 2  # the rest of a character that has begun
+    parts = TextOffsets(3)
+    assert [parts.add(part) for part in (b"\xf0", b"\x9f\x98", b"\x80", b"a", b"\xa0", b"b")] == [3, 3, 3, 4, 5, 6]
 
 
 # --- the formats -----------------------------------------------------------------------------------------------
