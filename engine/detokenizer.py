@@ -97,13 +97,15 @@ class Detokenizer:
         return decoder
 
     def _new(self, kept: frozenset[str]) -> TokenDecoder:
-        hidden = frozenset(self.specials[text] for text in self.specials.keys() - kept)
         if self._bytes is None:
             # What special tokens there are, if the tokenizer does not say, only its own `decode` knows.
-            return WindowDecoder(self._tokenizer, hidden if self.specials else None)
+            return WindowDecoder(self._tokenizer, self._hidden(kept) if self.specials else None)
         if kept not in self._shown:
-            self._shown[kept] = self._bytes.without(hidden)
+            self._shown[kept] = self._bytes.without(self._hidden(kept))
         return ByteDecoder(self._shown[kept])
+
+    def _hidden(self, kept: frozenset[str]) -> frozenset[int]:
+        return frozenset(self.specials[text] for text in self.specials.keys() - kept)
 
 
 class TextStream:

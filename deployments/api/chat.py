@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from deployments.api.choices import ChoiceDelta
+from deployments.api.choice import ChoiceDelta
 from deployments.api.errors import ApiError, invalid
 from deployments.api.generation_plan import GenerationPlan
 from deployments.api.output.answer_constraint import answer_constraint

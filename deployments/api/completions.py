@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from deployments.api.choices import ChoiceDelta
+from deployments.api.choice import ChoiceDelta
 from deployments.api.errors import ApiError, at_most
 from deployments.api.generation_plan import GenerationPlan
 from deployments.api.off_loop import near_or_far

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from deployments.admission.rate_limits import RateLimited, Ticket
-from deployments.api.choices import ChoiceDelta, Choices
+from deployments.api.choice import ChoiceDelta
+from deployments.api.choices import Choices
 from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.generation_plan import GenerationPlan, Hints, engine_requests, reported_stops
 from deployments.api.http.pacing import Pace, Turns

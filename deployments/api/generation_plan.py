@@ -1,4 +1,4 @@
-"""The plan of an answer, and what follows from it: the requests to engines, and the parsers of what they generate."""
+"""The plan of an answer, and what follows from it: requests to engines, and parsers of what they generate."""
 
 from __future__ import annotations
 

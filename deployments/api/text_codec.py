@@ -164,8 +164,9 @@ class TextCodec:
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as the process, like the codec
     def token_text(self, token_id: int, *, is_first: bool = False) -> tuple[str, tuple[int, ...]]:
-        """Return how one token reads within a text, or as the first of one, and its bytes, which may be only a part
-        of a character.
+        """Return how one token reads within a text, or as the first of one, and its bytes.
+
+        These may be only a part of a character.
         """
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
         if not is_first and not self.is_special(token_id):

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from deployments.api.choices import Choice
+from deployments.api.choice import Choice
 from deployments.api.output.response_encoder import EncodedPrompt
 from deployments.api.record import ChoiceTimes, GenerationStart, RequestRecord
 from deployments.client.timeline import Timeline

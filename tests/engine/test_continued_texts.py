@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from engine import LLM, SamplingParams
 from engine.detokenizer import Detokenizer, TextStream
 from engine.tokenizer import Tokenizer
 from tests.support.examples import examples
@@ -153,3 +156,16 @@ def test_what_stands_long_before_an_output_costs_nothing() -> None:
     word = tokenizer_of("first").convert_tokens_to_ids("▁ab")
     decoder = Detokenizer(cast(Tokenizer, Counting())).decoder(after=[word] * 10_000)
     assert decoder.push([word]) == " ab" and sum(counted) < 200
+
+
+def test_offline_a_completion_continues_its_prompt_and_an_answer_is_a_text_of_its_own() -> None:
+    llm, tokenizer = LLM("demo", kv_pages=64), copy.copy(tokenizer_of("llama-2"))
+    tokenizer.chat_template = "{{ messages[0].content }}[/INST]"
+    llm.tokenizer, llm._detokenizer = tokenizer, detokenizer_of("llama-2")
+    word, begin = tokenizer.convert_tokens_to_ids(["▁ab", "<s>"])
+    params = SamplingParams(temperature=0, max_tokens=2, logit_bias={word: 100.0})
+    outputs = llm.generate(["a b", [begin]], params, progress=False)
+    assert [output.text for output in outputs] == [" ab ab", "ab ab"]
+    (stopped,) = llm.generate(["a b"], replace(params, stop=(" ab",)), progress=False)
+    assert (stopped.text, stopped.finish_reason) == ("", "stop")
+    assert llm.chat([{"role": "user", "content": "a b"}], params)[0].text == "ab ab"

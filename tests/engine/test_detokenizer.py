@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.detokenizer import ByteDecoder, Detokenizer, TextStream, WindowDecoder
+from engine.detokenizer import ByteDecoder, Detokenizer, TextStream, TokenDecoder, WindowDecoder
 from engine.loading.model_directory import resolve_model
 from engine.tokenizer import Tokenizer, load_tokenizer
 from tests.support.count_calls import count_calls
@@ -229,7 +229,7 @@ def test_every_token_shows_what_a_search_of_the_text_finds(
     pieces: list[str], stop: list[str], min_tokens: int
 ) -> None:
     """Whatever the tokens' borders: nothing that begins a stop string is shown, and nothing else is held."""
-    text = TextStream(Letters(pieces), stop, min_tokens=min_tokens)
+    text = TextStream(cast(TokenDecoder, Letters(pieces)), stop, min_tokens=min_tokens)
     deltas = []
     for token in range(len(pieces)):
         delta = text.push([token])
@@ -255,7 +255,7 @@ def test_every_token_shows_what_a_search_of_the_text_finds(
 )
 def test_stop_strings_take_few_steps_a_token_however_long_the_text_is(stop: list[str], piece: str) -> None:
     """At the limits of their number and length. What they take in time, `benchmarks.sampling` measures."""
-    text = TextStream(Letters([piece]), stop)
+    text = TextStream(cast(TokenDecoder, Letters([piece])), stop)
 
     def push_many() -> None:
         for _ in range(1000):

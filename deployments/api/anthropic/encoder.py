@@ -13,7 +13,7 @@ import pydantic_core
 
 from deployments.api.anthropic.blocks import AnswerBlocks, BlockStep
 from deployments.api.anthropic.errors import error_object
-from deployments.api.choices import ChoiceDelta
+from deployments.api.choice import ChoiceDelta
 from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import ResponseContext, encode_json

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import Raw
 
-from deployments.api.choices import Choice, ChoiceDelta
+from deployments.api.choice import Choice, ChoiceDelta
 from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.randomness import random_hex

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deployments.api.choices import ChoiceDelta
+from deployments.api.choice import ChoiceDelta
 from deployments.api.conversation.encoder import TooManyTokens
 from deployments.api.errors import ApiError, internal, invalid
 from deployments.api.generation_plan import GenerationPlan

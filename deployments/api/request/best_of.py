@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deployments.api.choices import Choice, ChoiceDelta
+from deployments.api.choice import Choice, ChoiceDelta
 from deployments.api.errors import invalid
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.sampling import in_range

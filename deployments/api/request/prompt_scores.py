@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-from deployments.api.choices import ChoiceDelta
+from deployments.api.choice import ChoiceDelta
 from deployments.api.errors import ApiError, invalid
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.sampling import in_range

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from deployments.api.choices import ChoiceDelta
+from deployments.api.choice import ChoiceDelta
 from deployments.api.errors import ApiError
 from deployments.api.output.logprobs import chat_logprobs
 from deployments.api.output.response_encoder import ResponseContext, encode_json

@@ -14,7 +14,8 @@ from deployments.admission.rate_limits import Ticket
 from deployments.api import TextCodec
 from deployments.api.anthropic.encoder import MessagesEncoder
 from deployments.api.chat import ChatResponseEncoder
-from deployments.api.choices import Choice, Choices
+from deployments.api.choice import Choice
+from deployments.api.choices import Choices
 from deployments.api.completions import CompletionResponseEncoder
 from deployments.api.exchange import Exchange
 from deployments.api.http.pacing import Pace, Turns

@@ -106,7 +106,8 @@ def test_a_chat_s_chunks_have_the_tokens_of_their_text(
     model.says(ids, chunk)
     body = {**CHAT, "tools": TOOLS, **options}
     whole = model.whole("/v1/chat/completions", body)["choices"][0]
-    text, tokens, thoughts, num_calls = "", [], "", 0
+    text, thoughts, num_calls = "", "", 0
+    tokens: list[dict[str, Any]] = []
     for chunk_ in model.events("/v1/chat/completions", body):
         (choice,) = chunk_["choices"]
         content = choice["delta"].get("content") or ""
@@ -127,7 +128,7 @@ def test_a_completion_s_chunks_have_the_tokens_of_their_text_and_where_they_begi
     model.says(ids, chunk)
     body = {**PLAIN, "echo": chunk % 2 == 0, "max_tokens": 200, "return_token_ids": True, **options}
     whole = model.whole("/v1/completions", body)["choices"][0]
-    text, names, offsets, seen = "", [], [], []
+    text, names, offsets, seen = "", list[str](), list[int](), list[int]()
     for event in model.events("/v1/completions", body):
         (choice,) = event["choices"]
         beside = choice["logprobs"] or {"tokens": [], "text_offset": []}
