@@ -142,7 +142,7 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     if service.cluster is not None:
         add_cluster_routes(app, service.cluster, service.admin_key_hash, service.version)
     add_docs_page(app)
-    describe(app)
+    describe(app, service)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, _on_defect)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.api.batches.files import PURPOSE
 from deployments.api.batches.spooled import folder_of, no_room, spool_of, unknown_batch, unknown_file
-from deployments.api.batches.upload import checked_ttl
+from deployments.api.batches.upload import EXPIRY_SECONDS, checked_ttl
 from deployments.api.errors import invalid, quoted
 from deployments.api.http.access import tenant_of
 from deployments.api.http.body import ReadBody
 from deployments.api.http.transport import json_response, name_ignored
 from deployments.api.request.metadata import checked_metadata
 from deployments.api.request.openapi import body_of
-from deployments.api.request.protocol import parse
+from deployments.api.request.protocol import Int, parse
 from deployments.api.request.strict_model import StrictModel
 from deployments.api.routes.paging import page_of, page_size
 from deployments.api.service import ApiService
@@ -31,21 +32,23 @@ from deployments.batch.stored_files import StoredFiles
 
 PAGE, LARGEST_PAGE = 20, 100
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+"""Units of a `completion_window`, in seconds."""
+MAX_UNITS = 999_999
 
 
 class OutputExpiry(StrictModel):
     """For how long a batch's files are kept."""
 
-    anchor: str
-    seconds: int
+    anchor: Annotated[str, Field(json_schema_extra={"enum": ["created_at"]})]
+    seconds: Annotated[Int, Field(json_schema_extra=EXPIRY_SECONDS)]
 
 
 class NewBatch(StrictModel):
     """Body of POST /v1/batches."""
 
     input_file_id: str
-    endpoint: str
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": [*URLS]})]
     completion_window: str
     metadata: dict[str, str] | None = None
     output_expires_after: OutputExpiry | None = None
@@ -150,7 +153,7 @@ def _seconds(window: str, most_s: float) -> int:
         raise invalid(
             f'completion_window must be a time such as "24h", got {quoted(window)}.', "completion_window"
         )
-    seconds = int(found[1]) * _UNIT_S[found[2]]
+    seconds = int(found[1]) * UNIT_S[found[2]]
     if seconds > most_s:
         raise invalid(
             f"completion_window is {quoted(window)}; it must be at most {most_s:g} seconds (files.max_window_s).",

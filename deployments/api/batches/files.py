@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from deployments.api.batches.spooled import folder_of, no_room, unknown_file
-from deployments.api.batches.upload import FileForm, receive_form, ttl_in
+from deployments.api.batches.upload import EXPIRY_SECONDS, FileForm, receive_form, ttl_in
 from deployments.api.errors import invalid, quoted
 from deployments.api.http.origins import undeclared
 from deployments.api.http.transport import json_response
@@ -31,10 +31,14 @@ _BODY = {
                     "type": "object",
                     "required": ["file", "purpose"],
                     "properties": {
-                        "file": {"type": "string", "format": "binary"},
+                        "file": {"type": "string", "format": "binary", "minLength": 1},
                         "purpose": {"type": "string", "enum": [PURPOSE]},
                         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {"type": "integer"},
+                        "expires_after[seconds]": EXPIRY_SECONDS,
+                    },
+                    "dependentRequired": {
+                        "expires_after[anchor]": ["expires_after[seconds]"],
+                        "expires_after[seconds]": ["expires_after[anchor]"],
                     },
                 }
             }

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pydantic import JsonValue
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
@@ -201,6 +202,8 @@ def ttl_in(fields: Mapping[str, str]) -> int | None:
 
 SHORTEST_S, LONGEST_S = 3600, 2_592_000
 """Seconds for which a client may have a file kept, as in OpenAI's API."""
+EXPIRY_SECONDS: dict[str, JsonValue] = {"type": "integer", "minimum": SHORTEST_S, "maximum": LONGEST_S}
+"""The same as /openapi.json says it."""
 
 
 def checked_ttl(anchor: object, seconds: object, name: str) -> int:

@@ -12,8 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from deployments.api.anthropic.errors import is_ours
+from deployments.api.document.bounds import bound, bounds_of
 from deployments.api.document.operations import EVENTS, JSON, OPERATIONS, AnswerType, EndpointAnswers
 from deployments.api.document.reports import Error, MessageError
+from deployments.api.service import ApiService
 
 _PREFIX = "#/components/schemas/"
 _OF_ALL = (400, 401, 403, 404, 421, 431, 500, 503)
@@ -26,7 +28,7 @@ _SECURITY = {
 }
 
 
-def describe(app: FastAPI) -> None:
+def describe(app: FastAPI, service: ApiService) -> None:
     """Have the application's document describe all of its routes, and answer with it. Call it when these are
     registered.
     """
@@ -35,7 +37,7 @@ def describe(app: FastAPI) -> None:
     def described() -> dict[str, Any]:
         with making:
             if not made:
-                made.append(_completed(of_routes()))
+                made.append(_completed(of_routes(), service))
             return made[0]
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's way to change the document
@@ -53,7 +55,8 @@ def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str
             yield method.upper(), path, operation
 
 
-def _completed(document: dict[str, Any]) -> dict[str, Any]:
+def _completed(document: dict[str, Any], service: ApiService) -> dict[str, Any]:
+    bounds, refuses = bounds_of(service), service.limits.unknown_fields == "refuse"
     found = list(operations_of(document))
     known = {(method, path): OPERATIONS.get(f"{method} {path}") for method, path, _ in found}
     types = [answer.type for one in known.values() if one for answer in one.answers.values() if answer.type]
@@ -63,6 +66,11 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     document["security"] = [{}, {"key": []}, {"x-api-key": []}]
     for method, path, operation in found:
         _hoist(operation, document["components"]["schemas"])
+        body = operation.get("requestBody", {"content": {}})["content"].get(JSON)
+        if body is not None:
+            bound(body["schema"], bounds)
+            if refuses:
+                body["schema"]["additionalProperties"] = {"type": "null"}  # which is no value
         one = known[method, path]
         if one is not None:
             _complete(operation, path, one, by_type)

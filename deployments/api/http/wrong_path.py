@@ -49,7 +49,8 @@ def _wrong_method(request: Request, routes: Sequence[BaseRoute]) -> Response:
 def _allowed(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
     found = [route for route in routes if isinstance(route, Route)]
     matching = [route for route in found if route.matches(dict(request.scope))[0] is not Match.NONE]
-    methods = {method for route in matching for method in route.methods or ()}
+    same = [route for route in matching if route.path == matching[0].path]  # the others' parameters take anything
+    methods = {method for route in same for method in route.methods or ()}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()) | {"OPTIONS"})
 
 
@@ -58,9 +59,9 @@ def _unknown(request: Request, routes: Sequence[BaseRoute]) -> ApiError:
     methods: dict[str, list[str]] = {}
     for route in routes:
         if isinstance(route, Route):
-            methods.setdefault(route.path, []).extend(sorted((route.methods or set()) - {"HEAD"}))
+            methods.setdefault(route.path_format, []).extend(sorted((route.methods or set()) - {"HEAD"}))
     path = route_path(request.scope)
     nearest = get_close_matches(path[:_COMPARED_CHARS], methods, MOST_NAMED, _LEAST_LIKENESS)
-    named = ", ".join(f"{'/'.join(methods[one])} {one.replace(':path', '')}" for one in nearest)
+    named = ", ".join(f"{'/'.join(methods[one])} {one}" for one in nearest)
     hint = f"did you mean {named}? " if nearest else ""
     return ApiError(404, f"There is no path {quoted(path)}; {hint}GET /docs lists all paths.")

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import at_most
-from deployments.api.request.field_values import are_ids, one_of, parse_service_tier, taking
+from deployments.api.request.field_values import are_ids, one_of, parse_service_tier, taking, whole, whole_ids
 from deployments.api.request.protocol import CompletionRequest, Int, ServiceTier, TruncationSide, parse
 from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.config.limits import Limits
@@ -30,6 +30,9 @@ def _parse_input(value: object) -> object:
         raise PydanticCustomError("field", "must be text, token ids, or an array of either")
     if not value:
         raise PydanticCustomError("field", "is empty: it needs at least one text")
+    if are_ids(value):
+        return [value]
+    value = [whole_ids(whole(one)) for one in value]
     if are_ids(value):
         return [value]
     if all(isinstance(one, str) for one in value) or all(isinstance(one, list) and are_ids(one) for one in value):

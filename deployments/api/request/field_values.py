@@ -82,6 +82,9 @@ def parse_prompt(value: object) -> object:
         return [value]
     if all(isinstance(prompt, str) for prompt in value):
         return value
+    value = [whole_ids(whole(prompt)) for prompt in value]
+    if are_ids(value):
+        return [value]
     if all(isinstance(prompt, list) and are_ids(prompt) for prompt in value):
         return value
     raise PydanticCustomError("prompt", "must be text, token ids (integers), or an array of either, not mixed")
@@ -92,10 +95,21 @@ def none_as_empty(value: object) -> object:
     return [] if value is None else value
 
 
+def whole(value: object) -> object:
+    """Return an integer for one that is written with a fraction of zero, as in 5.0: in JSON they are the same."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def whole_ids(value: object) -> object:
+    """Return an array of integers for one in which some are written so."""
+    return value if not isinstance(value, list) or are_ids(value) else [whole(one) for one in value]
+
+
 def parse_ids(value: object) -> object:
     """Return token ids; null is none."""
     if value is None:
         return []
+    value = whole_ids(value)
     if not isinstance(value, list) or not are_ids(value):
         raise PydanticCustomError("ids", "must be an array of token ids (integers)")
     return value

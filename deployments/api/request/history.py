@@ -17,7 +17,7 @@ _OF_ROLE = {
     "assistant": (*_OF_ALL, "tool_calls", "reasoning"),
     "tool": (*_OF_ALL, "tool_call_id"),
 }
-_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts of a content, and of `reasoning_details`, that are no part of the answer."""
 
 
@@ -43,10 +43,13 @@ def _add_answer(taken: dict[str, Any], given: dict[str, Any]) -> None:
     """Add what an assistant's message has under other names, or in its parts."""
     details = _objects(given.get("reasoning_details"))
     if isinstance(content := taken.get("content"), list):
-        details += [part for part in _objects(content) if part.get("type") in _THOUGHTS]
+        details += [part for part in _objects(content) if part.get("type") in THOUGHTS]
         taken["content"] = [part for part in content if part not in details] or ""
-    if "reasoning" not in taken and (reasoning := given.get("reasoning_content") or _texts(details)):
-        taken["reasoning"] = reasoning
+    if "reasoning" not in taken:
+        reasoning = given.get("reasoning_content")
+        reasoning = _texts(details) if reasoning is None or reasoning == "" else reasoning
+        if reasoning != "":
+            taken["reasoning"] = reasoning
     if "tool_calls" not in taken and isinstance(call := given.get("function_call"), dict):
         taken["tool_calls"] = [{"function": call}]
     if "content" not in taken:

@@ -1,7 +1,7 @@
 """What /openapi.json says of requests' bodies, which the framework does not parse: it is told here.
 
-pydantic describes what the models take. Before them, `fields.py` takes fields that change nothing, and those that
-are not supported as long as their value has no effect.
+pydantic describes what the models take. Before them, `fields.py` takes fields that change nothing, those that are
+not supported as long as their value has no effect, and unknown ones, unless the service's settings refuse these.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from deployments.api.request.answer_forms import STRUCTURED_OUTPUTS_UNSUPPORTED
 from deployments.api.request.fields import HARMLESS
+from deployments.api.request.history import THOUGHTS
 from deployments.api.request.strict_model import StrictModel
 
 _PREFIX = "#/components/schemas/"
@@ -31,6 +32,7 @@ def body_of(kind: type[StrictModel]) -> dict[str, Any]:
 def _schema(kind: type[StrictModel]) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template=_PREFIX + "{model}")
     schema.setdefault("$defs", {})
+    del schema["additionalProperties"]
     if kind.unsupported:
         harmless = sorted(HARMLESS - schema["properties"].keys())
         label = {"description": "Accepted, and changes nothing."}
@@ -44,11 +46,36 @@ def _schema(kind: type[StrictModel]) -> dict[str, Any]:
 
 
 def _as_cleaned(message: dict[str, Any]) -> None:
-    """Describe a message as it is before `history.taken_messages` has taken it."""
-    fields = message["properties"]
-    fields["reasoning_content"] = fields["reasoning"]
-    fields["tool_calls"] = {"anyOf": [fields["tool_calls"], {"type": "null"}]}
+    """Describe a message as it is before `history.taken_messages` has taken it, which leaves out what is another
+    role's.
+    """
+    fields, text = message["properties"], {"required": ["content"]}
+    calls, reasoning, result = (fields.pop(name) for name in ("tool_calls", "reasoning", "tool_call_id"))
+    content = fields.pop("content")
+    words, parts, nothing = content["anyOf"]
+    thoughts = {"type": "object", "required": ["type"], "properties": {"type": {"enum": [*THOUGHTS]}}}
+    answer = [words, nothing, {"type": "array", "items": {"anyOf": [parts["items"], thoughts]}}]
+    answered = {
+        "content": {"anyOf": answer},
+        "tool_calls": {"anyOf": [calls, nothing]},
+        "reasoning": reasoning,
+        "reasoning_content": reasoning,
+    }
     message["required"].remove("content")
+    message["anyOf"] = [
+        {"properties": {"role": {"const": "assistant"}, **answered}},
+        {
+            "properties": {"role": {"enum": ["tool", "function"]}, "content": content, "tool_call_id": result},
+            **text,
+        },
+        {
+            "properties": {
+                "role": {"enum": ["system", "developer", "user"]},
+                "content": {"anyOf": [words, parts]},
+            },
+            **text,
+        },
+    ]
 
 
 def _without_effect(fields: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:

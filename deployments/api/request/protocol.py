@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, FailFast, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError
 
 from deployments.api.errors import invalid
 from deployments.api.request.answer_forms import (
@@ -31,6 +31,8 @@ from deployments.api.request.field_values import (
     parse_service_tier,
     parse_stop,
     taking,
+    whole,
+    whole_ids,
 )
 from deployments.api.request.fields import (
     CHAT_UNSUPPORTED,
@@ -54,7 +56,7 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ReasoningEffort = Annotated[
     Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, one_of(*_EFFORTS)
 ]
-Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Int = Annotated[int, BeforeValidator(whole, json_schema_input_type=int), Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
 T = TypeVar("T")
 _Some: TypeAlias = Annotated[list[T], Field(min_length=1)]
@@ -63,7 +65,7 @@ _Some: TypeAlias = Annotated[list[T], Field(min_length=1)]
 class TextPart(LenientModel):
     """A part of a message's content, as /openapi.json describes it."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
@@ -147,7 +149,7 @@ class SampledRequest(StrictModel):
     """SGLang's name for `structured_outputs.grammar`, in GBNF."""
     bad_words: Annotated[list[str], taking(none_as_empty, list[str] | None)] = Field(default_factory=list)
     """Words that the answer must not have."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Annotated[list[int] | None, taking(whole_ids, list[int] | None)] = None
     """The only tokens that the answer may have."""
     cache_salt: str | None = None
     """Cached prefixes are shared only among requests with the same salt."""
@@ -233,12 +235,23 @@ class CompletionRequest(_Generating):
     logprobs: Int | None = None
 
 
+_ONE_TEXT: list[JsonValue] = [
+    {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}, "not": {"required": ["messages"]}},
+    {
+        "required": ["messages"],
+        "properties": {"prompt": {"type": "null"}, "add_special_tokens": {"enum": [False, None]}},
+    },
+]
+
+
 class TokenizeRequest(_Rendered):
     """Body of POST /tokenize: either `prompt` or `messages`."""
 
+    model_config = ConfigDict(json_schema_extra={"anyOf": _ONE_TEXT})
+
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], FailFast()] = Field(default_factory=list)
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1)] = Field(default_factory=list)
     tools: Annotated[list[Tool], FailFast(), taking(none_as_empty, list[Tool] | None)] = Field(
         default_factory=list
     )
@@ -253,7 +266,7 @@ class DetokenizeRequest(StrictModel):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[int], FailFast()]
+    tokens: Annotated[list[int], FailFast(), taking(whole_ids, list[int])]
 
 
 Parsed = TypeVar("Parsed", bound=StrictModel)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI
+from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,6 +23,7 @@ from deployments.api.request.openapi import body_of
 from deployments.api.request.protocol import parse
 from deployments.api.request.strict_model import StrictModel
 from deployments.api.responses.conversations import Conversations, StoredConversation, unknown_item
+from deployments.api.responses.item_schema import KeptItem
 from deployments.api.responses.items import Item
 from deployments.api.responses.stored import Shelf
 from deployments.api.routes.paging import is_newest_first, page_of, page_size
@@ -30,10 +32,15 @@ from deployments.api.service import ApiService
 PAGE, LARGEST_PAGE = 20, 100
 
 
+def _described_as(form: Any) -> BeforeValidator:
+    """Have a field be described by `form`; what it has is checked later, item by item."""
+    return BeforeValidator(lambda value: value, json_schema_input_type=form)
+
+
 class NewConversation(StrictModel):
     """Body of POST /v1/conversations."""
 
-    items: list[Any] | None = None
+    items: Annotated[list[Any] | None, _described_as(list[KeptItem] | None)] = None
     metadata: dict[str, str] | None = None
 
 
@@ -46,7 +53,7 @@ class ConversationChange(StrictModel):
 class NewItems(StrictModel):
     """Body of POST /v1/conversations/{id}/items."""
 
-    items: list[Any]
+    items: Annotated[list[Any], _described_as(Annotated[list[KeptItem], Field(min_length=1)])]
     include: list[str] | None = None
 
 

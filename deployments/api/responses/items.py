@@ -141,7 +141,7 @@ def _output(item: Item, path: str, limits: Limits) -> str | list[Item]:
 def _reasoning(item: Item, path: str, limits: Limits) -> Item:
     kept: Item = {}
     for name, form in (("summary", "summary_text"), ("content", "reasoning_text")):
-        parts = item.get(name) or []
+        parts = [] if item.get(name) is None else item[name]
         listed = parts if isinstance(parts, list) else [None]
         texts = [part.get("text") if isinstance(part, dict) else None for part in listed]
         if not all(isinstance(text, str) for text in texts):

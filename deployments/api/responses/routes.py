@@ -18,10 +18,10 @@ from deployments.api.off_loop import off_loop
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.background import ResponseJob
 from deployments.api.responses.ids import is_response_id
-from deployments.api.responses.items import Item
 from deployments.api.responses.plan import nothing
 from deployments.api.responses.record import CANCEL, DELETE, mark_of
 from deployments.api.responses.stored import Shelf, StoredResponse, is_background, not_found
+from deployments.api.routes.paging import is_newest_first, page_of, page_size
 from deployments.api.service import ApiService
 
 PAGE, LARGEST_PAGE = 20, 100
@@ -86,19 +86,14 @@ class _ResponseRoutes:
 
     async def input_items(self, request: Request, response_id: str) -> Response:
         """List the items that a response answers, those of responses that it continues included."""
-        limit, is_newest_first = _page(request)
+        limit, newest_first = page_size(request, PAGE, LARGEST_PAGE), is_newest_first(request)
         with self._room_for(request) as room:
             shelf = self._shelf(request, room)
             items = await shelf.input_of(await shelf.find(response_id))
-            if is_newest_first:
+            if newest_first:
                 items.reverse()
-            after = request.query_params.get("after")
-            if after is not None:
-                at = next((at for at, item in enumerate(items) if item["id"] == after), None)
-                if at is None:
-                    raise invalid(f"after is {quoted(after)}, which is not among the items.", "after")
-                items = items[at + 1 :]
-            return _json(await off_loop(partial(_listed, items, limit)))
+            page = page_of(request, items, limit, lambda item: str(item["id"]), lambda item: item)
+            return _json(await off_loop(partial(encode_json, page)))
 
     async def _stream(self, request: Request, response_id: str, job: ResponseJob | None) -> Response:
         after = _starting_after(request)
@@ -164,28 +159,6 @@ def _starting_after(request: Request) -> int:
             f"starting_after must be a sequence number of an event, got {quoted(given)}.", "starting_after"
         )
     return number
-
-
-def _page(request: Request) -> tuple[int, bool]:
-    given, order = request.query_params.get("limit", str(PAGE)), request.query_params.get("order", "desc")
-    if not (given.isascii() and given.isdigit() and len(given) < 4 and 1 <= int(given) <= LARGEST_PAGE):
-        raise invalid(f"limit must be an integer in [1, {LARGEST_PAGE}], got {quoted(given)}.", "limit")
-    if order not in ("asc", "desc"):
-        raise invalid(f"order must be asc or desc, got {quoted(order)}.", "order")
-    return int(given), order == "desc"
-
-
-def _listed(items: list[Item], limit: int) -> bytes:
-    page = items[:limit]
-    return encode_json(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > limit,
-        }
-    )
 
 
 def _json(body: bytes) -> Response:

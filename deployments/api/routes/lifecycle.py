@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -38,6 +39,7 @@ class _ModelRoutes:
 
     async def describe(self, model_id: str) -> Response:
         """Describe one model."""
+        self._check_path(model_id)
         return json_response(await described(self._service.find(model_id)))
 
     async def load(self, request: Request, model_id: str) -> Response:
@@ -46,7 +48,13 @@ class _ModelRoutes:
 
     async def unload(self, request: Request, model_id: str) -> Response:
         """Take no more requests for a model and stop its engines when their streams have ended."""
+        self._check_path(model_id)
         return await self._switch(request, model_id, is_on=False)
+
+    def _check_path(self, model_id: str) -> None:
+        """Answer with a 405 unless a model has this name, which else can only be the path that loads one."""
+        if model_id.endswith("/load") and model_id not in self._service.models:
+            raise HTTPException(405)
 
     async def _switch(self, request: Request, model_id: str, *, is_on: bool) -> Response:
         require_admin(request, self._service.admin_key_hash)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from deployments.api.errors import invalid, quoted
+from deployments.api.errors import ApiError, invalid, quoted
 
 T = TypeVar("T")
 
@@ -31,12 +31,12 @@ def is_newest_first(request: Request, default: str = "desc") -> bool:
 def page_of(
     request: Request, found: Sequence[T], limit: int, name_of: Callable[[T], str], shown: Callable[[T], Any]
 ) -> dict[str, Any]:
-    """Return a page of a list. Raises `ApiError` 400 when `after` is not in it."""
+    """Return a page of a list. Raises `ApiError` 404 when `after` is not in it."""
     after, start = request.query_params.get("after"), 0
     if after is not None:
         at = next((at for at, item in enumerate(found) if name_of(item) == after), None)
         if at is None:
-            raise invalid(f"after is {quoted(after)}, which is not in the list.", "after")
+            raise ApiError(404, f"after is {quoted(after)}, which is not in the list.", param="after")
         start = at + 1
     page = found[start : start + limit]
     return {

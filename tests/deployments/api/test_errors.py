@@ -123,7 +123,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 17}, "best_of"),
     ({"best_of": 0}, "best_of"),
     ({"best_of": -3}, "best_of"),
-    ({"best_of": 2.0}, "best_of"),
+    ({"best_of": 2.5}, "best_of"),
     ({"best_of": True}, "best_of"),
     ({"best_of": 1, "n": 2}, "best_of"),
     ({"best_of": 3, "n": 2, "stream": True}, "stream"),
