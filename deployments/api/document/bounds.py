@@ -1,7 +1,7 @@
 """What a service's limits and models bound in bodies, as /openapi.json says it.
 
 The types of bodies are the same for all services. Their bounds are not, and are checked after the types, with
-messages that name the setting: `request/counts.py`, `request/sampling.py`. A field's are the same in all bodies.
+messages that name the setting: `request/counts.py`, `request/sampling.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from deployments.api.batches.batches import MAX_UNITS, UNIT_S
+from deployments.api.request.field_values import MAX_ID_DIGITS
 from deployments.api.request.metadata import MAX_NAME_CHARS, MAX_PAIRS, MAX_TEXT_CHARS
 from deployments.api.service import ApiService
 from deployments.config.files import FileSettings
@@ -17,21 +18,30 @@ from engine.sampling_params import MAX_COUNT, MAX_LENGTH_PENALTY, MAX_SEED
 
 Keywords = Mapping[str, Mapping[str, Any]]
 """Keywords of a JSON schema, by the type to which they are added wherever it is in a field."""
+_WITH_METADATA = ("NewConversation.metadata", "ConversationChange.metadata", "NewBatch.metadata")
 _PENALTY = {"minimum": -2, "maximum": 2}
 _FACTOR = {"exclusiveMinimum": 0, "maximum": 100}
 
 
 def bounds_of(service: ApiService) -> dict[str, Keywords]:
-    """Return the bounds of fields by their names. Of several models, those of the one that allows the most."""
+    """Return the bounds of fields by their names, or by those of the body's type and the field. Of several models,
+    those of the one that allows the most.
+    """
     limits, cards = service.limits, [served.card for served in service.models.values()]
     context = max(card.max_model_len for card in cards)
     last_token = max(card.vocab_size for card in cards) - 1
     token = {"minimum": 0, "maximum": last_token}
+    zeros = MAX_ID_DIGITS - len(str(last_token))
     hint = {"string": {"maxLength": limits.max_hint_chars}}
     truncated = {"minimum": -1, "maximum": context, "not": {"const": 0}}
-    stops = {"array": {"maxItems": limits.max_stop_strings}, "string": _chars(1, limits.max_stop_string_chars)}
-    bias = {"maxProperties": limits.max_logit_bias, "propertyNames": {"pattern": f"^({_up_to(last_token)})$"}}
+    characters = {"minLength": 1, "maxLength": limits.max_stop_string_chars}
+    stops = {"array": {"maxItems": limits.max_stop_strings}, "string": characters}
+    bias = {
+        "maxProperties": limits.max_logit_bias,
+        "propertyNames": {"pattern": f"^0{{0,{zeros}}}({_up_to(last_token)})$"},
+    }
     names = {"maxProperties": MAX_PAIRS, "propertyNames": {"maxLength": MAX_NAME_CHARS}}
+    metadata = {"object": names, "string": {"maxLength": MAX_TEXT_CHARS}}
     inputs = {"array": {"maxItems": limits.max_inputs}}
     return {
         "temperature": {"number": {"minimum": 0, "maximum": 100}},
@@ -59,15 +69,16 @@ def bounds_of(service: ApiService) -> dict[str, Keywords]:
         "stop": stops,
         "stop_sequences": stops,
         "stop_token_ids": {"array": {"maxItems": limits.max_stop_token_ids}, "integer": token},
-        "allowed_token_ids": {"integer": token},
+        "allowed_token_ids": {"array": {"minItems": 1}, "integer": token},
         "logit_bias": {"object": bias, "number": {"minimum": -100, "maximum": 100}},
         "cache_salt": hint,
         "prompt_cache_key": hint,
         "tokens": {"array": {"maxItems": context}, "integer": token},
-        "prompt": {"integer": token},
-        "input": {"integer": token},
+        "CompletionRequest.prompt": {"integer": token, "string": {"minLength": 1}},
+        "EmbeddingsRequest.input": {"integer": token},
+        "ResponsesRequest.input": {"array": {"minItems": 1}},
         **dict.fromkeys(("documents", "text_1", "text_2"), inputs),
-        "metadata": {"object": names, "string": _chars(0, MAX_TEXT_CHARS)},
+        **dict.fromkeys(_WITH_METADATA, metadata),
         "completion_window": {"string": {"pattern": f"^({_windows(service)})$"}},
     }
 
@@ -82,8 +93,9 @@ def _windows(service: ApiService) -> str:
 def bound(body: dict[str, Any], bounds: Mapping[str, Keywords]) -> None:
     """Add the bounds of a body's fields to its schema."""
     for name, field in body["properties"].items():
+        own = bounds.get(name, bounds.get(f"{body['title']}.{name}", {}))
         for part in _parts(field):
-            part |= bounds.get(name, {}).get(part.get("type", ""), {})
+            part |= own.get(part.get("type", ""), {})
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
@@ -96,10 +108,6 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 def _integer(least: int, most: int) -> Keywords:
     return {"integer": {"minimum": least, "maximum": most}}
-
-
-def _chars(least: int, most: int) -> dict[str, int]:
-    return {"minLength": least, "maxLength": most}
 
 
 def _up_to(most: int, least: Literal[0, 1] = 0) -> str:

@@ -18,8 +18,9 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "messa
 _TEXTS = 'must be a text, or an array of texts or of objects {"text": "..."}'
 _SIDES = ("documents", "queries", "items", "text_1", "text_2", "data_1", "data_2")
 _EmbeddingFormat = Annotated[Literal["float", "base64"] | None, one_of("float", "base64")]
+_Text = Annotated[str, Field(min_length=1)]
 _Ids = Annotated[list[int], Field(min_length=1)]
-_Inputs = str | _Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[_Ids], Field(min_length=1)]
+_Inputs = _Text | _Ids | Annotated[list[_Text], Field(min_length=1)] | Annotated[list[_Ids], Field(min_length=1)]
 
 
 def _parse_input(value: object) -> object:
@@ -97,17 +98,17 @@ def _parse_texts(value: object) -> object:
 class TextObject(LenientModel):
     """A document, as /openapi.json describes it."""
 
-    text: str
+    text: _Text
 
 
-_Texts = str | Annotated[list[str | TextObject], Field(min_length=1)]
+_Texts = _Text | Annotated[list[_Text | TextObject], Field(min_length=1)]
 _AnyTexts = Annotated[list[str] | None, taking(_parse_texts, _Texts | None)]
 
 
 class RerankRequest(PooledRequest):
     """Body of POST /v1/rerank."""
 
-    query: str
+    query: Annotated[str, Field(json_schema_extra={"minLength": 1})]
     documents: Annotated[list[str], taking(_parse_texts, _Texts)]
     top_n: Int | None = None
     """Most documents to return; None and 0: all."""

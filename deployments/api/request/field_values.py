@@ -12,6 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
 
+MAX_ID_DIGITS = 10
+"""Most digits of a token id that is a key of an object."""
+
 
 def parse_stop(value: object) -> object:
     """Return stop strings, of which one may come by itself, as a list."""
@@ -31,7 +34,7 @@ def parse_logit_bias(value: object) -> object:
         raise PydanticCustomError("logit_bias", "must be an object of token ids to numbers")
     biases = {}
     for key, bias in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
             raise PydanticCustomError("logit_bias", f"has the key {quoted(key)}; keys are token ids")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise PydanticCustomError("logit_bias", "must hold numbers")
