@@ -16,7 +16,7 @@ class TextOfMessage(LenientModel):
     text: str
 
 
-class Refusal(LenientModel):
+class RefusalPart(LenientModel):
     """A text with which an answer refuses."""
 
     type: Literal["refusal"]
@@ -29,14 +29,14 @@ class TextOfReasoning(LenientModel):
     text: str
 
 
-_Content = str | Annotated[list[TextOfMessage | Refusal], Field(min_length=1)]
+_Content = str | Annotated[list[TextOfMessage | RefusalPart], Field(min_length=1)]
 
 
 class _Named(LenientModel):
     id: str | None = None
 
 
-class Question(_Named):
+class MessageToModel(_Named):
     """A message to the model."""
 
     type: Literal["message"] | None = None
@@ -44,12 +44,12 @@ class Question(_Named):
     content: _Content
 
 
-class Answer(_Named):
+class MessageOfModel(_Named):
     """A message of the model's."""
 
     type: Literal["message"] | None = None
     role: Literal["assistant"]
-    content: str | list[TextOfMessage | Refusal] | None = None
+    content: str | list[TextOfMessage | RefusalPart] | None = None
 
 
 class FunctionCall(_Named):
@@ -66,7 +66,7 @@ class FunctionResult(_Named):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextOfMessage | Refusal] | None = None
+    output: str | list[TextOfMessage | RefusalPart] | None = None
 
 
 class Reasoning(_Named):
@@ -77,4 +77,4 @@ class Reasoning(_Named):
     content: list[TextOfReasoning] | None = None
 
 
-KeptItem = Question | Answer | FunctionCall | FunctionResult | Reasoning
+KeptItem = MessageToModel | MessageOfModel | FunctionCall | FunctionResult | Reasoning

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +17,14 @@ from deployments.api.app import create_framework_app
 from deployments.api.document.openapi import operations_of
 from deployments.api.document.operations import OPERATIONS
 from deployments.api.document.page import page
-from deployments.batch.spool import Spool
-from deployments.config.files import FileSettings
 from monitoring.metrics import Metrics
+from tests.deployments.support.all_routes import ADMIN, with_all_routes
 from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine, service_around
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"name": "f", "description": "Does it."}
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 ALL = {"include_timings": True, "return_token_ids": True, "prompt_logprobs": 1}
-ADMIN = {"authorization": "Bearer root"}
-
-
-class Cluster:
-    """A cluster without nodes."""
-
-    async def status(self) -> dict[str, Any]:
-        return {"object": "cluster.status", "versions": {}, "missing": {}}
-
-    async def nodes(self) -> dict[str, Any]:
-        return {"object": "list", "data": [], "missing": {"nodes": "no answer"}}
-
-
-def with_all_routes(service: ApiService, files: Path) -> ApiService:
-    """The service with all routes, whose model generates and embeds."""
-    served = service.models["demo"]
-    card = replace(served.card, tasks=("generate", "embed"), hidden_size=4)
-    return replace(
-        service,
-        models={"demo": replace(served, card=card)},
-        cluster=Cluster(),
-        admin_key_hash=hashlib.sha256(b"root").hexdigest(),
-        spool=Spool(FileSettings(directory=str(files))),
-    )
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ import pytest
 
 from deployments.api import ApiService, Limits, TextCodec, create_app
 from monitoring.metrics import Metrics
-from tests.deployments.api.test_document import ADMIN, USER, with_all_routes
+from tests.deployments.support.all_routes import ADMIN, with_all_routes
 from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine, service_around
 
+USER = {"role": "user", "content": "hi"}
 ITEM = {"type": "message", "role": "user", "content": "a"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [USER]},
