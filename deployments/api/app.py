@@ -248,6 +248,7 @@ class _Endpoints:
     async def _tokenized(self, served: ServedModel, asked: TokenizeRequest, salt: str) -> Response:
         if (asked.prompt is None) == (not asked.messages):
             raise invalid("Give either prompt or messages.", "prompt")
+        options = template_options(asked, self._service.limits)
         if asked.messages:
             if asked.add_special_tokens:
                 raise invalid("add_special_tokens is not supported for messages.", "add_special_tokens")
@@ -257,7 +258,7 @@ class _Endpoints:
                 served,
                 asked.messages,
                 functions,
-                options=template_options(asked, self._service.limits),
+                options=options,
                 salt=salt,
             )
         else:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from deployments.api.batches.batches import MAX_UNITS, UNIT_S
 from deployments.api.request.field_values import MAX_ID_DIGITS
 from deployments.api.request.metadata import MAX_NAME_CHARS, MAX_PAIRS, MAX_TEXT_CHARS
+from deployments.api.request.template_options import OWN
 from deployments.api.service import ApiService
 from deployments.config.files import FileSettings
 from engine.sampling_params import MAX_COUNT, MAX_LENGTH_PENALTY, MAX_SEED
@@ -19,6 +20,7 @@ from engine.sampling_params import MAX_COUNT, MAX_LENGTH_PENALTY, MAX_SEED
 Keywords = Mapping[str, Mapping[str, Any]]
 """Keywords of a JSON schema, by the type to which they are added wherever it is in a field."""
 _WITH_METADATA = ("NewConversation.metadata", "ConversationChange.metadata", "NewBatch.metadata")
+_VARIABLE = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"anyOf": [{"enum": [*OWN]}, {"pattern": "_token$"}]}}
 _PENALTY = {"minimum": -2, "maximum": 2}
 _FACTOR = {"exclusiveMinimum": 0, "maximum": 100}
 
@@ -41,7 +43,7 @@ def bounds_of(service: ApiService) -> dict[str, Keywords]:
         "propertyNames": {"pattern": f"^0{{0,{zeros}}}({_up_to(last_token)})$"},
     }
     names = {"maxProperties": MAX_PAIRS, "propertyNames": {"maxLength": MAX_NAME_CHARS}}
-    metadata = {"object": names, "string": {"maxLength": MAX_TEXT_CHARS}}
+    metadata: Keywords = {"object": names, "string": {"maxLength": MAX_TEXT_CHARS}}
     inputs = {"array": {"maxItems": limits.max_inputs}}
     return {
         "temperature": {"number": {"minimum": 0, "maximum": 100}},
@@ -79,6 +81,7 @@ def bounds_of(service: ApiService) -> dict[str, Keywords]:
         "ResponsesRequest.input": {"array": {"minItems": 1}},
         **dict.fromkeys(("documents", "text_1", "text_2"), inputs),
         **dict.fromkeys(_WITH_METADATA, metadata),
+        "chat_template_kwargs": {"object": {"propertyNames": _VARIABLE}},
         "completion_window": {"string": {"pattern": f"^({_windows(service)})$"}},
     }
 

@@ -185,8 +185,16 @@ class _Generating(SampledRequest):
     """Report the token ids of the prompt and of each choice."""
 
 
+_TWO_ENDS: dict[str, JsonValue] = {
+    "required": ["continue_final_message", "add_generation_prompt"],
+    "properties": {"continue_final_message": {"const": True}, "add_generation_prompt": {"const": True}},
+}
+
+
 class _Rendered(StrictModel):
     """Fields on how a conversation is rendered."""
+
+    model_config = ConfigDict(json_schema_extra={"not": _TWO_ENDS})
 
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template, such as `enable_thinking`."""
@@ -247,7 +255,7 @@ _ONE_TEXT: list[JsonValue] = [
 class TokenizeRequest(_Rendered):
     """Body of POST /tokenize: either `prompt` or `messages`."""
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": _ONE_TEXT})
+    model_config = ConfigDict(json_schema_extra={"anyOf": _ONE_TEXT, "not": _TWO_ENDS})
 
     model: str | None = None
     prompt: str | None = None

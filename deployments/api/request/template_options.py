@@ -17,9 +17,7 @@ from deployments.api.http.body import check_depth
 from deployments.api.request.protocol import ChatRequest, TokenizeRequest
 from deployments.config.limits import Limits
 
-_OWN = frozenset(
-    {"messages", "tools", "tokenize", "chat_template", "add_generation_prompt", "continue_final_message"}
-)
+OWN = ("messages", "tools", "tokenize", "chat_template", "add_generation_prompt", "continue_final_message")
 """Names that mean something else, or that have a field of their own."""
 
 
@@ -41,7 +39,7 @@ def template_options(request: ChatRequest | TokenizeRequest, limits: Limits) -> 
 def _variables(request: ChatRequest | TokenizeRequest, limits: Limits) -> dict[str, Any]:
     given = request.chat_template_kwargs or {}
     for name in given:
-        if name in _OWN or name.endswith("_token") or not name.isidentifier():
+        if name in OWN or name.endswith("_token") or not (name.isascii() and name.isidentifier()):
             raise invalid(
                 f"chat_template_kwargs has {quoted(name)}, which is not a variable that clients may set.",
                 "chat_template_kwargs",

@@ -304,6 +304,11 @@ def test_texts_to_tokenize_are_one_of_two(api: Api) -> None:
         {"messages": [{"role": "tool"}]},
         {"messages": [{"role": "tool", "content": []}]},
         {"messages": [{"role": "assistant", "reasoning_content": []}]},
+        {"messages": [USER], "chat_template_kwargs": {"_a1": 1}},
+        *({"prompt": "a", "chat_template_kwargs": {name: 1}} for name in ("a", "é", "1a", "bos_token", "tools")),
+        *({"messages": [USER], "chat_template_kwargs": {name: 1}} for name in ("", "a b", "tokenize")),
+        {"prompt": "a", "continue_final_message": True, "add_generation_prompt": False},
+        {"prompt": "a", "continue_final_message": True, "add_generation_prompt": True},
     ]
     for body in bodies:
         status = api.client.post("/tokenize", body).status_code
