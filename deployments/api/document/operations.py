@@ -59,7 +59,10 @@ OPERATIONS: Mapping[str, EndpointAnswers] = {
     "POST /v1/responses": _generates(answers.ResponseAnswer),
     "GET /v1/responses/{response_id}": EndpointAnswers(
         {200: AnswerType(answers.ResponseAnswer, (JSON, EVENTS))},
-        query={"stream": {"type": "boolean"}, "starting_after": {"type": "integer", "minimum": -1}},
+        query={
+            "stream": {"type": "boolean"},
+            "starting_after": {"type": "integer", "minimum": -1, "maximum": 10**18 - 1},
+        },
         errors=(429,),
     ),
     "DELETE /v1/responses/{response_id}": _of(answers.DeletedResponse, errors=(429,)),
