@@ -72,7 +72,7 @@ from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.service import ApiService, ServedModel
-from deployments.api.tools.requested import checked_functions
+from deployments.api.tools.requested import offered_tools
 from deployments.config.limits import Limits
 from engine.machine import usable_cores
 
@@ -250,7 +250,7 @@ class _Endpoints:
         if asked.messages:
             if asked.add_special_tokens:
                 raise invalid("add_special_tokens is not supported for messages.", "add_special_tokens")
-            functions = await checked_functions(self._service.limits, asked.tools)
+            functions = (await offered_tools(self._service.limits, asked.tools)).functions
             ids = await encode_messages(
                 self._service.limits,
                 served,

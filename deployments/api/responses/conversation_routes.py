@@ -17,12 +17,13 @@ from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.transport import json_response, name_ignored
 from deployments.api.off_loop import off_loop
 from deployments.api.output.response_encoder import encode_json
+from deployments.api.request.fields import IgnoredFields
 from deployments.api.request.metadata import checked_metadata
 from deployments.api.request.openapi import body_of
 from deployments.api.request.protocol import parse
 from deployments.api.request.strict_model import StrictModel
 from deployments.api.responses.conversations import Conversations, StoredConversation, unknown_item
-from deployments.api.responses.items import Item
+from deployments.api.responses.items import Item, usable_items
 from deployments.api.responses.stored import Shelf
 from deployments.api.routes.paging import is_newest_first, page_of, page_size
 from deployments.api.service import ApiService
@@ -30,7 +31,18 @@ from deployments.api.service import ApiService
 PAGE, LARGEST_PAGE = 20, 100
 
 
-class NewConversation(StrictModel):
+class _Items(StrictModel):
+    @classmethod
+    def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+        """See `StrictModel`."""
+        return (
+            fields | {"items": usable_items(fields.get("items"), ignored, "items")}
+            if "items" in fields
+            else fields
+        )
+
+
+class NewConversation(_Items):
     """Body of POST /v1/conversations."""
 
     items: list[Any] | None = None
@@ -43,7 +55,7 @@ class ConversationChange(StrictModel):
     metadata: dict[str, str] | None
 
 
-class NewItems(StrictModel):
+class NewItems(_Items):
     """Body of POST /v1/conversations/{id}/items."""
 
     items: list[Any]

@@ -33,6 +33,7 @@ from deployments.api.responses.kept import KeptResponses
 from deployments.api.responses.protocol import ResponsesRequest
 from deployments.api.responses.record import INLINE_BYTES, ResponseKeeper
 from deployments.api.responses.stored import Conversation, Shelf, StoredResponse, output_of
+from deployments.api.responses.tools import ChatTools
 from deployments.api.responses.translation import as_named_here, chat_request
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
@@ -80,7 +81,7 @@ def parse_response(body: dict[str, Any], limits: Limits) -> tuple[AskedResponse,
         raise invalid("background needs store to be true, as the response is read afterwards.", "background")
     name = new_response_id()
     items = [] if references(request.input) else taken_items(request.input, limits, name)
-    asked = AskedResponse(name, request, items, encode_json(items), encode_json(_repeated(request)))
+    asked = AskedResponse(name, request, items, encode_json(items), encode_json(_repeated(request, body)))
     return asked, ignored
 
 
@@ -108,16 +109,18 @@ async def plan_response(
         work = partial(_with_known, asked, known, limits)
         asked = await near_or_far(num_bytes, limits.inline_body_bytes, work)
     salt = tenant.salt(request.cache_salt or "")
+    tools = ChatTools.of(request.tools)
     try:
-        chat = await _chat_request(asked, before, limits)
+        chat = await _chat_request(asked, before, limits, tools)
         plan = await _planned(limits, served, chat, salt, request)
     except ApiError as error:
-        raise as_named_here(error) from None
+        raise as_named_here(error, tools.places) from None
     context = replace(plan.encoder.context, id=asked.id, include_usage=True)
     encoder = ResponsesEncoder(
         context,
         served.codec,
         ResponseObject(context, asked.fields, _sampled(plan)),
+        names=tools.names,
         num_top=request.top_logprobs or 0,
         is_background=bool(request.background),
     )
@@ -213,8 +216,10 @@ async def nothing() -> None:
     """Close nothing: a response in the background goes on without its readers."""
 
 
-async def _chat_request(asked: AskedResponse, before: Conversation, limits: Limits) -> ChatRequest:
-    work = partial(chat_request, asked.request, [*before.items, *asked.items], limits)
+async def _chat_request(
+    asked: AskedResponse, before: Conversation, limits: Limits, tools: ChatTools
+) -> ChatRequest:
+    work = partial(chat_request, asked.request, [*before.items, *asked.items], limits, tools)
     return await near_or_far(before.num_bytes + asked.num_bytes, limits.inline_body_bytes, work)
 
 
@@ -262,8 +267,8 @@ def _turns(chat: ChatRequest) -> list[int]:
     return [at for at in begins if at > len(_systems(chat))]
 
 
-def _repeated(request: ResponsesRequest) -> dict[str, Any]:
-    """Return the fields of a response object that repeat its request."""
+def _repeated(request: ResponsesRequest, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a response object that repeat its request, with the tools as `body` gives them."""
     text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
     reasoning = request.reasoning.model_dump(exclude_none=True) if request.reasoning else {}
     return {
@@ -283,11 +288,17 @@ def _repeated(request: ResponsesRequest) -> dict[str, Any]:
         "store": request.is_stored,
         "text": {"format": {"type": "text"}} | text,
         "tool_choice": request.tool_choice or "auto",
-        "tools": [tool.model_dump(exclude={"strict"}) | {"strict": bool(tool.strict)} for tool in request.tools],
+        "tools": [_shown_tool(tool) for tool in body.get("tools") or ()],
         "top_logprobs": request.top_logprobs or 0,
         "truncation": request.truncation or "disabled",
         "user": request.user,
     }
+
+
+def _shown_tool(given: dict[str, Any]) -> dict[str, Any]:
+    if given["type"] != "function":
+        return given
+    return {"description": None, "parameters": None} | given | {"strict": bool(given.get("strict"))}
 
 
 def _sampled(plan: GenerationPlan) -> dict[str, Any]:
