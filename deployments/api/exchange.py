@@ -29,7 +29,7 @@ from deployments.api.record import GenerationStart, RequestRecord
 from deployments.api.request.best_of import best
 from deployments.api.request.prompt_scores import PromptScores
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
-from deployments.api.request.sampling import for_choice
+from deployments.api.request.sampling import at_most_tokens, for_choice
 from deployments.api.service import ServedModel
 from deployments.api.time_limit import TimeLimit
 from deployments.api.timings import timings_of
@@ -67,6 +67,8 @@ class GenerationPlan:
     """Collector of the prompts' log-probabilities; None when none were requested."""
     scores_only: bool = False
     """Answer with the prompts' log-probabilities and generate nothing."""
+    cuts_answers: bool = False
+    """Whether each answer has at most as many tokens as its prompt leaves room for in the context."""
     later: Callable[[Request, Ticket], Awaitable[Response]] | None = None
     """Answers at once and has the answer generated afterwards; None: it is generated now."""
     count_field: str | None = None
@@ -369,11 +371,13 @@ def _parts(plan: GenerationPlan, hints: Hints, tenant: Tenant) -> list[tuple[Gen
         sampling = replace(sampling, logprobs=sampling.logprobs or 0)
     parts: list[tuple[GenerateRequest, list[OutputParser]]] = []
     for index in range(len(answer.prompts) * count):
+        prompt_ids = answer.prompts[index // count].token_ids
+        left = plan.served.card.max_model_len - len(prompt_ids)
         generate = GenerateRequest(
             request_id=f"{answer.id}-{index}",
             model=plan.served.card.id,
-            prompt_ids=answer.prompts[index // count].token_ids,
-            sampling=for_choice(sampling, index % count),
+            prompt_ids=prompt_ids,
+            sampling=for_choice(at_most_tokens(sampling, left) if plan.cuts_answers else sampling, index % count),
             priority=_priority(request),
             salt=tenant.salt(request.cache_salt or ""),
             session_id=hints.session_id or request.prompt_cache_key,

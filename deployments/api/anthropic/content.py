@@ -71,15 +71,15 @@ class RedactedThinkingBlock(LenientModel):
 
 def parse_system(value: object) -> object:
     """Return the system prompt without that by which no two requests of Claude Code would begin alike."""
-    said = [text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text for text in _texts(value, "system")]
+    said = [text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text for text in _texts(value)]
     return "\n".join(text for text in said if text)
 
 
 def _parse_result(value: object) -> object:
-    return "\n".join(_texts(value, "a result"))
+    return "\n".join(_texts(value))
 
 
-def _texts(value: object, what: str) -> list[str]:
+def _texts(value: object) -> list[str]:
     """Return a string, or the texts of blocks of text; nothing is no text."""
     if isinstance(value, str) or value is None:
         return [value or ""]
@@ -88,10 +88,6 @@ def _texts(value: object, what: str) -> list[str]:
     texts = []
     for block in value:
         _check_kind(block)
-        if _kind(block) != "text":
-            raise PydanticCustomError(
-                "content", f"has a block of type {quoted(_kind(block))}; {what} has only text"
-            )
         if not isinstance(text := block.get("text"), str):
             raise PydanticCustomError("content", 'must have blocks of the form {"type": "text", "text": "..."}')
         texts.append(text)
@@ -142,9 +138,9 @@ def _parse_content(value: object) -> object:
 def taken_message(given: object, ignored: IgnoredFields, path: str) -> object:
     """Return a message with blocks that the model can read: texts in place of images and documents.
 
-    Of an answer, blocks that only Anthropic's server writes, its own tools' calls and results, are left out: a client
-    that cannot send back what it got cannot go on. `ignored` names all of these. Raises `ApiError` 400 where the
-    setting refuses them.
+    Of an answer, blocks that only Anthropic's server writes, its own tools' calls and results, are left out: a
+    client that cannot send back what it got cannot go on. `ignored` names all of these. Raises `ApiError` 400
+    where the setting refuses that.
     """
     content = given.get("content") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(content, list):

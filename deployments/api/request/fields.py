@@ -124,11 +124,12 @@ class IgnoredFields:
         if self._rule == "refuse":
             message = f"{path} {reason}; leave it out (limits.unknown_fields is refuse)."
             raise invalid(message, path, "unsupported_field")
-        self._show(f"{path}:{kind}")
+        self._show(path, kind)
 
-    def _show(self, name: str) -> None:
+    def _show(self, *parts: str) -> None:
         if self._rule == "warn" and len(self.names) < _SHOWN_FIELDS:
-            self.names.append(re.sub(r"[^A-Za-z0-9_.:-]", "?", name[:_SHOWN_CHARS]))
+            shown = (re.sub(r"[^A-Za-z0-9_.-]", "?", part[:_SHOWN_CHARS]) for part in parts)
+            self.names.append(":".join(shown))
 
 
 def keep_known(

@@ -195,3 +195,9 @@ class ResponsesRequest(SampledRequest):
     def is_stored(self) -> bool:
         """Whether the response is to be kept."""
         return self.store is not False
+
+
+class InputTokensRequest(ResponsesRequest):
+    """Body of POST /v1/responses/input_tokens: that of a response, whose prompt is counted."""
+
+    input: Annotated[Any, taking(_parse_input, str | list[InputItem])] = Field(default_factory=list)

@@ -161,7 +161,7 @@ class ChatTools:
         found = [tool for tool in self.tools if self._namespace(tool) == _name(given, path)]
         if not found:
             raise invalid(
-                f"{path}.name is {quoted(given['name'])}, which is no namespace of tools.", f"{path}.name"
+                f"{path}.name is {quoted(given['name'])}, which is not a namespace in tools.", f"{path}.name"
             )
         for tool in found:
             yield {"type": tool["type"], tool["type"]: {"name": tool[tool["type"]]["name"]}}
