@@ -22,7 +22,7 @@ from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.api.tools.offered import name_left_out
 from deployments.api.tools.protocol import FunctionName, OtherTool
 
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (), "fallbacks": ([],), "mcp_servers": ([],)}
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (), "fallbacks": ([],)}
 """Fields that are not supported, with the values besides null that have no effect."""
 _Preference = Literal["auto", "any", "tool", "none"]
 _Effort = Literal["low", "medium", "high", "xhigh", "max"]

@@ -111,8 +111,8 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def parse_object(body: bytes | bytearray, limits: Limits, most: int | None = None) -> dict[str, Any]:
-    """Parse strict JSON: UTF-8, with a byte order mark or without; no NaN or Infinity, no number above a double, no
-    lone surrogate, bounded depth.
+    """Parse strict JSON: UTF-8, with a byte order mark or without; no NaN or Infinity, no number above a double,
+    no lone surrogate, bounded depth.
 
     The number of values is bounded before any is made; `most` is `most_values(body)`, where that is known.
     """

@@ -80,12 +80,10 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "mm_processor_kwargs": ({},),
-    "web_search_options": (),
 }
 RESPONSES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **_COMMON,
     "access_programs": (),
-    "context_management": ([],),
     "image": (),
     "moderation": (),
     "multi_agent": (),
