@@ -71,7 +71,8 @@ class InputText:
             return ""
         values = object_of(self._held)
         if values is None:
-            return self._held
+            has_not_begun = '{"input":"'.startswith("".join(self._held.split()))
+            return "" if has_not_begun else self._held
         text = values.get(_INPUT, "" if not values else None)
         return text if isinstance(text, str) else self._held
 

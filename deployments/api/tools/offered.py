@@ -27,12 +27,14 @@ def name_left_out(
     """
     for index, tool in enumerate(tools if isinstance(tools, list) else []):
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(tool, dict) and kind == NAMESPACE in kinds:
+        if not isinstance(tool, dict) or not isinstance(kind, str):
+            continue
+        if kind not in kinds:
+            leave_out(kind, ignored, f"{path}.{index}")
+        elif kind == NAMESPACE:
             name_left_out(tool.get("tools"), ignored, f"{path}.{index}.tools")
         elif kind == "custom":
-            _name_grammar(tool.get("custom", tool), ignored, f"{path}.{index}")
-        elif isinstance(kind, str) and kind not in kinds:
-            leave_out(kind, ignored, f"{path}.{index}")
+            _name_grammar(tool, ignored, f"{path}.{index}")
 
 
 def allowed(choice: object, ignored: IgnoredFields, kinds: Collection[str] = OFFERED) -> object:
@@ -60,7 +62,10 @@ def leave_out(kind: str, ignored: IgnoredFields, path: str) -> None:
     ignored.leave_out(path, kind, f"is a tool of the type {quoted(kind)}, which this server cannot run")
 
 
-def _name_grammar(custom: object, ignored: IgnoredFields, path: str) -> None:
-    form: Any = custom.get("format") if isinstance(custom, dict) else None
+def _name_grammar(tool: dict[str, Any], ignored: IgnoredFields, path: str) -> None:
+    """Name the grammar of a custom tool, which chat has in an object of its own."""
+    if isinstance(custom := tool.get("custom"), dict):
+        tool, path = custom, f"{path}.custom"
+    form = tool.get("format")
     if isinstance(form, dict) and form.get("type") == "grammar":
         ignored.leave_out(f"{path}.format", "grammar", "is a grammar, which the model is told and not held to")
