@@ -158,7 +158,7 @@ def test_no_arguments_are_too_odd_to_be_read(arguments: str, sizes: list[int]) -
         at += size
     read += reader.finish()
     read.encode()
-    if not arguments.lstrip().startswith("{"):
+    if arguments.strip() and not arguments.lstrip().startswith("{"):
         assert read == arguments == whole.push(arguments) + whole.finish()
 
 
