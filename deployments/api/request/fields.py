@@ -106,8 +106,10 @@ class IgnoredFields:
         """Names to be shown, in the order of the body; empty where the rule is to say nothing."""
 
     def add(self, name: str, value: object, known: Collection[str], path: str) -> None:
-        """Ignore an unknown field. Raises `ApiError` 400 where the rule refuses it; null is no value."""
-        if value is None:
+        """Ignore an unknown field. Null and an empty array ask for nothing. Raises `ApiError` 400 where the rule
+        refuses it.
+        """
+        if value is None or value == []:
             return
         if self._rule == "refuse":
             message = f"Unknown field {quoted(path + name)} (limits.unknown_fields is refuse)."

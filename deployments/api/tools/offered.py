@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from deployments.api.errors import quoted
+from deployments.api.errors import invalid, quoted
 from deployments.api.request.fields import IgnoredFields
 
 OFFERED = frozenset({"function", "custom"})
@@ -38,7 +38,10 @@ def name_left_out(
 
 
 def allowed(choice: object, ignored: IgnoredFields, kinds: Collection[str] = OFFERED) -> object:
-    """Return a choice, of chat or the Responses API, without those allowed tools that are none of `kinds`."""
+    """Return a choice, of chat or the Responses API, without those allowed tools that are none of `kinds`.
+
+    Raises `ApiError` 400 where no tool is left, or the setting refuses to leave one out.
+    """
     of_chat = choice.get("allowed_tools") if isinstance(choice, dict) else None
     given = of_chat if isinstance(of_chat, dict) else choice
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools" or not isinstance(given, dict):
@@ -53,6 +56,8 @@ def allowed(choice: object, ignored: IgnoredFields, kinds: Collection[str] = OFF
             leave_out(kind, ignored, f"{path}.{index}")
         else:
             kept.append(tool)
+    if tools and not kept:
+        raise invalid(f"{path} has only tools that this server cannot run; list functions there.", path)
     taken = {**given, "tools": kept}
     return taken if given is choice else {**choice, "allowed_tools": taken}
 

@@ -118,7 +118,7 @@ def test_what_is_taken_is_described(
         (MESSAGES, {"messages": [USER]}),
         (MESSAGES, {"messages": [{"role": "wizard", "content": "a"}], "max_tokens": 5}),
         (MESSAGES, {"messages": [USER], "max_tokens": 5, "tools": [{"name": "f"}]}),
-        (MESSAGES, {"messages": [USER], "max_tokens": 5, "mcp_servers": [{"name": "m"}]}),
+        (MESSAGES, {"messages": [USER], "max_tokens": 5, "container": "c"}),
     ],
 )
 def test_what_is_refused_for_its_form_is_not_described(

@@ -194,7 +194,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"stop_sequences": ["a"] * 100}, "stop_sequences has 100 strings"),
         ({"temperature": "1"}, "temperature must be a number"),
         ({"container": "c"}, "container with this value is not supported"),
-        ({"mcp_servers": [{}]}, "mcp_servers with this value is not supported"),
+        ({"fallbacks": [{}]}, "fallbacks with this value is not supported"),
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, "prompt is too long: "),
     ],
 )  # fmt: skip

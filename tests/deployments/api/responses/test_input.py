@@ -104,7 +104,7 @@ def test_instructions_come_first(ask: Make) -> None:
         ({"tools": [{"type": "namespace", "name": "a"}]}, "tools.0.tools", "is required"),
         ({"tools": [{"type": "custom"}]}, "tools.0.name", "is required"),
         ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
-            {"type": "web_search"}]}}, "tool_choice", "at least one"),
+            {"type": "web_search"}]}}, "tool_choice.tools", "cannot run"),
         ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
             {"type": "namespace", "name": "g"}]}}, "tool_choice.tools.0.name", "not a namespace"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name", "is required"),
