@@ -145,7 +145,7 @@ def taken_message(given: object, ignored: IgnoredFields, path: str) -> object:
     content = given.get("content") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(content, list):
         return given
-    blocks = []
+    blocks: list[object] = []
     for index, block in enumerate(content):
         kind, place = _kind(block), f"{path}.content.{index}"
         if kind == "tool_result":

@@ -66,7 +66,7 @@ _Single = Annotated[
 ]
 
 
-class Namespace(LenientModel):
+class ToolNamespace(LenientModel):
     """Tools whose names belong together."""
 
     type: Literal["namespace"]
@@ -78,7 +78,7 @@ class Namespace(LenientModel):
 AnyFlatTool = Annotated[
     Annotated[FlatFunction, Tagged("<function>")]
     | Annotated[FlatCustomTool, Tagged("<custom>")]
-    | Annotated[Namespace, Tagged("<namespace>")]
+    | Annotated[ToolNamespace, Tagged("<namespace>")]
     | Annotated[OtherFlatTool, Tagged("<other>")],
     Discriminator(lambda tool: "<namespace>" if _kind(tool) == NAMESPACE else tag_of(tool)),
 ]
@@ -106,7 +106,7 @@ class ChatTools:
         """Return them as chat has them, without those that the model is not offered."""
         made = cls()
         for index, tool in enumerate(tools):
-            if not isinstance(tool, Namespace):
+            if not isinstance(tool, ToolNamespace):
                 made._add(tool, f"tools.{index}")
                 continue
             told = tool.description

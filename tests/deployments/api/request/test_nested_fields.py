@@ -107,7 +107,7 @@ def sent(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_unknown(body: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
-    changed = json.loads(json.dumps(body))
+    changed: dict[str, Any] = json.loads(json.dumps(body))
     at: Any = changed
     for part in place.split("."):
         at = at[int(part) if isinstance(at, list) else part]

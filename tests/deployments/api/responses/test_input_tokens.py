@@ -1,4 +1,4 @@
-"""POST /v1/responses/input_tokens counts what would be the prompt of a response; nothing compacts conversations."""
+"""POST /v1/responses/input_tokens counts the prompt of a response; /v1/responses/compact is not there."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.deployments.support.chat_templates import HERMES, LLAMA3
 Make = Callable[..., Talk]
 IGNORED, PATH = "x-raydix-ignored-fields", "/v1/chat/completions"
 USER = ASK["messages"][0]
-PARTS = [
+PARTS: list[tuple[dict[str, Any], str]] = [
     ({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}, "image"),
     ({"type": "input_image", "image_url": "x"}, "image"),
     ({"type": "image", "source": {"type": "base64"}}, "image"),
