@@ -16,7 +16,7 @@ from deployments.api.request.fields import IgnoredFields, keep_known
 
 TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """The field with the text of a part, by the part's type. Others, such as `cache_control`, label it."""
-TEXTS: Mapping[str, Collection[str]] = {kind: ("type", field) for kind, field in TEXT_OF.items()}
+TEXTS: Mapping[str, Collection[str]] = {kind: frozenset({"type", field}) for kind, field in TEXT_OF.items()}
 """The fields of parts with text, by their type."""
 _LONGEST_KIND = 32
 
@@ -30,9 +30,15 @@ def readable(
     `kinds` has the known fields by type; where there are none, all are taken. Raises `ApiError` 400 where the
     setting refuses what is left out.
     """
-    if not isinstance(content, list):
+    if not isinstance(content, list) or all(_is_readable(part, kinds) for part in content):
         return content
     return [_readable(part, ignored, f"{path}.{index}", kinds) for index, part in enumerate(content)]
+
+
+def _is_readable(part: object, kinds: Mapping[str, Collection[str]]) -> bool:
+    """Whether nothing of a part is left out, as of nearly all."""
+    known = kinds.get(part["type"]) if isinstance(part, dict) and isinstance(part.get("type"), str) else ()
+    return known is not None and (not known or part.keys() <= known)  # type: ignore[attr-defined]
 
 
 def _readable(part: object, ignored: IgnoredFields, path: str, kinds: Mapping[str, Collection[str]]) -> object:

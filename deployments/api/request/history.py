@@ -45,7 +45,7 @@ def taken_messages(messages: list[Any], ignored: IgnoredFields) -> list[Any]:
 
 
 def _taken(given: dict[str, Any], ids: dict[object, str], ignored: IgnoredFields, path: str) -> dict[str, Any]:
-    given = keep_known(given, _KNOWN, {}, ignored, f"{path}.")
+    given = dict(given) if given.keys() <= _KNOWN else keep_known(given, _KNOWN, {}, ignored, f"{path}.")
     role = given.get("role")
     if role == "function":  # the name of OpenAI's older API
         role, name = "tool", given.get("name")

@@ -27,14 +27,28 @@ def keep_known_within(
     """
     kept = dict(fields)
     for name, models in _objects_of(kind).items():
-        if name in kept:
+        if name in kept and not _is_known(models, kept[name]):
             kept[name] = _taken(models, kept[name], ignored, path + name)
     return kept
 
 
+def _is_known(models: Models, value: object) -> bool:
+    """Whether objects have only known fields. Nearly all have, and a conversation may have thousands."""
+    if isinstance(value, list):
+        return all(_is_known(models, each) for each in value)
+    if not isinstance(value, dict) or (kind := _meant(models, value)) is None:
+        return True
+    if not value.keys() <= _names_of(kind):
+        return False
+    return all(_is_known(inner, value[name]) for name, inner in _objects_of(kind).items() if name in value)
+
+
 def _taken(models: Models, value: object, ignored: IgnoredFields, path: str) -> object:
     if isinstance(value, list):
-        return [_taken(models, each, ignored, f"{path}.{index}") for index, each in enumerate(value)]
+        return [
+            each if _is_known(models, each) else _taken(models, each, ignored, f"{path}.{index}")
+            for index, each in enumerate(value)
+        ]
     if not isinstance(value, dict) or (kind := _meant(models, value)) is None:
         return value
     known = keep_known(value, _names_of(kind), kind.unsupported, ignored, f"{path}.")
@@ -46,24 +60,25 @@ def _meant(models: Models, value: Mapping[str, Any]) -> type[StrictModel] | None
     if len(models) == 1:
         return models[0]
     given = value.get("type")
-    if given is not None and not isinstance(given, str):
-        return None
-    return next((kind for kind in models if given in _types_of(kind)), None)
+    return _by_type(models).get(given) if given is None or isinstance(given, str) else None
+
+
+@cache
+def _by_type(models: Models) -> dict[str | None, type[StrictModel]]:
+    """Return the models by the types of their objects, and by None the one whose objects may do without."""
+    found: dict[str | None, type[StrictModel]] = {}
+    for kind in models:
+        field = kind.model_fields["type"]
+        named = chain.from_iterable(get_args(each) for each in (field.annotation, *get_args(field.annotation)))
+        found |= dict.fromkeys((name for name in named if isinstance(name, str)), kind)
+        if not field.is_required():
+            found[None] = kind
+    return found
 
 
 @cache
 def _names_of(kind: type[StrictModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
-
-
-@cache
-def _types_of(kind: type[StrictModel]) -> frozenset[str | None]:
-    """Return the types of a model's objects, and None if they may do without."""
-    field = kind.model_fields["type"]
-    named = chain.from_iterable(get_args(each) for each in (field.annotation, *get_args(field.annotation)))
-    return frozenset(each for each in named if isinstance(each, str)) | (
-        frozenset() if field.is_required() else {None}
-    )
 
 
 @cache
