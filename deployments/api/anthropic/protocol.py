@@ -20,7 +20,7 @@ from deployments.api.request.fields import IgnoredFields
 from deployments.api.request.protocol import Int
 from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.api.tools.offered import name_left_out
-from deployments.api.tools.protocol import FunctionName, OtherTool
+from deployments.api.tools.protocol import FunctionName, OtherTool, kind_of
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (), "fallbacks": ([],)}
 """Fields that are not supported, with the values besides null that have no effect."""
@@ -49,7 +49,7 @@ class OtherClaudeTool(OtherTool):
 
 def _tag(tool: object) -> str:
     """Return the tag of a tool's kind; errors leave tags, which are in angle brackets, out of a field's path."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    kind = kind_of(tool)
     return "<other>" if isinstance(kind, str) and kind != "custom" else "<schema>"
 
 

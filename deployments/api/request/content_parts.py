@@ -8,7 +8,7 @@ A conversation with one image must be able to go on: the client sends it again w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from deployments.api.errors import quoted
@@ -16,14 +16,12 @@ from deployments.api.request.fields import IgnoredFields, keep_known
 
 TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """The field with the text of a part, by the part's type. Others, such as `cache_control`, label it."""
-TEXTS: Mapping[str, Collection[str]] = {kind: frozenset({"type", field}) for kind, field in TEXT_OF.items()}
+TEXTS: Mapping[str, Set[str]] = {kind: frozenset({"type", field}) for kind, field in TEXT_OF.items()}
 """The fields of parts with text, by their type."""
 _LONGEST_KIND = 32
 
 
-def readable(
-    content: object, ignored: IgnoredFields, path: str, kinds: Mapping[str, Collection[str]] = TEXTS
-) -> object:
+def readable(content: object, ignored: IgnoredFields, path: str, kinds: Mapping[str, Set[str]] = TEXTS) -> object:
     """Return the content at `path` with a text in place of each part whose type is none of `kinds`, and with only
     known fields in the others. What is no array of typed parts stays as it is.
 
@@ -35,13 +33,13 @@ def readable(
     return [_readable(part, ignored, f"{path}.{index}", kinds) for index, part in enumerate(content)]
 
 
-def _is_readable(part: object, kinds: Mapping[str, Collection[str]]) -> bool:
+def _is_readable(part: object, kinds: Mapping[str, Set[str]]) -> bool:
     """Whether nothing of a part is left out, as of nearly all."""
     known = kinds.get(part["type"]) if isinstance(part, dict) and isinstance(part.get("type"), str) else ()
     return known is not None and (not known or part.keys() <= known)  # type: ignore[attr-defined]
 
 
-def _readable(part: object, ignored: IgnoredFields, path: str, kinds: Mapping[str, Collection[str]]) -> object:
+def _readable(part: object, ignored: IgnoredFields, path: str, kinds: Mapping[str, Set[str]]) -> object:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         return part

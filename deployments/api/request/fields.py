@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 from deployments.api.errors import invalid, quoted
@@ -134,7 +134,7 @@ class IgnoredFields:
 
 def keep_known(
     body: Mapping[str, Any],
-    known: Collection[str],
+    known: Set[str],
     unsupported: Mapping[str, tuple[Any, ...]],
     ignored: IgnoredFields,
     path: str = "",
@@ -142,6 +142,8 @@ def keep_known(
     """Return `body`, the object at `path`, without what has no effect. Raises `ApiError` for what would change the
     answer.
     """
+    if body.keys() <= known:
+        return dict(body)
     kept, harmless = {}, LABELS if path else HARMLESS
     for name, value in body.items():
         if name in known:

@@ -29,7 +29,7 @@ _KNOWN = frozenset(
 """Fields of messages that are read, or that repeat what is; in messages of other roles they change nothing."""
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts of a content, and of `reasoning_details`, that are no part of the answer."""
-_PARTS = {**TEXTS, **dict.fromkeys(_THOUGHTS, ())}
+_PARTS = {**TEXTS, **dict.fromkeys(_THOUGHTS, frozenset[str]())}
 
 
 def taken_messages(messages: list[Any], ignored: IgnoredFields) -> list[Any]:
@@ -45,7 +45,7 @@ def taken_messages(messages: list[Any], ignored: IgnoredFields) -> list[Any]:
 
 
 def _taken(given: dict[str, Any], ids: dict[object, str], ignored: IgnoredFields, path: str) -> dict[str, Any]:
-    given = dict(given) if given.keys() <= _KNOWN else keep_known(given, _KNOWN, {}, ignored, f"{path}.")
+    given = keep_known(given, _KNOWN, {}, ignored, f"{path}.")
     role = given.get("role")
     if role == "function":  # the name of OpenAI's older API
         role, name = "tool", given.get("name")

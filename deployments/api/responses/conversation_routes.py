@@ -122,8 +122,8 @@ class _ConversationRoutes:
             items = conversations.new_items(asked.items)
             text = encode_json(items)
             await conversations.add(conversation_id, text)
-        first, last = items[0]["id"], items[-1]["id"]
-        fields = {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False}
+        ids = [item["id"] for item in items] or [None]  # all of them may be left out
+        fields = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
         return _json(encode_json(fields))
 
     async def list_items(self, request: Request, conversation_id: str) -> Response:

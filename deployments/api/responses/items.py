@@ -8,7 +8,7 @@ What this server has sent is always taken back. What the model is to read is kep
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from deployments.api.errors import at_most, invalid, quoted
@@ -28,16 +28,17 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
-_KNOWN: Mapping[str, Collection[str]] = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "namespace", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "custom_tool_call": ("call_id", "name", "namespace", "input"),
-    "custom_tool_call_output": ("call_id", "output"),
-    "reasoning": ("summary", "content"),
-    "item_reference": (),
+_LABELS = {"type", "id"}
+_KNOWN: Mapping[str, Set[str]] = {
+    "message": {"role", "content"} | _LABELS,
+    "function_call": {"call_id", "name", "namespace", "arguments"} | _LABELS,
+    "function_call_output": {"call_id", "output"} | _LABELS,
+    "custom_tool_call": {"call_id", "name", "namespace", "input"} | _LABELS,
+    "custom_tool_call_output": {"call_id", "output"} | _LABELS,
+    "reasoning": {"summary", "content"} | _LABELS,
+    "item_reference": _LABELS,
 }
-"""The fields of items that are read besides their type and id, by the type."""
+"""The fields of items that are read, by the items' type."""
 _CALLS = {"function_call": ("arguments", "{}"), "custom_tool_call": ("input", "")}
 """The field with what a tool is called with, by the type of the call, and what stands there if it is missing."""
 _LEFT_OUT: Item = {"type": "left out"}
@@ -61,7 +62,7 @@ def _usable(item: object, ignored: IgnoredFields, path: str) -> object:
         reason = f"is an item of the type {quoted(kind)}, which this server cannot use"
         ignored.leave_out(path, kind, reason)
         return _LEFT_OUT
-    known = keep_known(item, {"type", "id", *_KNOWN[kind]}, {}, ignored, f"{path}.")
+    known = keep_known(item, _KNOWN[kind], {}, ignored, f"{path}.")
     for field in ("content", "output") if kind != "reasoning" else ():
         if field in known:
             known[field] = readable(known[field], ignored, f"{path}.{field}")

@@ -33,7 +33,7 @@ from deployments.api.responses.kept import KeptResponses
 from deployments.api.responses.protocol import InputTokensRequest, ResponsesRequest
 from deployments.api.responses.record import INLINE_BYTES, ResponseKeeper
 from deployments.api.responses.stored import Conversation, Shelf, StoredResponse, output_of
-from deployments.api.responses.tools import ChatTools
+from deployments.api.responses.tools import ShownTool, shown_tools
 from deployments.api.responses.translation import as_named_here, chat_request
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
@@ -107,18 +107,18 @@ async def plan_response(
     shelf = Shelf(kept.store, tenant.name, limits, room)
     conversations = Conversations(kept.store, tenant.name, limits, shelf)
     before, asked = await _complete(limits, asked, shelf, conversations)
-    tools = ChatTools.of(request.tools)
+    tools = shown_tools(request.tools)
     try:
         chat = await _chat_request(asked, before, limits, tools)
         plan = await _planned(limits, served, chat, tenant.salt(request.cache_salt or ""), request)
     except ApiError as error:
-        raise as_named_here(error, tools.places) from None
+        raise as_named_here(error, tools) from None
     context = replace(plan.encoder.context, id=asked.id, include_usage=True)
     encoder = ResponsesEncoder(
         context,
         served.codec,
         ResponseObject(context, asked.fields, _sampled(plan)),
-        names=tools.names,
+        names={tool.name: tool.client for tool in tools if tool.client is not None},
         num_top=request.top_logprobs or 0,
         is_background=bool(request.background),
     )
@@ -150,12 +150,12 @@ async def count_input(
     """Return the number of tokens of a response's prompt. Raises `ApiError`. `room` is the body's."""
     shelf = Shelf(kept.store, tenant.name, limits, room)
     before, asked = await _complete(limits, asked, shelf, Conversations(kept.store, tenant.name, limits, shelf))
-    tools = ChatTools.of(asked.request.tools)
+    tools = shown_tools(asked.request.tools)
     try:
         chat = await _chat_request(asked, before, limits, tools)
         _, ids = await encode_conversation(limits, served, chat, tenant.salt(asked.request.cache_salt or ""))
     except ApiError as error:
-        raise as_named_here(error, tools.places) from None
+        raise as_named_here(error, tools) from None
     return len(ids)
 
 
@@ -243,7 +243,7 @@ async def nothing() -> None:
 
 
 async def _chat_request(
-    asked: AskedResponse, before: Conversation, limits: Limits, tools: ChatTools
+    asked: AskedResponse, before: Conversation, limits: Limits, tools: Sequence[ShownTool]
 ) -> ChatRequest:
     work = partial(chat_request, asked.request, [*before.items, *asked.items], limits, tools)
     return await near_or_far(before.num_bytes + asked.num_bytes, limits.inline_body_bytes, work)

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator
@@ -18,7 +18,7 @@ from deployments.api.errors import invalid, quoted
 from deployments.api.request.field_values import other_than
 from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.api.tools.offered import NAMESPACE, OFFERED
-from deployments.api.tools.protocol import OtherTool, tag_of
+from deployments.api.tools.protocol import OtherTool, kind_of, tag_of
 
 FLAT = OFFERED | {NAMESPACE}
 """Types of tools that the model is offered."""
@@ -80,105 +80,74 @@ AnyFlatTool = Annotated[
     | Annotated[FlatCustomTool, Tagged("<custom>")]
     | Annotated[ToolNamespace, Tagged("<namespace>")]
     | Annotated[OtherFlatTool, Tagged("<other>")],
-    Discriminator(lambda tool: "<namespace>" if _kind(tool) == NAMESPACE else tag_of(tool)),
+    Discriminator(lambda tool: "<namespace>" if kind_of(tool) == NAMESPACE else tag_of(tool)),
 ]
 
 
 class ClientName(NamedTuple):
-    """What the client calls a tool."""
+    """What the client calls a tool in a namespace."""
 
     namespace: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class ChatTools:
-    """The tools of a request as chat has them."""
+class ShownTool:
+    """A tool that the model is shown."""
 
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
-    """Where each is in the request."""
-    names: dict[str, ClientName] = field(default_factory=dict)
-    """What the client calls those in namespaces, by the names that the model is shown."""
+    kind: str
+    place: str
+    """Where it is in the request."""
+    fields: dict[str, Any]
+    """What chat calls a function or a custom tool. Its name is the one that the model is shown."""
+    client: ClientName | None = None
+    """None: the client calls it as the model does."""
 
-    @classmethod
-    def of(cls, tools: Sequence[AnyFlatTool]) -> ChatTools:
-        """Return them as chat has them, without those that the model is not offered."""
-        made = cls()
-        for index, tool in enumerate(tools):
-            if not isinstance(tool, ToolNamespace):
-                made._add(tool, f"tools.{index}")
-                continue
-            told = tool.description
-            for at, inner in enumerate(tool.tools):
-                if made._add(inner, f"tools.{index}.tools.{at}", tool.name, told):
-                    told = None  # the model reads it once
-        return made
+    @property
+    def name(self) -> str:
+        """The name that the model is shown."""
+        return str(self.fields["name"])
 
-    def _add(
-        self,
-        tool: FlatFunction | FlatCustomTool | OtherTool,
-        place: str,
-        namespace: str | None = None,
-        told: str | None = None,
-    ) -> bool:
-        """Add a tool, with what is told of its namespace. Return whether the model is offered it."""
-        if isinstance(tool, OtherTool):
-            return False
-        described = "\n\n".join(filter(None, (told, tool.description))) or None
-        fields = tool.model_dump(exclude={"type", "format"}, exclude_none=True) | {
-            "name": shown_name(tool.name, namespace),
-            "description": described,
-        }
-        if namespace is not None:
-            self.names[fields["name"]] = ClientName(namespace, tool.name)
-        if isinstance(tool, FlatCustomTool):
-            fields["format"] = _nested_format(tool.format)
-        self.tools.append({"type": tool.type, tool.type: fields})
-        self.places.append(place)
-        return True
+    @property
+    def in_chat(self) -> dict[str, Any]:
+        """The tool as chat has it."""
+        return {"type": self.kind, self.kind: self.fields}
 
-    def choice(self, given: Any) -> Any:
-        """Return a `tool_choice` as chat has it. Raises `ApiError` 400 that names the field."""
-        if not isinstance(given, dict):
-            return given
-        if given["type"] != "allowed_tools":
-            return self._one(given, "tool_choice")
-        tools, mode = given.get("tools"), given.get("mode", "auto")
-        if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):
-            raise invalid(
-                'tool_choice must have a mode ("auto" or "required") and list in tools at least one function.',
-                "tool_choice",
-            )
-        named = [one for index, tool in enumerate(tools) for one in self._some(tool, f"tool_choice.tools.{index}")]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    @property
+    def as_choice(self) -> dict[str, Any]:
+        """A choice of this tool as chat has it."""
+        return {"type": self.kind, self.kind: {"name": self.name}}
 
-    def _some(self, given: Any, path: str) -> Iterator[dict[str, Any]]:
-        """Yield the tools that an entry of allowed tools names: one, or all of a namespace."""
-        if _kind(given) != NAMESPACE:
-            yield self._one(given, path)
-            return
-        found = [tool for tool in self.tools if self._namespace(tool) == _name(given, path)]
-        if not found:
-            raise invalid(
-                f"{path}.name is {quoted(given['name'])}, which is not a namespace in tools.", f"{path}.name"
-            )
-        for tool in found:
-            yield {"type": tool["type"], tool["type"]: {"name": tool[tool["type"]]["name"]}}
 
-    def _one(self, given: Any, path: str) -> dict[str, Any]:
-        kind = _kind(given)
-        if kind not in OFFERED:
-            raise invalid(f'{path} must have the form {{"type": "function", "name": "..."}}.', path)
-        name, namespace = _name(given, path), given.get("namespace")
-        inside = [shown for shown, client in self.names.items() if client.name == name]
-        shown = shown_name(name, namespace if isinstance(namespace, str) else None)
-        is_known = any(tool[tool["type"]]["name"] == shown for tool in self.tools)
-        return {"type": kind, kind: {"name": shown if is_known or len(inside) != 1 else inside[0]}}
+def shown_tools(tools: Sequence[AnyFlatTool]) -> list[ShownTool]:
+    """Return the tools that the model is shown. The description of a namespace stands before its first tool's."""
+    shown = []
+    for index, tool in enumerate(tools):
+        place = f"tools.{index}"
+        if not isinstance(tool, ToolNamespace):
+            shown += _shown(tool, place)
+            continue
+        inside = [
+            one for at, inner in enumerate(tool.tools) for one in _shown(inner, f"{place}.tools.{at}", tool.name)
+        ]
+        if inside and tool.description:
+            fields = inside[0].fields
+            fields["description"] = "\n\n".join(filter(None, (tool.description, fields.get("description"))))
+        shown += inside
+    return shown
 
-    def _namespace(self, tool: Mapping[str, Any]) -> str | None:
-        client = self.names.get(tool[tool["type"]]["name"])
-        return None if client is None else client.namespace
+
+def _shown(
+    tool: FlatFunction | FlatCustomTool | OtherTool, place: str, namespace: str | None = None
+) -> list[ShownTool]:
+    if isinstance(tool, OtherTool):
+        return []
+    fields = tool.model_dump(exclude={"type", "format"}, exclude_none=True)
+    fields["name"] = shown_name(tool.name, namespace)
+    if isinstance(tool, FlatCustomTool) and tool.format is not None and tool.format.type == "grammar":
+        grammar = tool.format.model_dump(exclude={"type"})
+        fields["format"] = {"type": "grammar", "grammar": grammar}
+    return [ShownTool(tool.type, place, fields, None if namespace is None else ClientName(namespace, tool.name))]
 
 
 def shown_name(name: str, namespace: str | None) -> str:
@@ -188,8 +157,46 @@ def shown_name(name: str, namespace: str | None) -> str:
     return f"{namespace}{name}" if namespace.endswith(_BETWEEN) else f"{namespace}{_BETWEEN}{name}"
 
 
-def _kind(tool: object) -> object:
-    return tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+def chosen(choice: Any, tools: Sequence[ShownTool]) -> Any:
+    """Return a `tool_choice` as chat has it. Raises `ApiError` 400 that names the field."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice["type"] != "allowed_tools":
+        return _one(choice, tools, "tool_choice")
+    given, mode = choice.get("tools"), choice.get("mode", "auto")
+    if not isinstance(given, list) or not given or mode not in ("auto", "required"):
+        raise invalid(
+            'tool_choice must have a mode ("auto" or "required") and list in tools at least one function.',
+            "tool_choice",
+        )
+    named: list[dict[str, Any]] = []
+    for index, tool in enumerate(given):
+        path = f"tool_choice.tools.{index}"
+        if kind_of(tool) == NAMESPACE:
+            named += _all_in(_name(tool, path), tools, f"{path}.name")
+        else:
+            named.append(_one(tool, tools, path))
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+def _all_in(namespace: str, tools: Sequence[ShownTool], path: str) -> list[dict[str, Any]]:
+    found = [tool.as_choice for tool in tools if tool.client is not None and tool.client.namespace == namespace]
+    if not found:
+        raise invalid(f"{path} is {quoted(namespace)}, which is not a namespace in tools.", path)
+    return found
+
+
+def _one(choice: Any, tools: Sequence[ShownTool], path: str) -> dict[str, Any]:
+    """Return the choice of one tool, which may leave out a namespace where no other tool has its name."""
+    kind = kind_of(choice)
+    if kind not in OFFERED:
+        raise invalid(f'{path} must have the form {{"type": "function", "name": "..."}}.', path)
+    name, namespace = _name(choice, path), choice.get("namespace")
+    shown = shown_name(name, namespace if isinstance(namespace, str) else None)
+    inside = [tool.name for tool in tools if tool.client is not None and tool.client.name == name]
+    if len(inside) == 1 and shown not in (tool.name for tool in tools):
+        shown = inside[0]
+    return {"type": kind, kind: {"name": shown}}
 
 
 def _name(given: Mapping[str, Any], path: str) -> str:
@@ -197,9 +204,3 @@ def _name(given: Mapping[str, Any], path: str) -> str:
     if not isinstance(name, str):
         raise invalid(f"{path}.name must be a tool's name, got {quoted(name)}.", f"{path}.name")
     return name
-
-
-def _nested_format(form: FlatFormat | None) -> dict[str, Any] | None:
-    if form is None or form.type != "grammar":
-        return None
-    return {"type": "grammar", "grammar": {"syntax": form.syntax, "definition": form.definition}}

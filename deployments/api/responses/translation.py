@@ -10,7 +10,7 @@ from deployments.api.errors import ApiError, invalid
 from deployments.api.request.protocol import ChatRequest, SampledRequest, parse
 from deployments.api.responses.items import Item, messages_of
 from deployments.api.responses.protocol import ResponsesRequest
-from deployments.api.responses.tools import ChatTools
+from deployments.api.responses.tools import ShownTool, chosen
 from deployments.config.limits import Limits
 
 _NAMES = (
@@ -27,14 +27,16 @@ _NAMES = (
 _TOOL = re.compile(r"^tools\.(\d+)(?:\.(?:function|custom))?\b")
 
 
-def chat_request(asked: ResponsesRequest, items: Sequence[Item], limits: Limits, tools: ChatTools) -> ChatRequest:
+def chat_request(
+    asked: ResponsesRequest, items: Sequence[Item], limits: Limits, tools: Sequence[ShownTool]
+) -> ChatRequest:
     """Return the chat request that asks for the same. Raises `ApiError` 400 that names the field at fault."""
     system = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
     body: dict[str, Any] = {
         "model": asked.model,
         "messages": [*system, *messages_of(items)],
-        "tools": tools.tools,
-        "tool_choice": tools.choice(asked.tool_choice),
+        "tools": [tool.in_chat for tool in tools],
+        "tool_choice": chosen(asked.tool_choice, tools),
         "parallel_tool_calls": asked.parallel_tool_calls,
         "max_completion_tokens": asked.max_output_tokens,
         "response_format": _response_format(asked),
@@ -56,13 +58,11 @@ def reports_logprobs(asked: ResponsesRequest) -> bool:
     return "message.output_text.logprobs" in asked.include or bool(asked.top_logprobs)
 
 
-def as_named_here(error: ApiError, places: Sequence[str]) -> ApiError:
-    """Return an error about a chat request as one about the request that it stands for, in which its tools are at
-    these `places`.
-    """
+def as_named_here(error: ApiError, tools: Sequence[ShownTool]) -> ApiError:
+    """Return an error about a chat request with these tools as one about the request that it stands for."""
     if error.param is None:
         return error
-    param = _TOOL.sub(lambda found: places[int(found[1])], error.param)
+    param = _TOOL.sub(lambda found: tools[int(found[1])].place, error.param)
     for pattern, ours in _NAMES:
         param = pattern.sub(ours, param, count=1)
     message = error.message

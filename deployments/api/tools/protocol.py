@@ -114,9 +114,14 @@ class OtherTool(LenientModel):
     type: Annotated[str, other_than(*OFFERED)]
 
 
+def kind_of(tool: object) -> object:
+    """Return a tool's type, parsed or not."""
+    return tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+
+
 def tag_of(tool: object) -> str:
     """Return the tag of a tool's kind; errors leave tags, which are in angle brackets, out of a field's path."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    kind = kind_of(tool)
     if not isinstance(kind, str) or kind == "function":
         return "<function>"
     return "<custom>" if kind == "custom" else "<other>"

@@ -158,6 +158,8 @@ def test_items_of_such_tools_are_left_out_and_named(ask: Make, kind: str) -> Non
     stored = it.client.post("/v1/conversations", {"items": [USER, item]})
     assert stored.status_code == 200 and stored.headers[IGNORED] == f"items.1:{kind}"
     added = it.client.post(f"/v1/conversations/{stored.json()['id']}/items", {"items": [item, USER]})
+    nothing = it.client.post(f"/v1/conversations/{stored.json()['id']}/items", {"items": [item]}).json()
+    assert (nothing["data"], nothing["first_id"], nothing["last_id"]) == ([], None, None)
     assert len(added.json()["data"]) == 1 and added.headers[IGNORED] == f"items.0:{kind}"
 
 
