@@ -1,7 +1,7 @@
 """Custom tools, whose input is a text: to the model they are functions with one argument, `input`.
 
 {"type": "custom", "name": "apply_patch"}   ─▶   a function with {"input": {"type": "string"}}
-"*** Begin Patch\\n…"                        ◀─   {"input": "*** Begin Patch\\\\n…"}, piece by piece
+"*** Begin Patch …"                         ◀─   {"input": "*** Begin Patch …"}, piece by piece
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,38 +43,49 @@ class InputText:
     """
 
     def __init__(self) -> None:
+        self._state: Literal["before", "inside", "after", "elsewhere"] = "before"
         self._held = ""
-        self._is_open, self._is_closed = False, False
+        """What was written and not given yet: an input that has not begun, or an escape that has not ended."""
+        self._written: list[str] = []
+        """All that was written, where no input begins the arguments."""
 
     def push(self, arguments: str) -> str:
         """Return the text that further arguments add."""
-        if self._is_closed:
-            return ""
-        self._held += arguments
-        if not self._is_open:
-            opening = _OPENING.match(self._held)
-            if opening is None:
-                return ""
-            self._is_open, self._held = True, self._held[opening.end() :]
-        text = _TEXT.match(self._held)
-        assert text is not None  # it matches the empty text
-        end = text.end()
-        self._is_closed = self._held[end : end + 1] == '"'
-        if not self._is_closed and (half := _HALF.search(self._held, 0, end)):
-            end = half.start()
-        spelled, self._held = self._held[:end], self._held[end:]
-        return _unescaped(spelled)
+        if self._state == "before":
+            self._held += arguments
+            self._begin()
+            arguments = ""
+        if self._state == "elsewhere":
+            self._written.append(arguments)
+        return self._inside(arguments) if self._state == "inside" else ""
 
     def finish(self) -> str:
         """Return the rest once the call has ended, or was cut off."""
-        if self._is_open:
+        if self._state != "elsewhere":
             return ""
-        values = object_of(self._held)
-        if values is None:
-            has_not_begun = '{"input":"'.startswith("".join(self._held.split()))
-            return "" if has_not_begun else self._held
-        text = values.get(_INPUT, "" if not values else None)
-        return text if isinstance(text, str) else self._held
+        written = "".join(self._written)
+        values = object_of(written)
+        text = None if values is None else values.get(_INPUT, "" if not values else None)
+        return text if isinstance(text, str) else written
+
+    def _begin(self) -> None:
+        """Find out whether the arguments begin with the input, as soon as that can be said."""
+        if (opening := _OPENING.match(self._held)) is not None:
+            self._state, self._held = "inside", self._held[opening.end() :]
+        elif not '{"input":"'.startswith("".join(self._held.split())):
+            self._state, self._written, self._held = "elsewhere", [self._held], ""
+
+    def _inside(self, arguments: str) -> str:
+        self._held += arguments
+        text = _TEXT.match(self._held)
+        assert text is not None  # it matches the empty text
+        end = text.end()
+        if self._held[end : end + 1] == '"':
+            self._state = "after"
+        elif half := _HALF.search(self._held, 0, end):
+            end = half.start()
+        spelled, self._held = self._held[:end], self._held[end:]
+        return _unescaped(spelled)
 
 
 def _unescaped(spelled: str) -> str:

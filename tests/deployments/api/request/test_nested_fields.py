@@ -226,6 +226,5 @@ def test_what_is_known_stays_whatever_has_which_form(fields: dict[str, Any]) -> 
     assert again == kept
 
 
-def test_the_pooled_endpoints_have_no_objects() -> None:
-    """Of their documents only the text is read, as of OpenAI's."""
+def test_the_only_objects_of_pooled_endpoints_are_documents() -> None:
     assert _within([kind.body for kind in POOLED.values()]) == set()

@@ -127,40 +127,49 @@ def test_stored_responses_go_on_and_show_their_tools_as_they_were_given(ask: Mak
     assert spelled("mcp__files__apply_patch", input="a") in it.talk.prompt()
 
 
-@pytest.mark.parametrize("kind", LEFT_OUT)
-def test_tools_that_this_server_cannot_run_are_left_out_and_named(ask: Make, kind: str) -> None:
-    it = ask(HERMES)
+def test_tools_that_this_server_cannot_run_are_left_out_and_named(ask: Make) -> None:
+    it, silent = ask(HERMES), ask(HERMES, Limits(unknown_fields="ignore"))
     it.whole(tools=[WEATHER])
-    response = it.post(tools=[{"type": kind, "any": {"field": [1]}}, WEATHER])
-    assert response.status_code == 200 and names(response) == [f"tools.0:{kind}"]
-    assert it.engine.requests[0].prompt_ids == it.engine.requests[1].prompt_ids
-    assert response.json()["tools"][0] == {"type": kind, "any": {"field": [1]}}
-    assert it.post(tools=[{"type": kind}]).status_code == 200  # and without them, there are no tools
-    for choice in ("required", {"type": kind}):
-        error = it.refused(tools=[{"type": kind}], tool_choice=choice)
-        assert error["param"] == "tool_choice" and len(error["message"]) < 300
-    strict = ask(HERMES, Limits(unknown_fields="refuse"))
-    error = strict.refused(tools=[WEATHER, {"type": kind}])
-    assert (error["param"], error["code"]) == ("tools.1", "unsupported_field")
-    assert repr(kind) in error["message"] and "limits.unknown_fields" in error["message"]
-    assert IGNORED not in ask(HERMES, Limits(unknown_fields="ignore")).post(tools=[{"type": kind}]).headers
+    for kind in LEFT_OUT:
+        tool = {"type": kind, "any": {"field": [1]}}
+        response = it.post(tools=[tool, WEATHER])
+        assert response.status_code == 200 and names(response) == [f"tools.0:{kind}"]
+        assert it.engine.requests[0].prompt_ids == it.engine.requests[-1].prompt_ids
+        assert response.json()["tools"][0] == tool
+        assert it.post(tools=[tool]).status_code == 200  # and without others, there are no tools
+        for choice in ("required", {"type": kind}):
+            error = it.refused(tools=[tool], tool_choice=choice)
+            assert error["param"] == "tool_choice" and len(error["message"]) < 300
+        assert IGNORED not in silent.post(tools=[tool]).headers
 
 
-@pytest.mark.parametrize("kind", LEFT_OUT_ITEMS)
-def test_items_of_such_tools_are_left_out_and_named(ask: Make, kind: str) -> None:
+def test_items_of_such_tools_are_left_out_and_named(ask: Make) -> None:
     it = ask(HERMES)
-    item = {"type": kind, "id": "x_1", "call_id": "c", "status": "completed", "action": {"type": "search"}}
     it.whole(input=[USER, USER])
-    response = it.post(input=[USER, item, USER])
-    assert response.status_code == 200 and names(response) == [f"input.1:{kind}"]
-    assert it.engine.requests[0].prompt_ids == it.engine.requests[1].prompt_ids
-    assert ask(HERMES, Limits(unknown_fields="refuse")).refused(input=[USER, item])["param"] == "input.1"
-    stored = it.client.post("/v1/conversations", {"items": [USER, item]})
-    assert stored.status_code == 200 and stored.headers[IGNORED] == f"items.1:{kind}"
-    added = it.client.post(f"/v1/conversations/{stored.json()['id']}/items", {"items": [item, USER]})
-    nothing = it.client.post(f"/v1/conversations/{stored.json()['id']}/items", {"items": [item]}).json()
-    assert (nothing["data"], nothing["first_id"], nothing["last_id"]) == ([], None, None)
-    assert len(added.json()["data"]) == 1 and added.headers[IGNORED] == f"items.0:{kind}"
+    for kind in LEFT_OUT_ITEMS:
+        item = {"type": kind, "id": "x_1", "call_id": "c", "status": "completed", "action": {"type": "search"}}
+        response = it.post(input=[USER, item, USER])
+        assert response.status_code == 200 and names(response) == [f"input.1:{kind}"]
+        assert it.engine.requests[0].prompt_ids == it.engine.requests[-1].prompt_ids
+        stored = it.client.post("/v1/conversations", {"items": [USER, item]})
+        assert stored.status_code == 200 and stored.headers[IGNORED] == f"items.1:{kind}"
+        path = f"/v1/conversations/{stored.json()['id']}/items"
+        nothing = it.client.post(path, {"items": [item]}).json()
+        assert (nothing["data"], nothing["first_id"], nothing["last_id"]) == ([], None, None)
+        added = it.client.post(path, {"items": [item, USER]})
+        assert len(added.json()["data"]) == 1 and added.headers[IGNORED] == f"items.0:{kind}"
+
+
+def test_the_setting_refuses_them(ask: Make) -> None:
+    it = ask(HERMES, Limits(unknown_fields="refuse"))
+    for kind in LEFT_OUT:
+        error = it.refused(tools=[WEATHER, {"type": kind}])
+        assert (error["param"], error["code"]) == ("tools.1", "unsupported_field")
+        assert repr(kind) in error["message"] and "limits.unknown_fields" in error["message"]
+    for kind in LEFT_OUT_ITEMS:
+        assert it.refused(input=[USER, {"type": kind}])["param"] == "input.1"
+    error = it.refused(tools=[{**PATCH, "format": LARK}])
+    assert error["param"] == "tools.0.format" and "told and not held to" in error["message"]
 
 
 def test_reasoning_that_only_another_server_can_read_is_named(ask: Make) -> None:
