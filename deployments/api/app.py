@@ -64,8 +64,8 @@ from deployments.api.request.strict_model import StrictModel
 from deployments.api.request.template_options import template_options
 from deployments.api.request_metrics import RequestMetrics
 from deployments.api.responses.background import job_of
-from deployments.api.responses.plan import parse_response, plan_response
-from deployments.api.responses.protocol import ResponsesRequest
+from deployments.api.responses.plan import count_input, parse_response, plan_response
+from deployments.api.responses.protocol import InputTokensRequest, ResponsesRequest
 from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.kept import add_kept_routes
 from deployments.api.routes.lifecycle import add_model_routes
@@ -73,7 +73,7 @@ from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.service import ApiService, ServedModel
-from deployments.api.tools.requested import checked_functions
+from deployments.api.tools.requested import offered_tools
 from deployments.config.limits import Limits
 from engine.machine import usable_cores
 
@@ -95,6 +95,7 @@ def create_app(service: ApiService, *, at_once: bool = False) -> ASGIApp:
         MESSAGES: endpoints.messages,
         f"{MESSAGES}/count_tokens": endpoints.count_tokens,
         "/v1/responses": endpoints.responses,
+        "/v1/responses/input_tokens": endpoints.input_tokens,
         **{path: endpoints.pooled(kind) for path, kind in POOLED.items()},
     }
     rest = HotPaths(partial(_framework_app, service, endpoints), hot)
@@ -127,6 +128,7 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
         (MESSAGES, endpoints.messages, MessagesRequest),
         (f"{MESSAGES}/count_tokens", endpoints.count_tokens, CountTokensRequest),
         ("/v1/responses", endpoints.responses, ResponsesRequest),
+        ("/v1/responses/input_tokens", endpoints.input_tokens, InputTokensRequest),
         *((path, endpoints.pooled(kind), kind.body) for path, kind in POOLED.items()),
         ("/tokenize", endpoints.tokenize, TokenizeRequest),
         ("/detokenize", endpoints.detokenize, DetokenizeRequest),
@@ -223,6 +225,15 @@ class _Endpoints:
         record.model = job.plan.served.card.id
         return await self._generate(request, record, job.planned, job.ticket)
 
+    async def input_tokens(self, request: Request) -> Response:
+        """Count the tokens of what would be the prompt of a response."""
+        parse = partial(parse_response, kind=InputTokensRequest)
+        with self.room_for(request) as room:
+            served, asked = await self._parsed(request, parse, room)
+            kept, tenant = self._service.responses, tenant_of(request)
+            num_tokens = await count_input(self._service.limits, served, asked, kept, tenant, room)
+        return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
+
     def pooled(self, kind: PooledKind) -> Endpoint:
         """Return an endpoint that generates nothing."""
 
@@ -252,7 +263,7 @@ class _Endpoints:
         if asked.messages:
             if asked.add_special_tokens:
                 raise invalid("add_special_tokens is not supported for messages.", "add_special_tokens")
-            functions = await checked_functions(self._service.limits, asked.tools)
+            functions = (await offered_tools(self._service.limits, asked.tools)).functions
             ids = await encode_messages(
                 self._service.limits,
                 served,

@@ -92,6 +92,7 @@ async def plan_chat(
     names = NumberedTokens(served.codec) if request.return_tokens_as_token_ids else None
     encoder = ChatResponseEncoder(context, served.codec, logprobs, scores, names)
     encoder.shows_reasoning = request.include_reasoning is not False
+    encoder.has_old_calls = bool(request.functions)
     parse_spec, grammar = await answer_constraint(limits, served, grammar, tools, ids, budget)
     grammar = await restricted(limits, served, request, grammar)
     sampling = with_grammar(with_max_tokens(sampling, asked), grammar)
@@ -116,7 +117,7 @@ async def encode_conversation(
     """Return the tools that an answer may call, and the prompt's token ids, which show them. Raises `ApiError`."""
     options = template_options(request, limits)
     tools = await requested_tools(limits, request, served.codec.dialect.tools)
-    functions = tools.functions if tools else ()
+    functions = tools.offered.functions if tools else ()
     return tools, await encode_messages(
         limits, served, request.messages, functions, options=options, salt=salt, cut=cut
     )
@@ -149,6 +150,8 @@ class ChatResponseEncoder:
         self._codec, self._names = codec, names or codec
         self.shows_reasoning = True
         """Whether answers have what the model thought."""
+        self.has_old_calls = False
+        """Whether an answer has its call in OpenAI's older form."""
         self._num_top = logprobs
         self._scores = scores
         self._framing = ChunkFraming(context, "chat.completion.chunk")
@@ -180,7 +183,7 @@ class ChatResponseEncoder:
                 "index": delta.index,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": delta.finish_reason,
+                "finish_reason": self._reason(delta.finish_reason),
                 "stop_reason": delta.stop_reason,
             }
             chunks += self._framing.choice(encode_json(last))
@@ -193,9 +196,8 @@ class ChatResponseEncoder:
             logprobs = b"".join(in_pieces(self._long_logprobs(delta.logprobs)))
         token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""
         if delta.reasoning or delta.calls:
-            fields = encode_json(
-                _message_fields(delta.text, delta.reasoning, [_encoded_call_delta(call) for call in delta.calls])
-            )
+            calls = self._calls([_encoded_call_delta(call) for call in delta.calls])
+            fields = encode_json(_message_fields(delta.text, delta.reasoning) | calls)
         else:
             fields = b'{"content":%b}' % encode_json(delta.text)
         return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}' % (
@@ -225,18 +227,28 @@ class ChatResponseEncoder:
         return encode_whole(head, choices, extras)
 
     def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
-        text, calls = "".join(whole.text), [_encoded_call(call) for call in whole.calls]
-        fields = _message_fields(text, "".join(whole.reasoning) if self.shows_reasoning else "", calls)
+        fields = _message_fields("".join(whole.text), "".join(whole.reasoning) if self.shows_reasoning else "")
+        fields |= self._calls([_encoded_call(call) for call in whole.calls])
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": None if calls else "", "refusal": None, **fields},
+            "message": {"role": "assistant", "content": None if whole.calls else "", "refusal": None, **fields},
             "logprobs": None if self._num_top is None else self._long_logprobs(whole.logprobs),
-            "finish_reason": whole.finish_reason,
+            "finish_reason": self._reason(whole.finish_reason),
             "stop_reason": whole.stop_reason,
         }
         if self.context.with_token_ids:
             choice["token_ids"] = whole.token_ids
         return choice
+
+    def _calls(self, encoded: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the field of a message, or of its delta, with these calls."""
+        if not encoded:
+            return {}
+        # In the older form, an answer has one call at most.
+        return {"function_call": encoded[0]["function"]} if self.has_old_calls else {"tool_calls": encoded}
+
+    def _reason(self, reason: str) -> str:
+        return "function_call" if self.has_old_calls and reason == "tool_calls" else reason
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return chat_logprobs(self._names, logprobs, self._num_top or 0)
@@ -246,23 +258,27 @@ class ChatResponseEncoder:
         return {**self._logprobs(()), "content": content}
 
 
-def _message_fields(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the non-empty fields of a message or of its delta."""
+def _message_fields(text: str, reasoning: str) -> dict[str, Any]:
+    """Return the non-empty fields of a message or of its delta, besides its calls."""
     # Two names: vLLM's and OpenRouter's, and DeepSeek's, by which many clients know it.
-    fields = {"content": text, "reasoning": reasoning, "reasoning_content": reasoning, "tool_calls": calls}
+    fields = {"content": text, "reasoning": reasoning, "reasoning_content": reasoning}
     return {part: value for part, value in fields.items() if value}
 
 
 def _encoded_call(call: ToolCallDelta) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+    kind = "custom" if call.is_custom else "function"
+    return {"id": call.id, "type": kind, **_called(call)}
 
 
 def _encoded_call_delta(call: ToolCallDelta) -> dict[str, Any]:
     """Encode a call's delta: the first has the id and the name, later ones only arguments."""
-    if call.name is not None:
-        return {"index": call.index, **_encoded_call(call)}
-    return {"index": call.index, "function": {"arguments": call.arguments}}
+    begun = {"index": call.index}
+    return begun | (_called(call) if call.name is None else _encoded_call(call))
+
+
+def _called(call: ToolCallDelta) -> dict[str, Any]:
+    """Return what is called, and with what, as far as a delta has it."""
+    name = {} if call.name is None else {"name": call.name}
+    if call.is_custom:
+        return {"custom": {**name, "input": call.arguments}}
+    return {"function": {**name, "arguments": call.arguments}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ from deployments.api.request.sampling import (
     asked_tokens,
     check_room,
     in_range,
+    room,
     sampling_params,
     with_grammar,
 )
@@ -72,10 +73,9 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     if never_ends(model, request):
         sampling = replace(sampling, min_tokens=sampling.max_tokens)
     sampling = with_beams(with_grammar(sampling, grammar), request, limits, candidates)
-    cut = Truncation.asked(request, model.max_model_len - max(max_tokens, 1))
-    prompts = [await _prompt(limits, served, prompt, bool(request.echo), cut) for prompt in request.prompt]
-    for prompt in prompts:
-        check_room(len(prompt.token_ids), max_tokens, model, "prompt")
+    cut = Truncation.asked(request, model.max_model_len - max(max_tokens, 0 if is_silent else 1))
+    check = partial(_check_fits, request, served, asked, is_silent=is_silent)
+    prompts = [await _prompt(limits, served, prompt, bool(request.echo), cut, check) for prompt in request.prompt]
     options = request.stream_options
     context = ResponseContext.begin(
         "cmpl",
@@ -103,20 +103,39 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         echoes_only=is_silent and scores is None,
         scores=scores,
         scores_only=is_silent and scores is not None,
+        cuts_answers=asked is None,
     )
 
 
+def _check_fits(
+    request: CompletionRequest, served: ServedModel, asked: int | None, ids: list[int], *, is_silent: bool
+) -> None:
+    """Raise `ApiError` for a prompt that leaves no room for its answer, or is none. The default of `max_tokens` is
+    cut to what fits. A prompt that is only scored or echoed may take all of the context.
+    """
+    check_prompt(served.card, ids, "prompt", is_continued=not is_silent)
+    if asked is None:
+        left = room(len(ids), served.card.max_model_len, "prompt")
+        in_range("min_tokens", request.min_tokens, 0, min(left, COMPLETION_MAX_TOKENS))
+    elif not is_silent:
+        check_room(len(ids), asked, served.card, "prompt")
+
+
 async def _prompt(
-    limits: Limits, served: ServedModel, given: str | list[int], echo: bool, cut: Truncation | None
+    limits: Limits,
+    served: ServedModel,
+    given: str | list[int],
+    echo: bool,
+    cut: Truncation | None,
+    check: Callable[[list[int]], None],
 ) -> EncodedPrompt:
-    """Return a prompt's token ids, and its text as it was given if it is echoed."""
+    """Return a prompt's token ids, and its text as it was given if it is echoed. `check` raises `ApiError`."""
     if isinstance(given, str):
         ids = await encode_text(limits, served, given, cut=cut)
     else:
         ids = given if cut is None else cut.of(given)
     # An empty text counts as an empty prompt, although the tokenizer adds special tokens to it.
-    check = partial(check_prompt, served.card, ids if given else [], "prompt")
-    await near_or_far(len(ids), limits.inline_text_chars, check)
+    await near_or_far(len(ids), limits.inline_text_chars, partial(check, ids if given else []))
     if not echo or (isinstance(given, str) and cut is None):
         return EncodedPrompt(ids, given if echo and isinstance(given, str) else None)
     return EncodedPrompt(

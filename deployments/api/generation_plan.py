@@ -15,7 +15,7 @@ from deployments.api.output.response_encoder import ResponseEncoder
 from deployments.api.output.spelled_text import SpelledText
 from deployments.api.request.prompt_scores import PromptScores
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
-from deployments.api.request.sampling import for_choice
+from deployments.api.request.sampling import at_most_tokens, for_choice
 from deployments.api.service import ServedModel
 from deployments.client.protocol import GenerateRequest
 from deployments.config.tenants import Tenant
@@ -44,6 +44,8 @@ class GenerationPlan:
     """Collector of the prompts' log-probabilities; None when none were requested."""
     scores_only: bool = False
     """Answer with the prompts' log-probabilities and generate nothing."""
+    cuts_answers: bool = False
+    """Whether each answer has at most as many tokens as its prompt leaves room for in the context."""
     later: Callable[[Request, Ticket], Awaitable[Response]] | None = None
     """Answers at once and has the answer generated afterwards; None: it is generated now."""
     count_field: str | None = None
@@ -95,11 +97,13 @@ def engine_requests(
         sampling = replace(sampling, logprobs=sampling.logprobs or 0)
     asked: list[tuple[GenerateRequest, list[OutputParser]]] = []
     for index in range(len(answer.prompts) * count):
+        prompt_ids = answer.prompts[index // count].token_ids
+        left = plan.served.card.max_model_len - len(prompt_ids)
         generate = GenerateRequest(
             request_id=f"{answer.id}-{index}",
             model=plan.served.card.id,
-            prompt_ids=answer.prompts[index // count].token_ids,
-            sampling=for_choice(sampling, index % count),
+            prompt_ids=prompt_ids,
+            sampling=for_choice(at_most_tokens(sampling, left) if plan.cuts_answers else sampling, index % count),
             priority=_priority(request),
             salt=tenant.salt(request.cache_salt or ""),
             session_id=hints.session_id or request.prompt_cache_key,
@@ -109,7 +113,7 @@ def engine_requests(
         # What is pooled has no text, so that one parser does for all.
         is_needed = sampling.pooling is None or not asked
         count_texts = num_texts if is_needed else 0
-        texts = [_parser(plan, sampling, generate.prompt_ids) for _ in range(count_texts)]
+        texts = [_parser(plan, sampling, prompt_ids) for _ in range(count_texts)]
         asked.append((generate, texts or asked[0][1]))
     return asked
 

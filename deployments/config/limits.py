@@ -33,8 +33,9 @@ class Limits(BaseModel):
     max_json_depth: int = Field(default=64, ge=8)
     """Deepest nesting of arrays and objects in a body."""
     unknown_fields: UnknownFields = "warn"
-    """What becomes of a body's fields that this server does not know: a 400 ("refuse"), ignored and named in the
-    header x-raydix-ignored-fields and the request's log line ("warn"), or ignored."""
+    """What becomes of fields that this server does not know, and of tools and images that it cannot use: a 400
+    ("refuse"), left out and named in the header x-raydix-ignored-fields and the request's log line ("warn"), or
+    left out."""
     max_header_bytes: int = Field(default=64 * 1024, ge=1024)
     """Largest size of all headers of a request, names and values, in bytes."""
     max_headers: int = Field(default=100, ge=10)

@@ -15,7 +15,7 @@ def check_fits(request: Request, max_model_len: int, cache: KVCacheManager, max_
     if request.pooling is not None:
         return _check_pooled(request, max_model_len)
     longest = request.num_prompt + request.sampling.max_tokens
-    if longest > max_model_len:
+    if longest > max_model_len and not (_is_scored_only(request) and request.num_prompt <= max_model_len):
         raise NeverFits(
             f"{request.num_prompt} prompt tokens + max_tokens {request.sampling.max_tokens} = {longest}, "
             f"but this engine holds at most {max_model_len} per request "
@@ -24,6 +24,11 @@ def check_fits(request: Request, max_model_len: int, cache: KVCacheManager, max_
     if request.sampling.beams is not None:
         beam_group.check(request, request.sampling.beams.width, cache, max_running)
     return None
+
+
+def _is_scored_only(request: Request) -> bool:
+    """Whether its prompt may take all of the context: the token that is sampled after its scores needs no room."""
+    return request.sampling.prompt_logprobs is not None and request.sampling.max_tokens == 1
 
 
 def _check_pooled(request: Request, max_model_len: int) -> None:

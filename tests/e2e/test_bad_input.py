@@ -101,7 +101,7 @@ def test_unknown_fields_are_named_and_unsupported_ones_refused(http: httpx.Clien
     assert response.status_code == 200 and response.headers["x-raydix-ignored-fields"] == "tempreature"
     changes: tuple[dict[str, Any], ...] = (
         {"chat_template": "{{ messages }}"},
-        {"functions": [{"name": "f"}]},
+        {"modalities": ["text", "audio"]},
         {"logits_processors": ["x"]},
     )
     for change in changes:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
-from deployments.api.request.field_values import taking
+from deployments.api.request.content_parts import in_its_place, readable
+from deployments.api.request.field_values import other_than, taking
+from deployments.api.request.fields import IgnoredFields
 from deployments.api.request.strict_model import LenientModel
 
 _Role = Literal["user", "assistant", "system"]
@@ -35,7 +38,13 @@ class TextBlock(LenientModel):
     text: str
 
 
-Texts = str | list[TextBlock] | None
+class OtherBlock(LenientModel):
+    """A block that the model cannot read: a text stands in its place, or it is left out of an answer."""
+
+    type: Annotated[str, other_than("text", "tool_use", "tool_result", "thinking", "redacted_thinking")]
+
+
+Texts = str | list[TextBlock | OtherBlock] | None
 
 
 class ToolUseBlock(LenientModel):
@@ -62,23 +71,15 @@ class RedactedThinkingBlock(LenientModel):
 
 def parse_system(value: object) -> object:
     """Return the system prompt without that by which no two requests of Claude Code would begin alike."""
-    said = [text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text for text in _texts(value, "system")]
+    said = [text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text for text in _texts(value)]
     return "\n".join(text for text in said if text)
 
 
 def _parse_result(value: object) -> object:
-    """Return the text of a result. Tools that a search has found are named: the model is shown all of them."""
-    if isinstance(value, list):
-        value = [_named_tool(block) for block in value]
-    return "\n".join(_texts(value, "a result"))
+    return "\n".join(_texts(value))
 
 
-def _named_tool(block: object) -> object:
-    is_reference = isinstance(block, dict) and block.get("type") == "tool_reference"
-    return {"type": "text", "text": block.get("tool_name")} if is_reference else block  # type: ignore[attr-defined]
-
-
-def _texts(value: object, what: str) -> list[str]:
+def _texts(value: object) -> list[str]:
     """Return a string, or the texts of blocks of text; nothing is no text."""
     if isinstance(value, str) or value is None:
         return [value or ""]
@@ -86,21 +87,16 @@ def _texts(value: object, what: str) -> list[str]:
         raise PydanticCustomError("content", "must be a string or an array of text blocks")
     texts = []
     for block in value:
-        _check_kind(block, ("text",), what)
+        _check_kind(block)
         if not isinstance(text := block.get("text"), str):
             raise PydanticCustomError("content", 'must have blocks of the form {"type": "text", "text": "..."}')
         texts.append(text)
     return texts
 
 
-def _check_kind(block: object, known: tuple[str, ...], what: str) -> None:
-    kind = block.get("type") if isinstance(block, dict) else None
-    if not isinstance(kind, str):
+def _check_kind(block: object) -> None:
+    if _kind(block) is None:
         raise PydanticCustomError("content", "must hold blocks, which are objects with a type")
-    if kind not in known:
-        raise PydanticCustomError(
-            "content", f"has a block of type {quoted(kind)}; {what} can only have {', '.join(known)}"
-        )
 
 
 class ToolResultBlock(LenientModel):
@@ -135,30 +131,75 @@ def _parse_content(value: object) -> object:
     if not isinstance(value, list):
         raise PydanticCustomError("content", "must be a string or an array of blocks")
     for block in value:
-        _check_kind(block, _KINDS, "a message")
+        _check_kind(block)
     return value
 
 
-def parse_message(value: object) -> object:
-    """Leave out of an answer's blocks those that only Anthropic's server writes: its own tools' calls and results.
+def taken_message(given: object, ignored: IgnoredFields, path: str) -> object:
+    """Return a message with blocks that the model can read: texts in place of images and documents.
 
-    A client that cannot send back what it got cannot go on.
+    Of an answer, blocks that only Anthropic's server writes, its own tools' calls and results, are left out: a
+    client that cannot send back what it got cannot go on. `ignored` names all of these. Raises `ApiError` 400
+    where the setting refuses that.
     """
-    if not isinstance(value, dict) or value.get("role") != "assistant":
-        return value
-    content = value.get("content")
+    content = given.get("content") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(content, list):
+        return given
+    blocks: list[object] = []
+    for index, block in enumerate(content):
+        kind, place = _kind(block), f"{path}.content.{index}"
+        if kind == "tool_result":
+            result = {"content": taken_texts(block.get("content"), ignored, f"{place}.content")}
+            blocks.append({**block, **result})
+        elif kind is None or kind in _KINDS or given.get("role") != "assistant" or kind in ("image", "document"):
+            blocks.append(_readable(block, ignored, place))
+        else:
+            ignored.leave_out(place, kind, f"is a block of the type {quoted(kind)}, which this server cannot use")
+    return {**given, "content": blocks}
+
+
+def taken_texts(content: object, ignored: IgnoredFields, path: str) -> object:
+    """Return a result or a system prompt as blocks of text. Tools that a search has found are named: the model is
+    shown all of them.
+    """
     if not isinstance(content, list):
-        return value
-    return {**value, "content": [block for block in content if not _is_of_server(block)]}
+        return content
+    blocks = [_readable(block, ignored, f"{path}.{index}") for index, block in enumerate(content)]
+    return readable(blocks, ignored, path)
 
 
-def _is_of_server(block: object) -> bool:
+def _readable(block: Any, ignored: IgnoredFields, path: str) -> object:
+    """Return a block that the model can read."""
+    kind = _kind(block)
+    if kind is None or kind in _KINDS:
+        return block
+    text = _text_in(kind, block)
+    return in_its_place(kind, ignored, path) if text is None else {"type": "text", "text": text}
+
+
+def _text_in(kind: str, block: Mapping[str, Any]) -> str | None:
+    """Return the text that a block of another type consists of; None if it is more than text."""
+    if kind == "tool_reference":
+        content = block.get("tool_name")
+    elif kind == "document":
+        source = block.get("source")
+        field = "data" if _kind(source) == "text" else "content"
+        content = source.get(field) if isinstance(source, dict) else None
+    else:
+        content = block.get("content") if kind == "search_result" else None
+    if isinstance(content, list) and all(_kind(part) == "text" for part in content):
+        texts = [part.get("text") for part in content]
+        return "\n".join(texts) if all(isinstance(text, str) for text in texts) else None
+    return content if isinstance(content, str) else None
+
+
+def _kind(block: object) -> str | None:
     kind = block.get("type") if isinstance(block, dict) else None
-    return isinstance(kind, str) and kind not in (*_KINDS, "image", "document")
+    return kind if isinstance(kind, str) else None
 
 
 class InputMessage(LenientModel):
     """One message of a conversation."""
 
     role: Annotated[_Role, one_of(*get_args(_Role))]
-    content: Annotated[list[Block], FailFast(), taking(_parse_content, str | list[Block])]
+    content: Annotated[list[Block], FailFast(), taking(_parse_content, str | list[Block | OtherBlock])]

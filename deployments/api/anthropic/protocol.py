@@ -5,41 +5,57 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, FailFast, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, FailFast, Field, Tag
 
-from deployments.api.anthropic.content import InputMessage, Texts, one_of, parse_message, parse_system
-from deployments.api.errors import quoted
-from deployments.api.request.field_values import taking
+from deployments.api.anthropic.content import (
+    InputMessage,
+    Texts,
+    one_of,
+    parse_system,
+    taken_message,
+    taken_texts,
+)
+from deployments.api.request.field_values import other_than, taking
+from deployments.api.request.fields import IgnoredFields
 from deployments.api.request.protocol import Int
 from deployments.api.request.strict_model import LenientModel, StrictModel
-from deployments.api.tools.protocol import FunctionName
+from deployments.api.tools.offered import name_left_out
+from deployments.api.tools.protocol import FunctionName, OtherTool, kind_of
 
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (), "fallbacks": ([],), "mcp_servers": ([],)}
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (), "fallbacks": ([],)}
 """Fields that are not supported, with the values besides null that have no effect."""
 _Preference = Literal["auto", "any", "tool", "none"]
 _Effort = Literal["low", "medium", "high", "xhigh", "max"]
 _Thinking = Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
-def _parse_tool_type(value: object) -> object:
-    if value in (None, "custom"):
-        return "custom"
-    raise PydanticCustomError(
-        "tools", f'must be "custom", got {quoted(value)}: this server has no tools of its own, so describe yours'
-    )
-
-
-class CustomTool(LenientModel):
-    """A tool that the client runs."""
+class SchemaTool(LenientModel):
+    """A tool that the client runs, and describes with a schema."""
 
     name: FunctionName
-    type: Annotated[Literal["custom"], taking(_parse_tool_type, Literal["custom"] | None)] = "custom"
+    type: Literal["custom"] | None = None
     description: str | None = None
     input_schema: dict[str, Any]
     """JSON schema of the input, which is an object."""
     strict: bool | None = None
     """Whether the input must match the schema even where the call was not forced."""
+
+
+class OtherClaudeTool(OtherTool):
+    """A tool whose description only Anthropic's models know: it is not offered to the model."""
+
+    type: Annotated[str, other_than("custom")]
+
+
+def _tag(tool: object) -> str:
+    """Return the tag of a tool's kind; errors leave tags, which are in angle brackets, out of a field's path."""
+    kind = kind_of(tool)
+    return "<other>" if isinstance(kind, str) and kind != "custom" else "<schema>"
+
+
+_Tool = Annotated[
+    Annotated[SchemaTool, Tag("<schema>")] | Annotated[OtherClaudeTool, Tag("<other>")], Discriminator(_tag)
+]
 
 
 class ToolPreference(LenientModel):
@@ -84,11 +100,9 @@ class CountTokensRequest(StrictModel):
     unsupported = UNSUPPORTED
 
     model: str
-    messages: Annotated[
-        list[Annotated[InputMessage, BeforeValidator(parse_message)]], FailFast(), Field(min_length=1)
-    ]
+    messages: Annotated[list[InputMessage], FailFast(), Field(min_length=1)]
     system: Annotated[str, taking(parse_system, Texts)] = ""
-    tools: Annotated[list[CustomTool] | None, FailFast()] = None
+    tools: Annotated[list[_Tool] | None, FailFast()] = None
     tool_choice: ToolPreference | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -100,6 +114,18 @@ class CountTokensRequest(StrictModel):
     context_management: Label
     metadata: Label
     speed: Label
+
+    @classmethod
+    def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+        """See `StrictModel`."""
+        if isinstance(messages := fields.get("messages"), list):
+            fields["messages"] = [
+                taken_message(message, ignored, f"messages.{index}") for index, message in enumerate(messages)
+            ]
+        if "system" in fields:
+            fields["system"] = taken_texts(fields["system"], ignored, "system")
+        name_left_out(fields.get("tools"), ignored, kinds=("custom",))
+        return fields
 
 
 class MessagesRequest(CountTokensRequest):

@@ -20,19 +20,18 @@ from pydantic import ValidationError
 from deployments.api.anthropic.content import Block, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from deployments.api.anthropic.protocol import (
     CountTokensRequest,
-    CustomTool,
     MessagesRequest,
     OutputFormat,
+    SchemaTool,
     ToolPreference,
 )
 from deployments.api.errors import ApiError, invalid
 from deployments.api.request.answer_forms import JsonSchemaFormat, ResponseFormat
-from deployments.api.request.counts import check_counts
-from deployments.api.request.fields import IgnoredFields, keep_known
-from deployments.api.request.protocol import ChatRequest, Message
+from deployments.api.request.fields import IgnoredFields
+from deployments.api.request.protocol import ChatRequest, Message, taken_fields
 from deployments.api.request.sampling import in_range
 from deployments.api.request.validation_errors import translated
-from deployments.api.tools.protocol import CalledFunction, Function, Tool, ToolCall
+from deployments.api.tools.protocol import CalledFunction, Function, OtherTool, Tool, ToolCall
 from deployments.config.limits import Limits
 
 _Kind = TypeVar("_Kind", bound=CountTokensRequest)
@@ -103,8 +102,7 @@ def in_own_words(error: ApiError) -> ApiError:
 
 def _parsed(body: dict[str, Any], kind: type[_Kind], limits: Limits) -> tuple[_Kind, Sequence[str]]:
     ignored = IgnoredFields(limits.unknown_fields)
-    fields = keep_known(body, kind.model_fields.keys(), kind.unsupported, ignored)
-    check_counts(fields, limits)
+    fields = taken_fields(kind, body, limits, ignored)
     if fields.get("messages") == []:
         raise invalid("messages is empty; it needs at least one message.", "messages")
     try:
@@ -153,7 +151,9 @@ def _choice(preference: ToolPreference) -> Any:
     return {"type": "function", "function": {"name": preference.name}}
 
 
-def _tool(tool: CustomTool) -> Tool:
+def _tool(tool: SchemaTool | OtherTool) -> Tool | OtherTool:
+    if isinstance(tool, OtherTool):
+        return tool
     function = Function(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )

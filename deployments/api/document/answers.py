@@ -52,12 +52,20 @@ class GeneratedFunction(Struct):
     arguments: str
 
 
+class GeneratedInput(Struct):
+    """A call of a custom tool, as the model wrote it."""
+
+    name: str
+    input: str
+
+
 class GeneratedCall(Struct):
     """One tool call of a message."""
 
     id: str
-    type: Literal["function"]
-    function: GeneratedFunction
+    type: Literal["function", "custom"]
+    function: GeneratedFunction | UnsetType = UNSET
+    custom: GeneratedInput | UnsetType = UNSET
 
 
 class ChatAnswer(Struct):
@@ -69,9 +77,10 @@ class ChatAnswer(Struct):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[GeneratedCall] | UnsetType = UNSET
+    function_call: GeneratedFunction | UnsetType = UNSET
 
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
@@ -215,6 +224,13 @@ class TokenCount(Struct):
     input_tokens: int
 
 
+class InputTokenCount(Struct):
+    """The length of a response's prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseUsage(Struct):
     """Tokens of a response."""
 
@@ -324,75 +340,3 @@ class TextAnswer(Struct):
     """The text of token ids."""
 
     prompt: str
-
-
-class Embedding(Struct):
-    """One embedding: numbers, or with `encoding_format: base64` the bytes of their 32-bit floats."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class PromptUsage(Struct):
-    """Tokens of a request that generates none."""
-
-    prompt_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-
-
-class Embeddings(Struct):
-    """Embeddings of texts."""
-
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: PromptUsage
-    timings: RequestTimings | UnsetType = UNSET
-
-
-class RankedText(Struct):
-    """A document that was ranked, if it was asked for."""
-
-    text: str
-
-
-class RankedDocument(Struct):
-    """How well a document answers the query."""
-
-    index: int
-    relevance_score: float
-    document: RankedText | UnsetType = UNSET
-
-
-class Ranking(Struct):
-    """Documents in the order of their scores, the best first."""
-
-    id: str
-    model: str
-    results: list[RankedDocument]
-    usage: PromptUsage
-    timings: RequestTimings | UnsetType = UNSET
-
-
-class PairScore(Struct):
-    """The score of a pair of texts."""
-
-    index: int
-    object: Literal["score"]
-    score: float
-
-
-class PairScores(Struct):
-    """The scores of pairs of texts, in their order."""
-
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[PairScore]
-    usage: PromptUsage
-    timings: RequestTimings | UnsetType = UNSET

@@ -57,6 +57,7 @@ OPERATIONS: Mapping[str, EndpointAnswers] = {
     "POST /v1/messages": _generates(answers.MessageAnswer),
     "POST /v1/messages/count_tokens": _of(answers.TokenCount),
     "POST /v1/responses": _generates(answers.ResponseAnswer),
+    "POST /v1/responses/input_tokens": _of(answers.InputTokenCount),
     "GET /v1/responses/{response_id}": EndpointAnswers(
         {200: AnswerType(answers.ResponseAnswer, (JSON, EVENTS))},
         query={

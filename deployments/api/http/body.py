@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -110,10 +111,13 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def parse_object(body: bytes | bytearray, limits: Limits, most: int | None = None) -> dict[str, Any]:
-    """Parse strict JSON: UTF-8, no NaN or Infinity, no number above a double, no lone surrogate, bounded depth.
+    """Parse strict JSON: UTF-8, with a byte order mark or without; no NaN or Infinity, no number above a double,
+    no lone surrogate, bounded depth.
 
     The number of values is bounded before any is made; `most` is `most_values(body)`, where that is known.
     """
+    if body.startswith(BOM_UTF8):  # some editors and languages write one
+        body = body[len(BOM_UTF8) :]
     if most is None or most > limits.max_json_values:
         check_num_values([body], limits, "The body")
     try:
@@ -174,6 +178,8 @@ def is_deeper(value: object, depth: int) -> bool:
 
 def _explain(body: bytes | bytearray, limits: Limits, error: Exception) -> NoReturn:
     """Raise `ApiError` that says what is wrong with a body that the fast parser refused, using a slower parser."""
+    if body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 0 in body[:4]:
+        raise invalid("The body is UTF-16 or UTF-32; JSON is read as UTF-8, so send it as that.")
     if len(body) > limits.inline_body_bytes:  # the slower one would take too long
         raise invalid(f"The body is not valid JSON: {error}.")
     try:

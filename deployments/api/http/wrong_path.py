@@ -20,12 +20,21 @@ MOST_NAMED = 3
 _COMPARED_CHARS = 128
 """Characters of a path that are compared with others, which takes time that grows with their square."""
 _LEAST_LIKENESS = 0.55
+_NOT_HERE = {
+    "/v1/responses/compact": "this server does not compact conversations; send what the model is to read, or "
+    'truncation: "auto".'
+}
+"""Paths of OpenAI's API that this server does not have, whose last part must not be read as an id."""
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Answer what the framework refuses: unknown paths, and methods that a path does not take."""
     assert isinstance(error, HTTPException)
     routes: Sequence[BaseRoute] = request.app.routes
+    path = route_path(request.scope)
+    if error.status_code == 405 and path in _NOT_HERE and request.method != "OPTIONS":
+        wrong = ApiError(404, f"There is no path {quoted(path)}: {_NOT_HERE[path]}")
+        return error_response(wrong, request.scope)
     if error.status_code == 405:
         return _wrong_method(request, routes)
     if error.status_code == 404:

@@ -60,7 +60,8 @@ def _parse_spec(codec: TextCodec, tools: RequestedTools | None, prompt_ids: list
         is_thinking = begun.removesuffix(thoughts.label.rstrip()).endswith(thoughts.opens)
     if tools is None:
         return OutputParseSpec(thoughts, is_thinking)
-    return OutputParseSpec(thoughts, is_thinking, tools.format, tools.schemas, tools.is_single)
+    customs = tools.offered.customs
+    return OutputParseSpec(thoughts, is_thinking, tools.format, tools.schemas, customs, tools.is_single)
 
 
 async def _calls_grammar(
@@ -91,10 +92,9 @@ async def _calls_grammar(
 
 async def _blame(served: ServedModel, tools: RequestedTools) -> None:
     """Raise `ApiError` for the first function whose schema cannot be enforced, if there is one."""
-    for index, function in enumerate(tools.functions):
-        if function in tools.callable:
-            alone = Grammar("json_schema", json.dumps(arguments_schema(function, tools.closes_objects)))
-            await check_grammar(served.grammars, alone, f"tools.{index}.function.parameters")
+    for function in tools.callable:
+        alone = Grammar("json_schema", json.dumps(arguments_schema(function, tools.closes_objects)))
+        await check_grammar(served.grammars, alone, f"{tools.offered.places[function.name]}.parameters")
 
 
 def _schema(form: Grammar | None) -> dict[str, Any] | None:

@@ -8,13 +8,14 @@ tokens ─▶ TextStream ─▶ text ─▶ parse_reasoning ─┬─▶ reasoni
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
 
 from deployments.api.output.reasoning import Thoughts, parse_reasoning
 from deployments.api.output.spelled_text import SpelledText
+from deployments.api.tools.custom import InputText
 from deployments.api.tools.named import Functions
 from deployments.api.tools.segments import ParserDriver, Segment
 from deployments.api.tools.tool_format import ToolFormat
@@ -33,6 +34,8 @@ class OutputParseSpec:
     """How calls are written; None looks for none."""
     functions: Functions = field(default_factory=dict)
     """The functions that may be called."""
+    customs: Collection[str] = ()
+    """Those that are custom tools to the client."""
     is_single: bool = False
     """Whether the answer is over after its first call."""
 
@@ -55,8 +58,11 @@ class ToolCallDelta:
     id: str | None
     name: str | None
     arguments: str = ""
+    """JSON; of a custom tool, a text."""
     num_before: int = 0
     """Number of characters that the same delta adds to the text before it."""
+    is_custom: bool = False
+    """Whether it calls a custom tool."""
 
 
 class ParsedOutput(Struct):
@@ -80,6 +86,7 @@ class OutputParser:
             self._reasoning_parser = ParserDriver(parse_reasoning(spec.thoughts, is_open=spec.is_thinking))
         self._call_parser = ParserDriver(spec.format.parser(spec.functions)) if spec.format else None
         self._num_calls = self._num_complete = 0
+        self._input: InputText | None = None  # of the last call, if it calls a custom tool
         self._has_thought, self._is_answering = False, False
         self._num_before_answer = 0
         self.stopped = False
@@ -121,6 +128,8 @@ class OutputParser:
         if is_last and not self.stopped:
             self._add(parsed, self._segments(self._text.finish()))
             self._add(parsed, self._rest())
+        if is_last:
+            self._end_input(parsed)
         return parsed
 
     def _plain(self, token_ids: Sequence[int], is_last: bool) -> ParsedOutput:
@@ -165,17 +174,32 @@ class OutputParser:
             elif segment.kind == "answer":
                 self._is_answering = True
             elif segment.kind == "call":
-                name = f"call_{uuid.uuid4().hex[:24]}"
-                parsed.calls.append(ToolCallDelta(self._num_calls, name, segment.text, "", len(parsed.text)))
-                self._num_calls += 1
+                self._begin_call(parsed, segment.text)
             elif segment.kind == "arguments":
-                self._of_last_call(parsed).arguments += segment.text
+                self._of_last_call(parsed).arguments += (
+                    self._input.push(segment.text) if self._input else segment.text
+                )
             else:
+                self._end_input(parsed)
                 self._num_complete += 1
                 self.stopped = self._spec.is_single
+
+    def _begin_call(self, parsed: ParsedOutput, name: str) -> None:
+        self._end_input(parsed)
+        call_id, is_custom = f"call_{uuid.uuid4().hex[:24]}", name in self._spec.customs
+        self._input = InputText() if is_custom else None
+        parsed.calls.append(ToolCallDelta(self._num_calls, call_id, name, "", len(parsed.text), is_custom))
+        self._num_calls += 1
+
+    def _end_input(self, parsed: ParsedOutput) -> None:
+        """Add what was held back of the last call's input."""
+        if self._input is not None and (rest := self._input.finish()):
+            self._of_last_call(parsed).arguments += rest
+        self._input = None
 
     def _of_last_call(self, parsed: ParsedOutput) -> ToolCallDelta:
         index = self._num_calls - 1
         if not parsed.calls or parsed.calls[-1].index != index:
-            parsed.calls.append(ToolCallDelta(index, None, None, "", len(parsed.text)))
+            is_custom = self._input is not None
+            parsed.calls.append(ToolCallDelta(index, None, None, "", len(parsed.text), is_custom))
         return parsed.calls[-1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from deployments.api.document.answers import Embeddings, PairScores, Ranking
+from deployments.api.document.pooled_answers import Embeddings, PairScores, Ranking
 from deployments.api.generation_plan import GenerationPlan
 from deployments.api.pooling.embeddings import plan_embeddings
 from deployments.api.pooling.protocol import (

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import at_most
 from deployments.api.request.field_values import are_ids, one_of, parse_service_tier, taking, whole, whole_ids
+from deployments.api.request.fields import IgnoredFields, keep_known
 from deployments.api.request.protocol import CompletionRequest, Int, ServiceTier, TruncationSide, parse
 from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.config.limits import Limits
@@ -57,6 +58,17 @@ class PooledRequest(StrictModel):
     service_tier: Annotated[ServiceTier | None, taking(parse_service_tier, str | None)] = None
     prompt_cache_key: str | None = None
     include_timings: bool | None = None
+
+    @classmethod
+    def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+        """See `StrictModel`. Of a document, the text is read."""
+        for name in _SIDES:
+            if isinstance(texts := fields.get(name), list):
+                fields[name] = [
+                    keep_known(text, {"text"}, {}, ignored, f"{name}.{index}.") if isinstance(text, dict) else text
+                    for index, text in enumerate(texts)
+                ]
+        return fields
 
     def as_completion(self) -> CompletionRequest:
         """Return a request to generate with the same hints: it is sent to engines on the same way."""

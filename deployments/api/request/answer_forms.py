@@ -104,6 +104,8 @@ AnyChoice = Annotated[list[str] | None, BeforeValidator(_parse_choice, json_sche
 class StructuredOutputs(StrictModel):
     """vLLM's field for what an answer must match; exactly one key is allowed."""
 
+    unsupported = STRUCTURED_OUTPUTS_UNSUPPORTED
+
     json_: AnySchema = Field(default=None, alias="json")
     """A JSON schema, or its text."""
     json_object: bool | None = None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
+from deployments.api.request.content_parts import TEXT_OF
 
 MAX_ID_DIGITS = 10
 """Most digits of a token id that is a key of an object."""
@@ -42,10 +43,6 @@ def parse_logit_bias(value: object) -> object:
     return biases
 
 
-_TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""The field with the text of a part, by the part's type. Others, such as `cache_control`, label it."""
-
-
 def join_content(value: object) -> object:
     """Return text, joining text parts by newlines as the chat templates of text models expect."""
     if isinstance(value, str):
@@ -55,9 +52,9 @@ def join_content(value: object) -> object:
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in _TEXT_OF:
+        if isinstance(kind, str) and kind not in TEXT_OF:
             raise PydanticCustomError("content", f"has a part of type {quoted(kind)}; only text is supported")
-        text = part.get(_TEXT_OF[kind]) if isinstance(kind, str) else None
+        text = part.get(TEXT_OF[kind]) if isinstance(kind, str) else None
         if not isinstance(text, str):
             raise PydanticCustomError("content", 'must have parts of the form {"type": "text", "text": "..."}')
         texts.append(text)
@@ -147,6 +144,11 @@ def are_ids(values: list[object]) -> bool:
     One pass in C, for prompts of a million ids.
     """
     return set(map(type, values)) <= {int}
+
+
+def other_than(*known: str) -> WithJsonSchema:
+    """Have /openapi.json describe a text that is none of these."""
+    return WithJsonSchema({"type": "string", "not": {"enum": sorted(known)}})
 
 
 def taking(parse: Callable[[object], object], form: object) -> BeforeValidator:

@@ -12,30 +12,77 @@ from __future__ import annotations
 
 from typing import Any
 
+from deployments.api.errors import quoted
+from deployments.api.request.content_parts import TEXTS, readable
+from deployments.api.request.fields import IgnoredFields, keep_known
+from deployments.api.tools.custom import as_function
+
 _OF_ALL = ("role", "content", "name")
 _OF_ROLE = {
     "assistant": (*_OF_ALL, "tool_calls", "reasoning"),
     "tool": (*_OF_ALL, "tool_call_id"),
 }
+_KNOWN = frozenset(
+    {*_OF_ALL, "tool_calls", "reasoning", "tool_call_id", "function_call", "reasoning_content", "refusal"}
+    | {"reasoning_details", "thinking_blocks", "images", "provider_specific_fields", "type"}
+)
+"""Fields of messages that are read, or that repeat what is; in messages of other roles they change nothing."""
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts of a content, and of `reasoning_details`, that are no part of the answer."""
+_PARTS = {**TEXTS, **dict.fromkeys(THOUGHTS, frozenset[str]())}
 
 
-def taken_messages(messages: list[Any]) -> list[Any]:
-    """Return messages with what the model is to read of them; what is no object stays as it is."""
-    return [_taken(message) if isinstance(message, dict) else message for message in messages]
+def taken_messages(messages: list[Any], ignored: IgnoredFields) -> list[Any]:
+    """Return messages with what the model is to read of them; what is no object stays as it is.
+
+    `ignored` names what is left out. Raises `ApiError` 400 where the setting refuses that.
+    """
+    ids: dict[object, str] = {}  # of calls in OpenAI's older form, by the function's name: its results name no id
+    return [
+        _taken(message, ids, ignored, f"messages.{index}") if isinstance(message, dict) else message
+        for index, message in enumerate(messages)
+    ]
 
 
-def _taken(given: dict[str, Any]) -> dict[str, Any]:
-    if given.get("role") == "function":  # the name of OpenAI's older API
-        given = {**given, "role": "tool"}
+def _taken(given: dict[str, Any], ids: dict[object, str], ignored: IgnoredFields, path: str) -> dict[str, Any]:
+    given = keep_known(given, _KNOWN, {}, ignored, f"{path}.")
     role = given.get("role")
+    if role == "function":  # the name of OpenAI's older API
+        role, name = "tool", given.get("name")
+        given |= {"role": role, "tool_call_id": ids.get(name) if isinstance(name, str) else None}
+    elif (
+        role == "assistant" and isinstance(call := given.get("function_call"), dict) and "tool_calls" not in given
+    ):
+        name = f"call_{path.removeprefix('messages.')}"
+        given["tool_calls"] = [{"id": name, "function": call}]
+        if isinstance(called := call.get("name"), str):
+            ids[called] = name
     fields = _OF_ROLE.get(role, _OF_ALL) if isinstance(role, str) else _OF_ALL
     taken = {name: value for name in fields if (value := given.get(name)) is not None}
+    if "content" in taken:
+        taken["content"] = readable(taken["content"], ignored, f"{path}.content", _PARTS)
+    if isinstance(calls := taken.get("tool_calls"), list):
+        taken["tool_calls"] = _taken_calls(calls, ignored, f"{path}.tool_calls")
     if role == "assistant":
         _add_answer(taken, given)
     elif role == "tool" and "content" in given:
         taken.setdefault("content", "")  # the function returned nothing
+    return taken
+
+
+def _taken_calls(calls: list[Any], ignored: IgnoredFields, path: str) -> list[Any]:
+    """Return calls as calls of functions, without those of tools that other servers run."""
+    taken = []
+    for index, call in enumerate(calls):
+        kind = call.get("type") if isinstance(call, dict) else None
+        if kind == "custom":
+            custom = call.get("custom")
+            call = {"id": call.get("id"), "function": as_function(custom) if isinstance(custom, dict) else custom}
+        elif isinstance(kind, str) and kind != "function":
+            where = f"{path}.{index}"
+            ignored.leave_out(where, kind, f"is a call of the type {quoted(kind)}, which is none of the client's")
+            continue
+        taken.append(call)
     return taken
 
 
@@ -50,8 +97,6 @@ def _add_answer(taken: dict[str, Any], given: dict[str, Any]) -> None:
         reasoning = _texts(details) if reasoning is None or reasoning == "" else reasoning
         if reasoning != "":
             taken["reasoning"] = reasoning
-    if "tool_calls" not in taken and isinstance(call := given.get("function_call"), dict):
-        taken["tool_calls"] = [{"function": call}]
     if "content" not in taken:
         refusal = given.get("refusal")
         taken["content"] = refusal if isinstance(refusal, str) else ""

@@ -14,7 +14,7 @@ from deployments.api.conversation.template import TemplateRefused
 from deployments.api.errors import ApiError, invalid
 from deployments.api.off_loop import near_or_far
 from deployments.api.request.protocol import Message
-from deployments.api.request.sampling import context, context_exceeded, in_vocabulary, room
+from deployments.api.request.sampling import check_in_context, context, context_exceeded, in_vocabulary, room
 from deployments.api.request_metrics import count_conversation
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.tools.protocol import Function
@@ -180,18 +180,22 @@ def _weight(messages: Sequence[Message]) -> int:
     return weight
 
 
-def check_prompt(model: ModelCard, ids: list[int], param: str) -> None:
-    """Raise `ApiError` for a prompt that is empty, too long or has ids outside the vocabulary."""
+def check_prompt(model: ModelCard, ids: list[int], param: str, *, is_continued: bool = True) -> None:
+    """Raise `ApiError` for a prompt that is empty, too long or has ids outside the vocabulary. One that is not
+    continued may take all of the context.
+    """
     if not ids:
         raise invalid(f"{param} is empty; it needs at least one token.", param)
-    room(len(ids), model.max_model_len, param)
+    if is_continued:
+        room(len(ids), model.max_model_len, param)
+    check_in_context(len(ids), model, param)
     in_vocabulary(param, ids, model.vocab_size)
 
 
 def refuse_hopeless(served: ServedModel, chars: int, param: str, most: int) -> None:
     """Refuse text with more than `most` tokens whatever they are, without spending seconds on tokenizing it."""
     least = chars // served.codec.max_token_chars
-    if least >= most:
+    if least > most:
         raise hopeless(served, least, param, most)
 
 

@@ -5,14 +5,13 @@ They check the form of the JSON; `SamplingParams` checks the ranges of sampling 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError
 
 from deployments.api.errors import invalid
 from deployments.api.request.answer_forms import (
-    STRUCTURED_OUTPUTS_UNSUPPORTED,
     AnyChoice,
     AnySchema,
     ResponseFormat,
@@ -23,6 +22,7 @@ from deployments.api.request.field_values import (
     join_content,
     none_as_empty,
     one_of,
+    other_than,
     parse_early_stopping,
     parse_ids,
     parse_logit_bias,
@@ -41,9 +41,11 @@ from deployments.api.request.fields import (
     keep_known,
 )
 from deployments.api.request.history import taken_messages
+from deployments.api.request.nested_fields import keep_known_within
 from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.api.request.validation_errors import translated
-from deployments.api.tools.protocol import Tool, ToolCall, ToolChoice
+from deployments.api.tools.offered import allowed, name_left_out
+from deployments.api.tools.protocol import AnyTool, Function, FunctionCall, ToolCall, ToolChoice
 from deployments.config.limits import Limits
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -69,6 +71,12 @@ class TextPart(LenientModel):
     text: str
 
 
+class OtherPart(LenientModel):
+    """A part that a text model cannot read: a text stands in its place."""
+
+    type: Annotated[str, other_than("text")]
+
+
 _AnyRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 _Ids = _Some[int]
 _Prompts = str | _Ids | _Some[str] | _Some[_Ids]
@@ -80,7 +88,7 @@ class Message(LenientModel):
     """
 
     role: Annotated[Role, taking(parse_role, _AnyRole)]
-    content: Annotated[str, taking(join_content, str | _Some[TextPart] | None)]
+    content: Annotated[str, taking(join_content, str | _Some[TextPart | OtherPart] | None)]
     """ "" of an assistant's message without an answer, where it may be null or left out."""
     tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default_factory=list)
     """Functions that the assistant called."""
@@ -206,7 +214,28 @@ class _Rendered(StrictModel):
     """End them within the last message, which the model goes on with."""
 
 
-class ChatRequest(_Generating, _Rendered):
+class _Conversing(_Rendered):
+    """Fields of a conversation."""
+
+    tools: Annotated[list[AnyTool], FailFast(), taking(none_as_empty, list[AnyTool] | None)] = Field(
+        default_factory=list
+    )
+    """The functions and custom tools that the model may call, and is shown. Other tools are left out."""
+
+    @classmethod
+    def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+        """See `StrictModel`."""
+        if isinstance(messages := fields.get("messages"), list):
+            if not messages:
+                raise invalid("messages is empty; it needs at least one message.", "messages")
+            fields["messages"] = taken_messages(messages, ignored)
+        name_left_out(fields.get("tools"), ignored)
+        if "tool_choice" in fields:
+            fields["tool_choice"] = allowed(fields["tool_choice"], ignored)
+        return fields
+
+
+class ChatRequest(_Generating, _Conversing):
     """Body of POST /v1/chat/completions."""
 
     unsupported = CHAT_UNSUPPORTED
@@ -214,12 +243,14 @@ class ChatRequest(_Generating, _Rendered):
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: Annotated[list[Tool], FailFast(), taking(none_as_empty, list[Tool] | None)] = Field(
-        default_factory=list
-    )
-    """The functions that the model may call."""
     tool_choice: ToolChoice = None
     """Whether the model may ("auto", the default), must ("required" or a name) or must not ("none") call one."""
+    functions: Annotated[list[Function], FailFast(), taking(none_as_empty, list[Function] | None)] = Field(
+        default_factory=list
+    )
+    """OpenAI's older form of `tools`: the answer has its call in the older form, too."""
+    function_call: FunctionCall = None
+    """The older form of `tool_choice`."""
     reasoning_effort: ReasoningEffort = None
     """How much the model is to think, for templates that know it; none and minimal: not at all."""
     thinking_token_budget: Int | None = None
@@ -252,7 +283,7 @@ _ONE_TEXT: list[JsonValue] = [
 ]
 
 
-class TokenizeRequest(_Rendered):
+class TokenizeRequest(_Conversing):
     """Body of POST /tokenize: either `prompt` or `messages`."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": _ONE_TEXT, "not": _TWO_ENDS})
@@ -260,10 +291,6 @@ class TokenizeRequest(_Rendered):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)] = Field(default_factory=list)
-    tools: Annotated[list[Tool], FailFast(), taking(none_as_empty, list[Tool] | None)] = Field(
-        default_factory=list
-    )
-    """The functions shown to the model in front of `messages`."""
     add_special_tokens: bool | None = None
     """Defaults to true for a prompt, and to false for messages, whose template has special tokens."""
     return_token_strs: bool | None = None
@@ -286,18 +313,20 @@ def parse(body: dict[str, Any], limits: Limits, kind: type[Parsed]) -> tuple[Par
     Raises `ApiError` 400 that names the first field at fault.
     """
     ignored = IgnoredFields(limits.unknown_fields)
-    fields = keep_known(body, kind.model_fields.keys(), kind.unsupported, ignored)
-    check_counts(fields, limits)
-    if isinstance(messages := fields.get("messages"), list):
-        if not messages:
-            raise invalid("messages is empty; it needs at least one message.", "messages")
-        fields["messages"] = taken_messages(messages)
-    if isinstance(structured := fields.get("structured_outputs"), dict):
-        known = [field.alias or name for name, field in StructuredOutputs.model_fields.items()]
-        fields["structured_outputs"] = keep_known(
-            structured, known, STRUCTURED_OUTPUTS_UNSUPPORTED, IgnoredFields("refuse"), "structured_outputs."
-        )
+    fields = taken_fields(kind, body, limits, ignored)
     try:
         return kind.model_validate(fields), ignored.names
     except ValidationError as error:
         raise translated(error) from None
+
+
+def taken_fields(
+    kind: type[StrictModel], body: Mapping[str, Any], limits: Limits, ignored: IgnoredFields
+) -> dict[str, Any]:
+    """Return a body's fields as a request of `kind` has them; `ignored` names what is left out.
+
+    Raises `ApiError` 400 that names the first field at fault. Types are checked afterwards.
+    """
+    fields = keep_known(body, kind.model_fields.keys(), kind.unsupported, ignored)
+    check_counts(fields, limits)
+    return keep_known_within(kind, kind.taken(fields, ignored), ignored)

@@ -80,6 +80,13 @@ def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams
         raise invalid(f"{error}.", error.param) from None
 
 
+def at_most_tokens(sampling: SamplingParams, most: int) -> SamplingParams:
+    """Return the parameters of an answer that has at most so many tokens."""
+    if sampling.max_tokens <= most:
+        return sampling
+    return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
+
+
 def with_grammar(sampling: SamplingParams, grammar: Grammar | None) -> SamplingParams:
     """Set the grammar that the answer must match. Raises `ApiError` when another parameter excludes it."""
     if grammar == sampling.grammar:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from deployments.api.request.fields import IgnoredFields
 
 
 class StrictModel(BaseModel):
@@ -16,6 +19,14 @@ class StrictModel(BaseModel):
     )
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Known fields that a body may have only with one of these values, or null, which have no effect."""
+
+    @classmethod
+    def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+        """Return a body's fields without what this server cannot do, which is named in `ignored`.
+
+        Raises `ApiError` 400 where the setting refuses that.
+        """
+        return fields
 
 
 class LenientModel(StrictModel):

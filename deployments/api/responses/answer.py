@@ -11,13 +11,14 @@ and copies would hold up other threads. A thread may do that, and the event loop
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from deployments.api.choice import ChoiceDelta
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.ids import output_id
+from deployments.api.responses.tools import ClientName
 from engine.logprobs import TokenLogprobs
 
 Event = tuple[bytes, Sequence[bytes]]
@@ -135,26 +136,33 @@ class _Said(_WithPart):
 
 
 class _Called(_OutputItem):
-    prefix = "fc"
+    """A call of a function, or of a custom tool, whose input is a text."""
 
-    def __init__(self, response: str, index: int, call: ToolCallDelta) -> None:
+    prefix, type, event, field = "fc", b"function_call", b"response.function_call_arguments", b"arguments"
+
+    def __init__(self, response: str, index: int, call: ToolCallDelta, client: ClientName | None) -> None:
+        """`client` is what the client calls the tool, where that is not what the model does."""
         super().__init__(response, index)
         self.number = call.index
-        self._name = b'"call_id":%b,"name":%b' % (encode_json(call.id), encode_json(call.name))
+        named = {"call_id": call.id, "name": call.name} | ({} if client is None else client._asdict())
+        self._name = encode_json(named)[1:-1]
 
     def grown(self, text: str) -> Event:
         self._texts.append(text)
-        fields = b'%b,"delta":%b' % (self._place(), encode_json(text))
-        return b"response.function_call_arguments.delta", (fields,)
+        return self.event + b".delta", (b'%b,"delta":%b' % (self._place(), encode_json(text)),)
 
     def ended(self, status: bytes) -> list[Event]:
-        done = b'%b,%b,"arguments":%b' % (self._place(), self._name, self._text())
-        return [(b"response.function_call_arguments.done", (done,)), *super().ended(status)]
+        done = b'%b,%b,"%b":%b' % (self._place(), self._name, self.field, self._text())
+        return [(self.event + b".done", (done,)), *super().ended(status)]
 
     def encoded(self, status: bytes, *, is_new: bool = False) -> Sequence[bytes]:
-        arguments = b'""' if is_new else self._text()
-        form = b'{"id":"%b","type":"function_call","status":"%b",%b,"arguments":%b}'
-        return (form % (self.id, status, self._name, arguments),)
+        text = b'""' if is_new else self._text()
+        form = b'{"id":"%b","type":"%b","status":"%b",%b,"%b":%b}'
+        return (form % (self.id, self.type, status, self._name, self.field, text),)
+
+
+class _CalledCustom(_Called):
+    prefix, type, event, field = "ctc", b"custom_tool_call", b"response.custom_tool_call_input", b"input"
 
 
 _Kind = TypeVar("_Kind", _Thought, _Said)
@@ -163,8 +171,9 @@ _Kind = TypeVar("_Kind", _Thought, _Said)
 class GrowingOutput:
     """The output of one response."""
 
-    def __init__(self, response: str, spell: Spell) -> None:
-        self._response, self._spell = response, spell
+    def __init__(self, response: str, spell: Spell, names: Mapping[str, ClientName]) -> None:
+        """`names` are those that the client has for tools in namespaces."""
+        self._response, self._spell, self._names = response, spell, names
         self._ended: list[Sequence[bytes]] = []
         self._open: _OutputItem | None = None
         self._space: list[ChoiceDelta] = []  # white space that matters only if text follows
@@ -185,7 +194,8 @@ class GrowingOutput:
         for call in calls:
             if call.name is not None:
                 self._end(b"completed", events)
-                self._open = _Called(self._response, len(self._ended), call)
+                kind = _CalledCustom if call.is_custom else _Called
+                self._open = kind(self._response, len(self._ended), call, self._names.get(call.name))
                 events += self._open.begun()
             if call.arguments and self._open is not None:
                 events.append(self._open.grown(call.arguments))

@@ -18,13 +18,14 @@ from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.transport import json_response, name_ignored
 from deployments.api.off_loop import off_loop
 from deployments.api.output.response_encoder import encode_json
+from deployments.api.request.fields import IgnoredFields
 from deployments.api.request.metadata import checked_metadata
 from deployments.api.request.openapi import body_of
 from deployments.api.request.protocol import parse
 from deployments.api.request.strict_model import StrictModel
 from deployments.api.responses.conversations import Conversations, StoredConversation, unknown_item
 from deployments.api.responses.item_schema import KeptItem
-from deployments.api.responses.items import Item
+from deployments.api.responses.items import Item, usable_items
 from deployments.api.responses.stored import Shelf
 from deployments.api.routes.paging import is_newest_first, page_of, page_size
 from deployments.api.service import ApiService
@@ -37,7 +38,18 @@ def _described_as(form: Any) -> BeforeValidator:
     return BeforeValidator(lambda value: value, json_schema_input_type=form)
 
 
-class NewConversation(StrictModel):
+class _Items(StrictModel):
+    @classmethod
+    def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+        """See `StrictModel`."""
+        return (
+            fields | {"items": usable_items(fields.get("items"), ignored, "items")}
+            if "items" in fields
+            else fields
+        )
+
+
+class NewConversation(_Items):
     """Body of POST /v1/conversations."""
 
     items: Annotated[list[Any] | None, _described_as(list[KeptItem] | None)] = None
@@ -50,7 +62,7 @@ class ConversationChange(StrictModel):
     metadata: dict[str, str] | None
 
 
-class NewItems(StrictModel):
+class NewItems(_Items):
     """Body of POST /v1/conversations/{id}/items."""
 
     items: Annotated[list[Any], _described_as(Annotated[list[KeptItem], Field(min_length=1)])]
@@ -117,8 +129,8 @@ class _ConversationRoutes:
             items = conversations.new_items(asked.items)
             text = encode_json(items)
             await conversations.add(conversation_id, text)
-        first, last = items[0]["id"], items[-1]["id"]
-        fields = {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False}
+        ids = [item["id"] for item in items] or [None]  # all of them may be left out
+        fields = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
         return _json(encode_json(fields))
 
     async def list_items(self, request: Request, conversation_id: str) -> Response:

@@ -9,7 +9,7 @@ A stream ends with the event that has the whole response, and without [DONE].
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deployments.api.choice import ChoiceDelta
@@ -17,6 +17,7 @@ from deployments.api.errors import ApiError
 from deployments.api.output.logprobs import chat_logprobs
 from deployments.api.output.response_encoder import ResponseContext, encode_json
 from deployments.api.responses.answer import Event, GrowingOutput
+from deployments.api.responses.tools import ClientName
 from deployments.api.text_codec import TextCodec
 from engine.logprobs import TokenLogprobs
 
@@ -66,14 +67,17 @@ class ResponsesEncoder:
         codec: TextCodec,
         form: ResponseObject,
         *,
+        names: Mapping[str, ClientName],
         num_top: int,
         is_background: bool = False,
     ) -> None:
-        """`num_top` alternatives are reported with each log-probability."""
+        """`names` are those that the client has for tools in namespaces. `num_top` alternatives are reported with
+        each log-probability.
+        """
         self.context = context
         self._codec, self._form, self._num_top = codec, form, num_top
         self._is_background = is_background
-        self._answer = GrowingOutput(context.id, self._spelled)
+        self._answer = GrowingOutput(context.id, self._spelled, names)
         self._num_events = 0
         self._is_begun = False
         self.is_failed = False

@@ -8,18 +8,65 @@ What this server has sent is always taken back. What the model is to read is kep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from deployments.api.errors import at_most, invalid, quoted
+from deployments.api.request.content_parts import TEXT_OF, readable
+from deployments.api.request.fields import IgnoredFields, keep_known
 from deployments.api.responses.ids import input_id
+from deployments.api.responses.tools import shown_name
 from deployments.config.limits import Limits
 
 Item = dict[str, Any]
 _ROLES = ("user", "assistant", "system", "developer")
-_TAKEN = "message, function_call, function_call_output, reasoning and item_reference"
-_TEXT_OF = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+_LABELS = {"type", "id"}
+_KNOWN: Mapping[str, Set[str]] = {
+    "message": {"role", "content"} | _LABELS,
+    "function_call": {"call_id", "name", "namespace", "arguments"} | _LABELS,
+    "function_call_output": {"call_id", "output"} | _LABELS,
+    "custom_tool_call": {"call_id", "name", "namespace", "input"} | _LABELS,
+    "custom_tool_call_output": {"call_id", "output"} | _LABELS,
+    "reasoning": {"summary", "content"} | _LABELS,
+    "item_reference": _LABELS,
+}
+"""The fields of items that are read, by the items' type."""
+_CALLS = {"function_call": ("arguments", "{}"), "custom_tool_call": ("input", "")}
+"""The field with what a tool is called with, by the type of the call, and what stands there if it is missing."""
+_LEFT_OUT: Item = {"type": "left out"}
+"""Stands where an item was left out, so that errors number all items as the client does."""
+
+
+def usable_items(given: object, ignored: IgnoredFields, where: str = "input") -> object:
+    """Return the items of the field `where` with only what the model is to read of them; what is no array of items
+    stays as it is. `ignored` names what is left out. Raises `ApiError` 400 where the setting refuses that.
+    """
+    if not isinstance(given, list):
+        return given
+    return [_usable(item, ignored, f"{where}.{index}") for index, item in enumerate(given)]
+
+
+def _usable(item: object, ignored: IgnoredFields, path: str) -> object:
+    kind = _kind(item)
+    if not isinstance(item, dict) or kind is None:
+        return item
+    if kind not in _KNOWN:
+        reason = f"is an item of the type {quoted(kind)}, which this server cannot use"
+        ignored.leave_out(path, kind, reason)
+        return _LEFT_OUT
+    known = keep_known(item, _KNOWN[kind], {}, ignored, f"{path}.")
+    for field in ("content", "output") if kind != "reasoning" else ():
+        if field in known:
+            known[field] = readable(known[field], ignored, f"{path}.{field}")
+    return known
 
 
 def references(given: object) -> list[str]:
@@ -44,7 +91,9 @@ def taken_items(
         raise invalid(f"{where} is empty; it needs a text or at least one item.", where)
     at_most(limits, "max_messages", where, len(given), "items")
     return [
-        _taken(item, f"{where}.{index}", limits, response, index, known or {}) for index, item in enumerate(given)
+        _taken(item, f"{where}.{index}", limits, response, index, known or {})
+        for index, item in enumerate(given)
+        if item is not _LEFT_OUT
     ]
 
 
@@ -54,8 +103,6 @@ def _taken(item: Any, path: str, limits: Limits, response: str, index: int, know
         raise invalid(f"{path} must be an object with a role or a type.", path)
     if kind == "item_reference":
         return _referred(item, path, known)
-    if kind not in _PREFIXES:
-        raise invalid(f"{path} is an item of the type {quoted(kind)}; supported are {_TAKEN}.", f"{path}.type")
     name = _text(item, "id", path, default=input_id(_PREFIXES[kind], response, index))
     base = {"id": name, "type": kind, "status": "completed"}
     if kind == "message":
@@ -63,11 +110,10 @@ def _taken(item: Any, path: str, limits: Limits, response: str, index: int, know
     if kind == "reasoning":
         return base | _reasoning(item, path, limits)
     base["call_id"] = _text(item, "call_id", path)
-    if kind == "function_call":
-        return base | {
-            "name": _text(item, "name", path),
-            "arguments": _text(item, "arguments", path, default="{}"),
-        }
+    if kind in _CALLS:
+        field, empty = _CALLS[kind]
+        base |= {"name": _text(item, "name", path), field: _text(item, field, path, default=empty)}
+        return base | ({} if item.get("namespace") is None else {"namespace": _text(item, "namespace", path)})
     return base | {"output": _output(item, path, limits)}
 
 
@@ -112,11 +158,7 @@ def _parts(content: object, path: str, limits: Limits, form: str) -> list[Item]:
     parts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in _TEXT_OF:
-            raise invalid(
-                f"{path}.{index} is a part of the type {quoted(kind)}; only text is supported.", f"{path}.{index}"
-            )
-        text = part.get(_TEXT_OF[kind]) if isinstance(kind, str) else None
+        text = part.get(TEXT_OF[kind]) if isinstance(kind, str) and kind in TEXT_OF else None
         if not isinstance(text, str):
             raise invalid(
                 f'{path}.{index} must have the form {{"type": "{form}", "text": "..."}}.', f"{path}.{index}"
@@ -172,7 +214,7 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
     turn: dict[str, Any] | None = None  # the assistant's message that further items belong to
     for item in items:
         kind = item["type"]
-        if kind == "function_call_output" or (kind == "message" and item["role"] != "assistant"):
+        if "output" in item or (kind == "message" and item["role"] != "assistant"):
             messages.append(_said(item))
             turn = None
             continue
@@ -203,5 +245,6 @@ def _add(turn: dict[str, Any], item: Item) -> None:
         parts = item["content"] or item["summary"]
         turn["reasoning"] = "\n".join(part["text"] for part in parts)
     else:
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        turn["tool_calls"].append({"id": item["call_id"], "type": "function", "function": function})
+        kind, field = ("custom", "input") if item["type"] == "custom_tool_call" else ("function", "arguments")
+        called = {"name": shown_name(item["name"], item.get("namespace")), field: item[field]}
+        turn["tool_calls"].append({"id": item["call_id"], "type": kind, kind: called})

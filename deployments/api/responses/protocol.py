@@ -8,9 +8,13 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
-from deployments.api.request.fields import RESPONSES_UNSUPPORTED
-from deployments.api.request.protocol import Int, ReasoningEffort, SampledRequest, Verbosity
+from deployments.api.request.field_values import none_as_empty, taking
+from deployments.api.request.fields import RESPONSES_UNSUPPORTED, IgnoredFields
+from deployments.api.request.protocol import Int, OtherPart, ReasoningEffort, SampledRequest, Verbosity
 from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.responses.items import usable_items
+from deployments.api.responses.tools import FLAT, AnyFlatTool
+from deployments.api.tools.offered import allowed, name_left_out
 
 INCLUDABLE = frozenset(
     {
@@ -40,27 +44,16 @@ def _parse_input(value: object) -> object:
     return value
 
 
-def _parse_tools(value: object) -> object:
-    for index, tool in enumerate(value if isinstance(value, list) else []):
-        kind = tool.get("type") if isinstance(tool, dict) else tool
-        if kind != "function":
-            raise PydanticCustomError(
-                "tools",
-                f"has at {index} a tool of the type {quoted(kind)}; this server runs no tools itself, so only "
-                '{"type": "function", "name": "...", "parameters": {...}} is supported',
-            )
-    return [] if value is None else value
-
-
 def _parse_choice(value: object) -> object:
     if value in ("none", "auto", "required") or value is None:
         return value
     kind = value.get("type") if isinstance(value, dict) else value
-    if not isinstance(value, dict) or kind not in ("function", "allowed_tools"):
+    if not isinstance(value, dict) or kind not in ("function", "custom", "allowed_tools"):
         raise PydanticCustomError(
             "tools",
-            'must be "none", "auto", "required", {"type": "function", "name": "..."} or {"type": "allowed_tools", '
-            f'"mode": "auto", "tools": [...]}}, got {quoted(kind)}',
+            'must be "none", "auto", "required", {"type": "function", "name": "..."}, the same with "custom", or '
+            f'{{"type": "allowed_tools", "mode": "auto", "tools": [...]}}, got {quoted(kind)}; this server runs '
+            "no tools itself",
         )
     return value
 
@@ -92,30 +85,23 @@ class InputPart(LenientModel):
 class InputItem(LenientModel):
     """An item of `input`, as /openapi.json describes it."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
+    type: str | None = None
+    """message, function_call, custom_tool_call, their outputs, reasoning, item_reference; others are left out."""
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[dict[str, Any]] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
+    input: str | None = None
+    output: str | list[InputPart | OtherPart] | None = None
 
 
 class ConversationName(LenientModel):
     """A conversation, by its name."""
 
     id: str
-
-
-class FlatFunction(LenientModel):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class TextFormat(LenientModel):
@@ -172,9 +158,10 @@ class ResponsesRequest(SampledRequest):
     )
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    tools: Annotated[
-        list[FlatFunction], BeforeValidator(_parse_tools, json_schema_input_type=list[FlatFunction] | None)
-    ] = Field(default_factory=list)
+    tools: Annotated[list[AnyFlatTool], taking(none_as_empty, list[AnyFlatTool] | None)] = Field(
+        default_factory=list
+    )
+    """The functions and custom tools that the model may call. Other tools are left out."""
     tool_choice: Annotated[
         Any,
         BeforeValidator(
@@ -194,7 +181,23 @@ class ResponsesRequest(SampledRequest):
     user: str | None = None
     safety_identifier: str | None = None
 
+    @classmethod
+    def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+        """See `StrictModel`."""
+        if "input" in fields:
+            fields["input"] = usable_items(fields["input"], ignored)
+        name_left_out(fields.get("tools"), ignored, kinds=FLAT)
+        if "tool_choice" in fields:
+            fields["tool_choice"] = allowed(fields["tool_choice"], ignored, kinds=FLAT)
+        return fields
+
     @property
     def is_stored(self) -> bool:
         """Whether the response is to be kept."""
         return self.store is not False
+
+
+class InputTokensRequest(ResponsesRequest):
+    """Body of POST /v1/responses/input_tokens: that of a response, whose prompt is counted."""
+
+    input: Annotated[Any, taking(_parse_input, str | list[InputItem])] = Field(default_factory=list)

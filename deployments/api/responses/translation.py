@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.errors import ApiError, invalid
 from deployments.api.request.protocol import ChatRequest, SampledRequest, parse
 from deployments.api.responses.items import Item, messages_of
 from deployments.api.responses.protocol import ResponsesRequest
+from deployments.api.responses.tools import ShownTool, chosen
 from deployments.config.limits import Limits
 
 _NAMES = (
@@ -17,20 +18,25 @@ _NAMES = (
     (re.compile(r"^messages\b.*"), "input"),
     (re.compile(r"^response_format(?:\.json_schema)?\b"), "text.format"),
     (re.compile(r"^reasoning_effort\b"), "reasoning.effort"),
-    (re.compile(r"^tools\.(\d+)\.function\b"), r"tools.\1"),
-    (re.compile(r"^tool_choice(?:\.allowed_tools)?((?:\.tools\.\d+)?)(?:\.function)?\b"), r"tool_choice\1"),
+    (
+        re.compile(r"^tool_choice(?:\.allowed_tools)?((?:\.tools\.\d+)?)(?:\.(?:function|custom))?\b"),
+        r"tool_choice\1",
+    ),
 )
 """Fields of chat requests, and what they are here."""
+_TOOL = re.compile(r"^tools\.(\d+)(?:\.(?:function|custom))?\b")
 
 
-def chat_request(asked: ResponsesRequest, items: Sequence[Item], limits: Limits) -> ChatRequest:
+def chat_request(
+    asked: ResponsesRequest, items: Sequence[Item], limits: Limits, tools: Sequence[ShownTool]
+) -> ChatRequest:
     """Return the chat request that asks for the same. Raises `ApiError` 400 that names the field at fault."""
     system = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
     body: dict[str, Any] = {
         "model": asked.model,
         "messages": [*system, *messages_of(items)],
-        "tools": [_nested(tool.model_dump(exclude={"type"}, exclude_none=True)) for tool in asked.tools],
-        "tool_choice": _tool_choice(asked.tool_choice),
+        "tools": [tool.in_chat for tool in tools],
+        "tool_choice": chosen(asked.tool_choice, tools),
         "parallel_tool_calls": asked.parallel_tool_calls,
         "max_completion_tokens": asked.max_output_tokens,
         "response_format": _response_format(asked),
@@ -52,48 +58,17 @@ def reports_logprobs(asked: ResponsesRequest) -> bool:
     return "message.output_text.logprobs" in asked.include or bool(asked.top_logprobs)
 
 
-def as_named_here(error: ApiError) -> ApiError:
-    """Return an error about a chat request as one about the request that it stands for."""
+def as_named_here(error: ApiError, tools: Sequence[ShownTool]) -> ApiError:
+    """Return an error about a chat request with these tools as one about the request that it stands for."""
     if error.param is None:
         return error
-    param = error.param
+    param = _TOOL.sub(lambda found: tools[int(found[1])].place, error.param)
     for pattern, ours in _NAMES:
         param = pattern.sub(ours, param, count=1)
     message = error.message
     if message.startswith(error.param):
         message = param + message[len(error.param) :]
     return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
-
-
-def _nested(function: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: Any) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    if choice["type"] == "function":
-        return _nested({"name": _name(choice, "tool_choice")})
-    tools, mode = choice.get("tools"), choice.get("mode", "auto")
-    if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):
-        raise invalid(
-            'tool_choice must have a mode ("auto" or "required") and list in tools at least one function.',
-            "tool_choice",
-        )
-    named = []
-    for index, tool in enumerate(tools):
-        path = f"tool_choice.tools.{index}"
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise invalid(f'{path} must have the form {{"type": "function", "name": "..."}}.', path)
-        named.append(_nested({"name": _name(tool, path)}))
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
-
-
-def _name(function: dict[str, Any], path: str) -> str:
-    name = function.get("name")
-    if not isinstance(name, str):
-        raise invalid(f"{path}.name must be a function's name, got {quoted(name)}.", f"{path}.name")
-    return name
 
 
 def _response_format(asked: ResponsesRequest) -> dict[str, Any] | None:

@@ -1,15 +1,19 @@
-"""Tools in requests: the functions that a model may call, and the calls that it made."""
+"""Tools in requests: those that a model may call, the choice among them, and the calls that it made."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field
+from pydantic import Tag as Tagged
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
+from deployments.api.request.field_values import other_than
 from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.tools.custom import SCHEMA
+from deployments.api.tools.offered import OFFERED
 
 
 def _parse_type(value: object) -> object:
@@ -22,11 +26,12 @@ def _parse_choice(value: object) -> object:
     """Check the value as a whole, as pydantic's errors for a union only list what each member lacks."""
     if value in ("none", "auto", "required") or value is None:
         return value
-    if isinstance(value, dict) and value.keys() == {"type", "function"} and value["type"] == "function":
-        function = value["function"]
-        if isinstance(function, dict) and function.keys() == {"name"} and isinstance(function["name"], str):
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(value, dict) and kind in ("function", "custom") and value.keys() == {"type", kind}:
+        tool = value[kind]
+        if isinstance(tool, dict) and tool.keys() == {"name"} and isinstance(tool["name"], str):
             return value
-    if isinstance(value, dict) and value.keys() == {"type", "allowed_tools"} and value["type"] == "allowed_tools":
+    if isinstance(value, dict) and kind == "allowed_tools" and value.keys() == {"type", "allowed_tools"}:
         return value
     raise PydanticCustomError(
         "tools",
@@ -58,13 +63,81 @@ class Function(StrictModel):
 
 
 class Tool(LenientModel):
-    """A tool; functions are the only type."""
+    """A function."""
 
     type: FunctionType
     function: Function
 
 
-class _Named(StrictModel):
+class CustomGrammar(StrictModel):
+    """What an input looks like: the model is told, and not held to it."""
+
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class CustomFormat(StrictModel):
+    """The form of an input."""
+
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class Custom(StrictModel):
+    """What a custom tool is."""
+
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class CustomTool(LenientModel):
+    """A tool whose input is a text."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+    @property
+    def function(self) -> Function:
+        """The function that it is to the model."""
+        told, form = [self.custom.description], self.custom.format
+        if form is not None and form.grammar is not None:
+            told.append(f"The input matches this grammar ({form.grammar.syntax}):\n{form.grammar.definition}")
+        return Function(
+            name=self.custom.name, description="\n\n".join(filter(None, told)) or None, parameters=SCHEMA
+        )
+
+
+class OtherTool(LenientModel):
+    """A tool that this server would have to run, and does not offer to the model."""
+
+    type: Annotated[str, other_than(*OFFERED)]
+
+
+def kind_of(tool: object) -> object:
+    """Return a tool's type, parsed or not."""
+    return tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+
+
+def tag_of(tool: object) -> str:
+    """Return the tag of a tool's kind; errors leave tags, which are in angle brackets, out of a field's path."""
+    kind = kind_of(tool)
+    if not isinstance(kind, str) or kind == "function":
+        return "<function>"
+    return "<custom>" if kind == "custom" else "<other>"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tagged("<function>")]
+    | Annotated[CustomTool, Tagged("<custom>")]
+    | Annotated[OtherTool, Tagged("<other>")],
+    Discriminator(tag_of),
+]
+
+
+class NamedFunction(StrictModel):
+    """The one function to call, by its name."""
+
     name: str
 
 
@@ -72,12 +145,35 @@ class NamedChoice(StrictModel):
     """A choice of the one function to call."""
 
     type: FunctionType
-    function: _Named
+    function: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.name
+
+
+class CustomChoice(StrictModel):
+    """A choice of the one custom tool to call."""
+
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.custom.name
+
+
+_OneTool = Annotated[
+    Annotated[NamedChoice, Tagged("<function>")] | Annotated[CustomChoice, Tagged("<custom>")],
+    Discriminator(lambda tool: "<custom>" if tag_of(tool) == "<custom>" else "<function>"),
+]
 
 
 class _AllowedTools(StrictModel):
     mode: Annotated[Literal["auto", "required"], BeforeValidator(_parse_mode)]
-    tools: Annotated[list[NamedChoice], Field(min_length=1)]
+    tools: Annotated[list[_OneTool], Field(min_length=1)]
 
 
 class AllowedChoice(StrictModel):
@@ -88,8 +184,23 @@ class AllowedChoice(StrictModel):
 
 
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None, BeforeValidator(_parse_choice)
+    Literal["none", "auto", "required"] | NamedChoice | CustomChoice | AllowedChoice | None,
+    BeforeValidator(_parse_choice),
 ]
+
+
+def _parse_function_call(value: object) -> object:
+    if (
+        value is None
+        or value in ("none", "auto")
+        or (isinstance(value, dict) and isinstance(value.get("name"), str))
+    ):
+        return value
+    raise PydanticCustomError("tools", 'must be "none", "auto" or {"name": "..."}')
+
+
+FunctionCall = Annotated[Literal["none", "auto"] | NamedFunction | None, BeforeValidator(_parse_function_call)]
+"""The older form of a choice."""
 
 
 def _parse_arguments(value: object) -> object:

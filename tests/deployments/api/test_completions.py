@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.deployments.support.scripted_api import STOP, Client, ScriptedEngine
+from tests.deployments.support.scripted_api import MAX_MODEL_LEN, STOP, Client, ScriptedEngine
 
 
 def complete(client: Client, **options: Any) -> Any:
@@ -30,6 +30,57 @@ def test_sixteen_tokens_by_default(client: Client, engine: ScriptedEngine) -> No
     engine.says = "word " * 50
     answer = complete(client)
     assert answer.usage.completion_tokens == 16 and answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"n": 2}, {"best_of": 2}, {"use_beam_search": True}, {"ignore_eos": True}]
+)
+def test_the_default_is_cut_to_what_each_prompt_leaves_room_for(
+    client: Client, engine: ScriptedEngine, options: dict[str, Any]
+) -> None:
+    """A maximum that the client gives is not: it would get less than it asked for."""
+    prompts = [[7] * (MAX_MODEL_LEN - left) for left in (1, 5, 16, 100)]
+    body = {"model": "demo", "prompt": prompts, **options}
+    assert client.post("/v1/completions", body).status_code == 200
+    asked = {(MAX_MODEL_LEN - len(request.prompt_ids), request.sampling.max_tokens) for request in engine.requests}
+    assert asked == {(1, 1), (5, 5), (16, 16), (100, 16)}
+    refused = client.post("/v1/completions", body | {"max_tokens": 16})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    refused = client.post("/v1/completions", body | {"prompt": [7] * MAX_MODEL_LEN})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_an_answer_that_must_be_longer_than_the_room_is_refused(client: Client, engine: ScriptedEngine) -> None:
+    body = {"model": "demo", "prompt": [7] * (MAX_MODEL_LEN - 5), "min_tokens": 6}
+    error = client.post("/v1/completions", body).json()["error"]
+    assert error["param"] == "min_tokens" and "[0, 5]" in error["message"] and not engine.requests
+    assert client.post("/v1/completions", body | {"min_tokens": 5}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"echo": True},
+        {"echo": True, "logprobs": 1},
+        {"echo": True, "logprobs": 1, "stream": True},
+        {"prompt_logprobs": 1},
+        {"echo": True, "logprobs": 0, "prompt_logprobs": 1, "n": 2},
+        {"echo": True, "truncate_prompt_tokens": -1},
+    ],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_what_is_not_continued_may_take_all_of_the_context(
+    client: Client, engine: ScriptedEngine, options: dict[str, Any], as_text: bool
+) -> None:
+    ids = engine.codec.encode("a" * 4000)[:MAX_MODEL_LEN]
+    prompt: Any = engine.codec.decode(ids) if as_text else ids
+    assert len(engine.codec.encode(prompt) if as_text else ids) == MAX_MODEL_LEN
+    body = {"model": "demo", "prompt": prompt, "max_tokens": 0, **options}
+    response = client.post("/v1/completions", body)
+    assert response.status_code == 200, response.text
+    assert {len(request.prompt_ids) for request in engine.requests} <= {MAX_MODEL_LEN}
+    error = client.post("/v1/completions", body | {"prompt": [*ids, 7], "truncate_prompt_tokens": None})
+    assert error.status_code == 400 and "512 tokens" in error.json()["error"]["message"]
 
 
 def test_prompts_as_text_and_as_ids_are_the_same_prompt(client: Client, engine: ScriptedEngine) -> None:

@@ -139,7 +139,18 @@ def test_a_template_with_names_of_functions_in_results(ask: Make) -> None:
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name must be 1 to 128"),
         ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools.0.input_schema.type"),
         ({"tools": [WEATHER, WEATHER]}, "tools.1.name is 'get_weather'"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type must be"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}},
+            "tools is empty, or has only tools that this server cannot run",
+        ),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}, CLOCK, CLOCK]}, "tools.2.name is 'clock'"),
+        (
+            {
+                "tools": [{"type": "bash_20250124", "name": "bash"}, CLOCK],
+                "tool_choice": {"type": "tool", "name": "bash"},
+            },
+            "tool_choice.name is 'bash'",
+        ),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name is 'g'"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name is required"),
         ({"tools": TOOLS, "tool_choice": {"type": "some"}}, "tool_choice.type must be one of auto, any"),

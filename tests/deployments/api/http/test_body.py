@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 import tracemalloc
@@ -266,3 +267,41 @@ def test_a_body_takes_no_more_memory_than_is_counted(body: bytes) -> None:
 def test_limits_that_would_never_take_a_body_are_refused() -> None:
     with pytest.raises(ValueError, match="max_total_body_bytes"):
         Limits(max_body_bytes=2**30)
+
+
+ENDPOINTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"model": "demo", "prompt": "hi"}),
+    ("/v1/chat/completions", {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}),
+    ("/v1/messages", {"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}),
+    ("/v1/responses", {"model": "demo", "input": "hi"}),
+    ("/v1/responses/input_tokens", {"model": "demo", "input": "hi"}),
+    ("/v1/conversations", {"metadata": {"a": "é"}}),
+    ("/tokenize", {"model": "demo", "prompt": "hi"}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), ENDPOINTS)
+def test_a_byte_order_mark_before_a_body_is_no_part_of_it(
+    client: Client, path: str, fields: dict[str, Any]
+) -> None:
+    as_json = {"content-type": "application/json"}
+    body = json.dumps(fields, ensure_ascii=False)
+    assert client.post(path, body.encode("utf-8-sig"), headers=as_json).status_code == 200
+    packed = {**as_json, "content-encoding": "gzip"}
+    assert client.post(path, gzip.compress(body.encode("utf-8-sig")), headers=packed).status_code == 200
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"):
+        response = client.post(path, body.encode(encoding), headers=as_json)
+        error = response.json()["error"]
+        assert response.status_code == 400 and "UTF-8" in error["message"] and "UTF-16" in error["message"]
+    for wrong in (b"\xef\xbb\xbf", b"\xef\xbb\xbf\xef\xbb\xbf{}", b"\xef\xbb{}", b"{}\xef\xbb\xbf"):
+        assert client.post(path, wrong, headers=as_json).status_code == 400
+
+
+def test_a_large_body_in_another_encoding_is_told_so(service: ApiService) -> None:
+    limits = service.limits.model_copy(update={"inline_body_bytes": 10})
+    client = Client(httpx.ASGITransport(create_app(replace(service, limits=limits))))
+    body = json.dumps({"model": "demo", "prompt": "hi"})
+    as_json = {"content-type": "application/json"}
+    assert client.post("/v1/completions", body.encode("utf-8-sig"), headers=as_json).status_code == 200
+    error = client.post("/v1/completions", body.encode("utf-16"), headers=as_json).json()["error"]
+    assert "UTF-16" in error["message"]

@@ -216,3 +216,14 @@ def test_a_tokenizer_of_qwens_kind_has_the_tokens() -> None:
     assert start not in ids and end not in ids
     assert codec.decode(ids) == "a<|im_end|>b <|im_start|>"
     assert codec.encode_plain("plain words") == codec.encode("plain words", add_special_tokens=False)
+
+
+def test_what_is_not_read_of_documents_is_named(judge: Pooled) -> None:
+    documents = ["a", {"text": "b", "id": 7, "title": "B", "year": 1999, "note": None}]
+    for path, fields, name in (
+        (RERANK, {"query": "q", "documents": documents}, "documents.1.year"),
+        (SCORE, {"text_1": "q", "text_2": documents}, "text_2.1.year"),
+        (SCORE, {"queries": documents, "items": ["a", "b"]}, "queries.1.year"),
+    ):
+        response = judge.post(path, **fields)
+        assert response.status_code == 200 and response.headers["x-raydix-ignored-fields"] == name

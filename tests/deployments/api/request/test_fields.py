@@ -63,7 +63,7 @@ def test_what_becomes_of_them_is_a_setting(service: ApiService, path: str, body:
     [
         {"store": True, "prediction": {"type": "content", "content": "a"}, "request_id": "r", "rid": "r"},
         {"cache_prompt": True, "user": "u", "metadata": {"a": "b"}, "top_k": -1, "service_tier": "auto"},
-        {"stream": True, "stream_options": {"include_usage": True, "chunk_size": 5}},
+        {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
     ],
 )
 def test_what_only_labels_or_advises_is_taken(

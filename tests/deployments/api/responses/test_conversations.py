@@ -139,7 +139,7 @@ def test_a_conversation_that_is_not_there_is_refused(ask: Make, change: dict[str
     [
         ("", {"items": "one"}, "items"),
         ("", {"items": [7]}, "items.0"),
-        ("", {"items": [{"type": "web_search_call"}]}, "items.0.type"),
+        ("", {"items": [{"type": "web_search_call"}, {"role": "king"}]}, "items.1.role"),
         ("", {"metadata": {"a": 1}}, "metadata.a"),
         ("", {"metadata": {"a" * 65: ""}}, "metadata"),
         ("/ID", {}, "metadata"),

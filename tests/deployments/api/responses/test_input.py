@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.api import Limits
-from tests.deployments.api.responses.conftest import ASK, WEATHER, Responses
+from tests.deployments.api.responses.conftest import ASK, CLOCK, WEATHER, Responses
 from tests.deployments.support.chat_templates import HERMES, THINKING
 from tests.support.examples import examples
 
@@ -90,17 +90,23 @@ def test_instructions_come_first(ask: Make) -> None:
         ({"input": []}, "input", "at least one item"),
         ({"input": 5}, "input", "a text or an array"),
         ({"input": [5]}, "input.0", "an object"),
-        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input.0.type", "web_search_call"),
+        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input", "is empty"),
+        ({"input": [{"type": "web_search_call"}, {"role": "wizard"}]}, "input.1.role", "must be one of"),
         ({"input": [{"role": "wizard", "content": "a"}]}, "input.0.role", "must be one of"),
         ({"input": [USER, {"role": "user"}]}, "input.1.content", "a string or a non-empty array"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-         "input.0.content.0", "input_image"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
-         "input.0.content.0", "input_file"),
         ({"input": [USER, {"type": "function_call", "name": "f"}]}, "input.1.call_id", "required"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": 5}]}, "input.0.output", "string"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.id", "no stored response"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "cannot run"),
+        ({"tools": [{"type": "web_search"}, {"type": "namespace", "name": "a", "tools": [WEATHER, WEATHER]}]},
+         "tools.1.tools.1.name", "names must differ"),
+        ({"tools": [{"type": "namespace", "name": "a b", "tools": [CLOCK]}]}, "tools.0.tools.0.name", "letters"),
+        ({"tools": [{"type": "namespace", "name": "a"}]}, "tools.0.tools", "is required"),
+        ({"tools": [{"type": "custom"}]}, "tools.0.name", "is required"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
+            {"type": "web_search"}]}}, "tool_choice.tools", "cannot run"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
+            {"type": "namespace", "name": "g"}]}}, "tool_choice.tools.0.name", "not a namespace"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name", "is required"),
         ({"tools": [WEATHER, WEATHER]}, "tools.1.name", "names must differ"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name", "not among"),

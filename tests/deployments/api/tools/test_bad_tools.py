@@ -52,7 +52,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [1]}, "tools.0"),
     ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tools": [{"function": {"name": "f"}}]}, "tools.0.type"),
-    ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools.0.type"),
+    ({"tools": [{"type": ["web_search"]}]}, "tools.0.type"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "custom"}]}, "tools.0.custom"),
+    ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools.0.custom.name"),
+    ({"tools": [{"type": "web_search"}, *function(name="f", parameters=[])]}, "tools.1.function.parameters"),
+    ({"tools": [{"type": "web_search"}, *TOOLS, {"type": "custom", "custom": {"name": "clock"}}]},
+     "tools.3.custom.name"),
     ({"tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools.0.function.name"),
     ({"tools": function(name="")}, "tools.0.function.name"),
     ({"tools": function(name="a b")}, "tools.0.function.name"),
@@ -61,7 +67,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": function(name=7)}, "tools.0.function.name"),
     ({"tools": function(description=7)}, "tools.0.function.description"),
     ({"tools": function(strict="yes")}, "tools.0.function.strict"),
-    ({"tools": function(returns={})}, "tools.0.function.returns"),
     ({"tools": [*TOOLS, WEATHER]}, "tools.2.function.name"),
     ({"tools": function() * 129}, "tools"),
     ({"tools": function(parameters=[])}, PARAMETERS),
@@ -88,7 +93,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
      "tool_choice.function.name"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
-    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.custom.name"),
+    ({"functions": "f"}, "functions"),
+    ({"functions": [{"name": "a b"}]}, "functions.0.name"),
+    ({"functions": [{"name": "f"}] * 2}, "functions.1.name"),
+    ({"functions": [{"name": "f"}] * 129}, "functions"),
+    ({"functions": [{"name": "f", "parameters": {"type": "array"}}]}, "functions.0.parameters"),
+    ({"functions": [{"name": "f"}], "tools": TOOLS}, "functions"),
+    ({"functions": [{"name": "f"}], "tool_choice": "auto"}, "functions"),
+    ({"functions": [{"name": "f"}], "function_call": "always"}, "function_call"),
+    ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
+    ({"tools": TOOLS, "function_call": {"name": "clock"}}, "function_call"),
     ({"function_call": {"name": "f"}}, "function_call"),
     (chat(calls(), {"role": "tool", "tool_call_id": "c"}), "messages.2.content"),
     (chat({"role": "assistant", "tool_calls": "f"}), "messages.1.tool_calls"),
@@ -97,7 +112,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (chat(calls(name=7)), "messages.1.tool_calls.0.function.name"),
     (chat(calls(arguments=7)), "messages.1.tool_calls.0.function.arguments"),
     (chat(calls(arguments=["a"])), "messages.1.tool_calls.0.function.arguments"),
-    (chat(calls(type="custom")), "messages.1.tool_calls.0.type"),
+    (chat(calls(type=7)), "messages.1.tool_calls.0.type"),
+    (chat(calls(type="custom")), "messages.1.tool_calls.0.function"),
 ]  # fmt: skip
 
 
@@ -105,7 +121,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_bad_tools(talk: Make, change: dict[str, Any], param: str) -> None:
     error = talk(HERMES).refused(**change)
     assert error["param"] == param and len(error["message"]) < 500
-    assert error["message"].startswith(param) or param in ("functions", "function_call")
+    assert error["message"].startswith(param)
 
 
 def test_limits_are_settings(talk: Make) -> None:
