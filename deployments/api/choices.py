@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.errors import RETRY_AFTER_S, ApiError, invalid
 from deployments.api.output.output_parser import OutputParser, ToolCallDelta
 from deployments.api.time_limit import TimeLimit
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
@@ -37,6 +37,10 @@ _TURN_OUTPUT = 512
 """Most tokens of a choice that are parsed in one turn: more come at once only when a reader was slow."""
 _TURN_CHOICES = TURN_TOKENS // _REQUEST_TOKENS
 """Choices that begin to be read in one turn of the event loop."""
+_ADVICE = {
+    "grammar_dead_end": "Change the grammar or schema so that each text that it lets begin can be completed.",
+    "grammar_too_complex": "Simplify the grammar or schema.",
+}
 
 
 class ChoiceDelta(Struct, frozen=True, gc=False):
@@ -342,7 +346,12 @@ def _without_output(delta: StreamDelta) -> StreamDelta:
 
 
 def _failed(end: StreamDelta | None) -> ApiError:
-    """Log the failure, and return an error without its details; an abort's suggests a retry."""
+    """Log the failure, and return an error without its details; an abort's suggests a retry.
+
+    What is wrong with the client's grammar is told.
+    """
+    if end is not None and end.error_code is not None:
+        return invalid(f"The answer cannot go on: {end.error}. {_ADVICE[end.error_code]}", code=end.error_code)
     if end is None or end.finish_reason == "error":
         logger.error("generation failed: %s", end.error if end else "it ended without a finish reason")
         return ApiError(500, "The engine failed on this request.", code="engine_error")

@@ -65,7 +65,7 @@ class Compiler:
         with self._loading:
             if self._tokenizer is None:
                 self._tokenizer = self._vocabulary().load()
-        compiled = CompiledGrammar(compile_grammar(grammar, self._tokenizer), self._tokenizer.vocab_size)
+        compiled = CompiledGrammar(compile_grammar(grammar, self._tokenizer), self._tokenizer)
         with self._lock:
             self._kept.put(grammar, compiled, weight(grammar))
             self._used[grammar] = compiled

@@ -171,8 +171,8 @@ def _without_endless(schema: dict[str, Any], targets: dict[str, Any]) -> Any:
     endless = targets.keys() - finite
     if "#" in endless and _has_finite(schema, lambda _: True):
         raise InvalidGrammar(
-            "no value matches, because a $ref that is needed leads back to itself without end, or matches nothing; "
-            "let the value be left out, or allow another in its place"
+            "no value matches, because a $ref that is needed leads back to itself without end, or matches "
+            "nothing; let the value be left out, or allow another in its place"
         )
     return _replaced(schema, endless) if endless else schema
 

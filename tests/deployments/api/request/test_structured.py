@@ -106,7 +106,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": json_schema({}, schemas=1)}, "response_format.json_schema.schemas", "not a known field"),
     ({"response_format": json_schema({"uniqueItems": True})},
      "response_format.json_schema.schema", "uniqueItems is not supported"),
-    ({"response_format": json_schema({"type": "array", "items": {"contains": {}, "not": {}}}),
+    ({"response_format": json_schema({"type": "array", "items": {"contains": {}, "not": {}}})},
      "response_format.json_schema.schema", "contains and not are not supported"),
     ({"response_format": json_schema({"type": "strnig"})}, "response_format.json_schema.schema", "strnig"),
     ({"response_format": json_schema(False)}, "response_format.json_schema.schema", "a JSON object, or true"),
