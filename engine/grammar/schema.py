@@ -17,11 +17,8 @@ from urllib.parse import unquote
 from engine.errors import InvalidGrammar
 from engine.grammar.languages import texts_of_pattern
 from engine.grammar.least_set import least_set
+from engine.grammar.schema_keywords import NAMED, NO_SCHEMAS, is_vacuous
 
-FORMATS = frozenset(
-    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
-)  # fmt: skip
-"""The values of `format` that llguidance enforces. By the standard, all others are annotations."""
 OPTIONS: dict[str, Any] = {
     # Nothing is ignored or approximated: either the answer validates, or the grammar is refused.
     "lenient": False,
@@ -35,24 +32,6 @@ OPTIONS: dict[str, Any] = {
     "json_allowed_escapes": '"\\bfnrt',
 }
 """llguidance's options for JSON schemas."""
-_NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_VACUOUS: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
-    "format": lambda value, _: isinstance(value, str) and value not in FORMATS,
-    "uniqueItems": lambda value, _: value is False,
-    "propertyNames": lambda value, _: value is True or value == {},
-    "unevaluatedProperties": lambda value, _: value is True or value == {},
-    "unevaluatedItems": lambda value, _: value is True or value == {},
-    "dependentRequired": lambda value, _: value == {},
-    "dependentSchemas": lambda value, _: value == {},
-    "dependencies": lambda value, _: value == {},
-    "minContains": lambda _, node: "contains" not in node,
-    "maxContains": lambda _, node: "contains" not in node,
-    "if": lambda _, node: "then" not in node and "else" not in node,
-    "then": lambda _, node: "if" not in node,
-    "else": lambda _, node: "if" not in node,
-}
-"""Which values of a keyword constrain nothing, in a schema."""
 _MOST_NAMES = 128
 """Most names of one pattern that become properties."""
 _MOST_COPIED = 4096
@@ -80,7 +59,7 @@ def _mapped(node: Any, keeps_patterns: bool) -> Any:
     if not isinstance(node, dict):
         return node
     children = {
-        key: _child(key, value, keeps_patterns) for key, value in node.items() if not _is_vacuous(key, node)
+        key: _child(key, value, keeps_patterns) for key, value in node.items() if not is_vacuous(key, node)
     }
     found = children if keeps_patterns else _with_counted_names(children)
     _check_names_can_be_counted(found)
@@ -88,16 +67,11 @@ def _mapped(node: Any, keeps_patterns: bool) -> Any:
 
 
 def _child(key: str, value: Any, keeps_patterns: bool) -> Any:
-    if key in _NO_SCHEMAS:
+    if key in NO_SCHEMAS:
         return value
-    if key in _NAMED and isinstance(value, dict):
+    if key in NAMED and isinstance(value, dict):
         return {name: _mapped(child, keeps_patterns) for name, child in value.items()}
     return _mapped(value, keeps_patterns)
-
-
-def _is_vacuous(keyword: str, node: dict[str, Any]) -> bool:
-    says_nothing = _VACUOUS.get(keyword)
-    return says_nothing is not None and says_nothing(node[keyword], node)
 
 
 # --- names -------------------------------------------------------------------------------------------------
@@ -191,7 +165,7 @@ def _targets(schema: dict[str, Any]) -> dict[str, Any]:
             reference = node.get("$ref")
             if isinstance(reference, str) and reference not in found:
                 found[reference] = _target(schema, reference)
-            nodes += [value for key, value in node.items() if key not in _NO_SCHEMAS]
+            nodes += [value for key, value in node.items() if key not in NO_SCHEMAS]
     return found
 
 
@@ -262,7 +236,7 @@ def _replaced(node: Any, endless: set[str]) -> Any:
     reference = node.get("$ref")
     if isinstance(reference, str) and reference in endless:
         return False
-    return {key: value if key in _NO_SCHEMAS else _replaced(value, endless) for key, value in node.items()}
+    return {key: value if key in NO_SCHEMAS else _replaced(value, endless) for key, value in node.items()}
 
 
 def _list(value: Any) -> list[Any]:

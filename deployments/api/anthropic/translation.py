@@ -31,6 +31,7 @@ from deployments.api.request.counts import check_counts
 from deployments.api.request.fields import IgnoredFields, keep_known
 from deployments.api.request.protocol import ChatRequest, Message
 from deployments.api.request.sampling import in_range
+from deployments.api.request.schema_notes import note_unknown
 from deployments.api.request.validation_errors import translated
 from deployments.api.tools.protocol import CalledFunction, Function, Tool, ToolCall
 from deployments.config.limits import Limits
@@ -105,6 +106,7 @@ def _parsed(body: dict[str, Any], kind: type[_Kind], limits: Limits) -> tuple[_K
     ignored = IgnoredFields(limits.unknown_fields)
     fields = keep_known(body, kind.model_fields.keys(), kind.unsupported, ignored)
     check_counts(fields, limits)
+    note_unknown(fields, ignored)
     if fields.get("messages") == []:
         raise invalid("messages is empty; it needs at least one message.", "messages")
     try:

@@ -39,6 +39,7 @@ from deployments.api.request.fields import (
     keep_known,
 )
 from deployments.api.request.history import taken_messages
+from deployments.api.request.schema_notes import note_unknown
 from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.api.request.validation_errors import translated
 from deployments.api.tools.protocol import Tool, ToolCall, ToolChoice
@@ -267,6 +268,7 @@ def parse(body: dict[str, Any], limits: Limits, kind: type[Parsed]) -> tuple[Par
     ignored = IgnoredFields(limits.unknown_fields)
     fields = keep_known(body, kind.model_fields.keys(), kind.unsupported, ignored)
     check_counts(fields, limits)
+    note_unknown(fields, ignored)
     if isinstance(messages := fields.get("messages"), list):
         if not messages:
             raise invalid("messages is empty; it needs at least one message.", "messages")

@@ -13,7 +13,7 @@ from llguidance import LLTokenizer
 from engine.grammar.compiler import compile_grammar
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
-from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
+from tests.engine.support.grammar_models import EOS, NUM_TOKENS, ids, tokenizer
 
 
 @cache
@@ -68,3 +68,10 @@ def walk(grammar: Grammar, choices: Sequence[int], most: int) -> tuple[str, str]
 
 def _text(tokens: list[int]) -> str:
     return str(_llguidance_tokenizer().decode_str(tokens))
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether an answer may be this text. Raises InvalidGrammar."""
+    matcher = compile_grammar(grammar, _llguidance_tokenizer()).deep_copy()
+    tokens = ids(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
