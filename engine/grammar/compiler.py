@@ -108,6 +108,7 @@ def explained(error: str) -> str:
         return "it allows no output at all"
     # The text before "(in regex): " repeats the expression, and lines with a bar show the grammar around it.
     error = re.sub(r"\A.*?\(in regex\): ", "", error, count=1, flags=re.DOTALL)
+    error = error.partition("<backtrace>")[0].replace("panic:", "llguidance cannot follow it:")
     lines = [
         line.strip() for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|<non-verbose/>)", line)
     ]

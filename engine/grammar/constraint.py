@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -12,10 +11,6 @@ from engine.grammar.failure import GrammarFailure
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-
-_IS_SPENT = re.compile("too complex|too many|too big|fuel|max is", re.IGNORECASE)
-"""Part of llguidance's messages when a limit is reached."""
 
 
 class ConstraintStatus(Enum):
@@ -76,7 +71,7 @@ class Constraint:
         if error.startswith("NoExtension"):
             return GrammarFailure.DEAD_END
         self._compiled.has_failed = True
-        return GrammarFailure.TOO_COMPLEX if _IS_SPENT.search(error) else GrammarFailure.DEFECT
+        return GrammarFailure.TOO_COMPLEX
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of some tokens. May be called by any thread."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from engine.grammar.constraint import Constraint
+from typing import Literal
 
 GrammarErrorCode = Literal["grammar_dead_end", "grammar_too_complex"]
 """What is wrong with a client's grammar."""
@@ -21,18 +18,21 @@ class GrammarFailure(IntEnum):
     DEAD_END = -2
     """Nothing may follow, and the answer is not complete."""
     TOO_COMPLEX = -3
-    """Telling what may follow would take llguidance more than it may spend."""
+    """llguidance has given up, because telling what may follow takes more than it may spend."""
     DEFECT = -4
     """The answer is not one that the grammar allows."""
 
 
 def explain(
-    token: int, constraint: Constraint | None, output: Sequence[int]
+    token: int, output: Sequence[int], text_of: Callable[[Sequence[int]], str] | None
 ) -> tuple[str, GrammarErrorCode | None]:
-    """Return why a request has no token after its `output`, and the error's code if its grammar is to blame."""
-    if token == GrammarFailure.DEAD_END and constraint is not None:
+    """Return why a request has no token after its `output`, and the error's code if its grammar is to blame.
+
+    `text_of` decodes tokens; None where there is no grammar.
+    """
+    if token == GrammarFailure.DEAD_END and text_of is not None:
         # Each token that an answer may have has a character, or a part of one.
-        text = constraint.text(output[-4 * _MOST_QUOTED :])
+        text = text_of(output[-4 * _MOST_QUOTED :])
         quoted = text if len(text) <= _MOST_QUOTED else "…" + text[-_MOST_QUOTED:]
         return f"the grammar allows neither a continuation nor the end after {quoted!r}", "grammar_dead_end"
     if token == GrammarFailure.TOO_COMPLEX:

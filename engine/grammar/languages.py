@@ -31,6 +31,8 @@ def texts_of_pattern(pattern: str, most: int) -> list[str] | None:
     long to find, or the pattern is not valid.
     """
     matcher = _matcher("start: %json " + json.dumps({"type": "string", "pattern": pattern}))
+    if "Regex is empty" in matcher.get_error():
+        return []
     found: list[str] = []
     open_states = [(b"", matcher)]
     for _ in range(_MOST_STATES):

@@ -13,8 +13,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import InvalidGrammar
 from engine.grammar.languages import is_empty
@@ -45,8 +44,7 @@ Rules = dict[str, list[list[str]]]
 """The alternatives of each rule: sequences of rules, terminals and regular expressions."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     start: int

@@ -44,12 +44,10 @@ def rewritten(schema: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         targets = _targets(schema)
-        found = _without_endless(schema, targets)
-        found = _mapped(found, keeps_patterns=any("/patternProperties/" in reference for reference in targets))
+        found = _mapped(schema, keeps_patterns=any("/patternProperties/" in reference for reference in targets))
+        return _without_endless(found)
     except RecursionError:
         raise InvalidGrammar("the schema is nested too deeply: recursion limit exceeded") from None
-    assert isinstance(found, dict)
-    return found
 
 
 def _mapped(node: Any, keeps_patterns: bool) -> Any:
@@ -87,7 +85,8 @@ def _with_counted_names(node: dict[str, Any]) -> dict[str, Any]:
             for name in names:
                 properties[name] = _both(properties.get(name, True), patterns[pattern])
         rest = {pattern: schema for pattern, schema in patterns.items() if pattern not in few}
-        return _counted(node, properties, rest)
+        some = {pattern: schema for pattern, schema in patterns.items() if few.get(pattern) != []}
+        return _counted({**node, "patternProperties": some}, properties, rest)
     return node
 
 
@@ -138,12 +137,14 @@ def _check_names_can_be_counted(node: dict[str, Any]) -> None:
 # --- values without an end -----------------------------------------------------------------------------------
 
 
-def _without_endless(schema: dict[str, Any], targets: dict[str, Any]) -> Any:
-    """Replace references to schemas that no finite value matches by false."""
-    targets = {"#": schema, **targets}
+def _without_endless(schema: dict[str, Any]) -> dict[str, Any]:
+    """Replace references to schemas that no finite value matches by false. Raises InvalidGrammar if none does."""
+    targets = {"#": schema, **_targets(schema)}
     finite = least_set(targets, lambda reference, is_finite: _has_finite(targets[reference], is_finite))
     endless = targets.keys() - finite
-    if "#" in endless and _has_finite(schema, lambda _: True):
+    if "#" in endless:
+        if not _has_finite(schema, lambda _: True):
+            return schema  # llguidance tells what contradicts itself
         raise InvalidGrammar(
             "no value matches, because a $ref that is needed leads back to itself without end, or matches "
             "nothing; let the value be left out, or allow another in its place"
@@ -203,8 +204,24 @@ def _has_finite(node: Any, is_finite: Callable[[str], bool]) -> bool:
     return (
         not all(kind in ("array", "object") for kind in kinds)
         or ("array" in kinds and all(_has_finite(part, is_finite) for part in _required_items(node)))
-        or ("object" in kinds and all(_has_finite(part, is_finite) for part in _required_properties(node)))
+        or ("object" in kinds and _has_finite_object(node, is_finite))
     )
+
+
+def _has_finite_object(node: dict[str, Any], is_finite: Callable[[str], bool]) -> bool:
+    properties, patterns = node.get("properties", {}), node.get("patternProperties", {})
+    if not isinstance(properties, dict) or not isinstance(patterns, dict):
+        return True  # llguidance tells what is wrong
+    rest, required = node.get("additionalProperties", True), _list(node.get("required"))
+    # A required name that is no property may match a pattern.
+    needed = [properties.get(name, bool(patterns) or rest) for name in required if isinstance(name, str)]
+    if not all(_has_finite(value, is_finite) for value in needed):
+        return False
+    least = node.get("minProperties")
+    if not isinstance(least, int) or least <= len(required):
+        return True
+    others = [value for name, value in properties.items() if name not in required]
+    return any(_has_finite(value, is_finite) for value in [*others, *patterns.values(), rest])
 
 
 def _required_items(node: dict[str, Any]) -> Iterator[Any]:
@@ -215,17 +232,6 @@ def _required_items(node: dict[str, Any]) -> Iterator[Any]:
         yield from given[:least]
         if least > len(given):
             yield rest
-
-
-def _required_properties(node: dict[str, Any]) -> Iterator[Any]:
-    properties, rest = node.get("properties", {}), node.get("additionalProperties", True)
-    if node.get("patternProperties"):
-        rest = True  # perhaps
-    for name in _list(node.get("required")):
-        if isinstance(properties, dict) and isinstance(name, str):
-            yield properties.get(name, rest)
-    if not properties and node.get("minProperties") not in (None, 0):
-        yield rest
 
 
 def _replaced(node: Any, endless: set[str]) -> Any:

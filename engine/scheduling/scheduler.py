@@ -373,7 +373,8 @@ class Scheduler:
     def _no_token(self, request: Request, token: int, output: Sequence[int], now: float) -> StreamDelta:
         """End a request after `output`, because a sampler could give no token but this, which is none."""
         ended = self._end(request, "error", now, keep=False)
-        ended.error, ended.error_code = explain(token, request.constraint, output)
+        text_of = None if request.constraint is None else request.constraint.text
+        ended.error, ended.error_code = explain(token, output, text_of)
         return ended
 
     def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:

@@ -1,4 +1,4 @@
-"""Names what constrains nothing in the JSON schema that an answer must match, as other unknown fields are named."""
+"""Names what constrains nothing in the JSON schema of an answer, as other unknown fields are named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLACES = (
 
 
 def note_unknown(fields: Mapping[str, Any], ignored: IgnoredFields) -> None:
-    """Ignore unknown keywords and formats by the rule for unknown fields. Raises `ApiError` where it refuses them."""
+    """Ignore unknown keywords and formats by the rule for unknown fields. Raises `ApiError` if it refuses them."""
     for place in _PLACES:
         schema: Any = fields
         for name in place.split("."):

@@ -48,9 +48,12 @@ def arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 LEAVES: st.SearchStrategy[Any] = st.one_of(
     st.booleans(),
-    st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"enum": ["a", 1, None]}, {"enum": []}, {"const": "ab"}]),
+    st.sampled_from([{"type": "null"}, {"type": "boolean"}]),
+    st.sampled_from([{"enum": ["a", 1, None]}, {"enum": []}, {"const": "ab"}]),
     REFERENCES.map(lambda reference: {"$ref": reference}),
-    optional(minimum=SMALL, maximum=SMALL, multipleOf=st.integers(1, 3)).map(lambda found: {"type": "integer", **found}),
+    optional(minimum=SMALL, maximum=SMALL, multipleOf=st.integers(1, 3)).map(
+        lambda found: {"type": "integer", **found}
+    ),
     optional(
         minLength=SMALL,
         maxLength=SMALL,
@@ -84,8 +87,11 @@ def test_an_answer_to_a_schema_that_is_accepted_ends_and_is_valid(
         end, text = walk(Grammar("json_schema", json.dumps(schema)), choices, 200)
     except InvalidGrammar:
         assume(False)
-    assert end == "complete", text
-    jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    assert end == "complete", (text, json.dumps(schema))
+    try:
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    except RecursionError:  # the library follows "anyOf": [{"$ref": "#"}, ...] without end
+        assume(False)
 
 
 RULES = ("start", "one", "two", "three")

@@ -41,7 +41,8 @@ def _in_string(text: str) -> bool:
 def walk(grammar: Grammar, choices: Sequence[int], most: int) -> tuple[str, str]:
     """Follow a grammar: by `choices` first, then towards the end, for at most so many tokens.
 
-    Returns how it ended, "complete", "long", or llguidance's complaint, and what was written. Raises InvalidGrammar.
+    Returns how it ended, "complete", "long" or llguidance's complaint, and what was written. Raises
+    InvalidGrammar.
     """
     matcher = compile_grammar(grammar, _llguidance_tokenizer()).deep_copy()
     written: list[int] = []
