@@ -190,6 +190,8 @@ def _has_finite(node: Any, is_finite: Callable[[str], bool]) -> bool:
     """Whether a finite value may match; `is_finite` tells it of a reference. False only where none can."""
     if not isinstance(node, dict):
         return node is not False
+    if node.get("enum") == []:
+        return False
     reference = node.get("$ref")
     if isinstance(reference, str) and not is_finite(reference):
         return False

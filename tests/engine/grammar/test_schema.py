@@ -106,6 +106,9 @@ ENDLESS = {"type": "object", "properties": {"y": {"$ref": "#/$defs/x"}}, "requir
         {"$ref": "#/$defs/x", "$defs": {"x": ENDLESS}},
         {"anyOf": [{"$ref": "#"}, {"$ref": "#/$defs/x"}], "$defs": {"x": ENDLESS}},
         {"allOf": [{"$ref": "#/$defs/x"}, {}], "$defs": {"x": ENDLESS}},
+        {"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"enum": []}, False]}, "minItems": 1},
+        {"type": "object", "patternProperties": {"^[ab]$": {"$ref": "#"}}, "required": ["b"]},
+        {**CLOSED, "properties": {"a": False, "b": {"$ref": "#"}}, "minProperties": 1},
         {"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": {"$ref": "#/$defs/a~1b%20c"}}},
     ],
 )
