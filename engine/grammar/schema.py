@@ -56,20 +56,23 @@ def _mapped(node: Any, keeps_patterns: bool) -> Any:
         return [_mapped(child, keeps_patterns) for child in node]
     if not isinstance(node, dict):
         return node
-    children = {
-        key: _child(key, value, keeps_patterns) for key, value in node.items() if not is_vacuous(key, node)
-    }
+    kept = {key: value for key, value in node.items() if not is_vacuous(key, node)}
+    children = _with_parts(kept, lambda part: _mapped(part, keeps_patterns))
     found = children if keeps_patterns else _with_counted_names(children)
     _check_names_can_be_counted(found)
     return found
 
 
-def _child(key: str, value: Any, keeps_patterns: bool) -> Any:
-    if key in NO_SCHEMAS:
-        return value
-    if key in NAMED and isinstance(value, dict):
-        return {name: _mapped(child, keeps_patterns) for name, child in value.items()}
-    return _mapped(value, keeps_patterns)
+def _with_parts(node: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a node with what is in it changed."""
+    return {
+        key: value
+        if key in NO_SCHEMAS
+        else {name: change(part) for name, part in value.items()}
+        if key in NAMED and isinstance(value, dict)
+        else change(value)
+        for key, value in node.items()
+    }
 
 
 # --- names -------------------------------------------------------------------------------------------------
@@ -140,7 +143,11 @@ def _check_names_can_be_counted(node: dict[str, Any]) -> None:
 def _without_endless(schema: dict[str, Any]) -> dict[str, Any]:
     """Replace references to schemas that no finite value matches by false. Raises InvalidGrammar if none does."""
     targets = {"#": schema, **_targets(schema)}
-    finite = least_set(targets, lambda reference, is_finite: _has_finite(targets[reference], is_finite))
+
+    def has_finite(reference: str, is_finite: Callable[[str], bool]) -> bool:
+        return _has_finite(targets[reference], lambda other: other not in targets or is_finite(other))
+
+    finite = least_set(targets, has_finite)
     endless = targets.keys() - finite
     if "#" in endless:
         if not _has_finite(schema, lambda _: True):
@@ -161,12 +168,12 @@ def _targets(schema: dict[str, Any]) -> dict[str, Any]:
         if isinstance(node, list):
             nodes += node
         elif isinstance(node, dict):
-            if "$id" in node and node is not schema:
+            if isinstance(node.get("$id"), str) and node is not schema:
                 return {}
             reference = node.get("$ref")
             if isinstance(reference, str) and reference not in found:
                 found[reference] = _target(schema, reference)
-            nodes += [value for key, value in node.items() if key not in NO_SCHEMAS]
+            _with_parts(node, nodes.append)  # only to find them
     return found
 
 
@@ -244,7 +251,7 @@ def _replaced(node: Any, endless: set[str]) -> Any:
     reference = node.get("$ref")
     if isinstance(reference, str) and reference in endless:
         return False
-    return {key: value if key in NO_SCHEMAS else _replaced(value, endless) for key, value in node.items()}
+    return _with_parts(node, lambda part: _replaced(part, endless))
 
 
 def _list(value: Any) -> list[Any]:

@@ -138,6 +138,23 @@ def test_where_an_endless_value_may_be_left_out_it_cannot_be_begun(
     assert walk(Grammar("json_schema", json.dumps(schema)), (), 60)[0] == "complete"
 
 
+@pytest.mark.parametrize("name", ["default", "const", "enum", "examples", "$ref", "$id", "required", "properties"])
+def test_a_property_may_be_named_as_a_keyword(name: str) -> None:
+    schema = {
+        **CLOSED,
+        "properties": {name: {"$ref": "#/$defs/x"}, "y": {"$ref": "#/$defs/y"}},
+        "required": [name],
+        "$defs": {"x": {**B_OR_C, "properties": {name: {"type": "string", "format": "path"}}}, "y": ENDLESS},
+    }
+    assert allows(schema, f'{{"{name}":{{"{name}":"any","b":1}}}}')
+    assert not allows(schema, f'{{"{name}":{{"b":1,"b":1}}}}')
+
+
+def test_references_that_have_another_meaning_are_left_to_llguidance() -> None:
+    inner = {"$id": "http://host/inner", "$defs": {"x": NULL}, "$ref": "#/$defs/x"}
+    assert allows({"type": "array", "items": inner, "minItems": 1, "$defs": {"x": ENDLESS}}, "[null]")
+
+
 # --- annotations -----------------------------------------------------------------------------------------------
 
 

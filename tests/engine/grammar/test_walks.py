@@ -1,7 +1,7 @@
 """Small schemas and grammars, contradictory ones too: each is refused, or what it lets begin has an end.
 
-20,000 examples of each found nothing with `--hypothesis-profile=search --hypothesis-seed=12`; the examples that stand
-here were found by searches before.
+20,000 examples of each found nothing with `--hypothesis-profile=search --hypothesis-seed=12`. The examples that
+stand here were found by searches before.
 """
 
 from __future__ import annotations
