@@ -1,7 +1,7 @@
 """Small schemas and grammars, contradictory ones too: each is refused, or what it lets begin has an end.
 
-20,000 examples of each found nothing with `--hypothesis-profile=search --hypothesis-seed=12`. The examples that
-stand here were found by searches before.
+A search of 20,000 schemas (`@seed(12)`) and one of 10,000 grammars (`--hypothesis-seed=4`) met no dead end and no
+invalid answer. The examples that stand here were found by searches before.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ def test_an_answer_to_a_schema_that_is_accepted_ends_and_is_valid(
         end, text = walk(Grammar("json_schema", json.dumps(schema)), choices, 200)
     except InvalidGrammar:
         assume(False)
-    # Where an alternative to a reference contradicts itself, only the endless way may be left, which nobody tells.
-    assert end == "complete" or (end == "long" and "$ref" in json.dumps(schema)), (end, text, json.dumps(schema))
+    if end == "long" and "$ref" in json.dumps(schema):
+        return  # an alternative that contradicts itself may leave only the endless one, which nobody tells
+    assert end == "complete", (end, text, json.dumps(schema))
     try:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
     except RecursionError:  # the library follows "anyOf": [{"$ref": "#"}, ...] without end
