@@ -151,7 +151,7 @@ def _draw_answer(compiled: CompiledGrammar, eos: int, seed: int) -> list[int]:
     draw, answer, matcher = random.Random(seed), list[int](), compiled.matcher.deep_copy()
     while len(answer) < ANSWER_TOKENS:
         bits = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
-        allowed = [token for token in range(compiled.num_tokens) if bits[token // 8] >> token % 8 & 1]
+        allowed = [token for token in range(compiled.tokenizer.vocab_size) if bits[token // 8] >> token % 8 & 1]
         token = draw.choice(allowed)
         if token == eos:
             break

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from engine.beam_search import Hypothesis
+from engine.grammar.failure import GrammarErrorCode
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.structs import Struct, field
 
@@ -64,6 +65,9 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
     pooled: bytes | None = None
     """With the end of a pooled request, its only delta: what was wanted of its prompt, in float32, little
     endian."""
+    error_code: GrammarErrorCode | None = None
+    """Set where the request's grammar is to blame, which no other engine can follow any further; `error` is then
+    for its author."""
 
     @property
     def end(self) -> int:
@@ -92,7 +96,7 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = joined(self.prompt_logprobs, later.prompt_logprobs)
         if later.finish_reason is not None:
-            self.finish_reason, self.error = later.finish_reason, later.error
+            self.finish_reason, self.error, self.error_code = later.finish_reason, later.error, later.error_code
             self.alternatives, self.pooled = later.alternatives, later.pooled
 
     def pieces(self, num_tokens: int) -> Iterator[StreamDelta]:
@@ -110,7 +114,11 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
             )
             if is_last:
                 piece.finish_reason, piece.timings, piece.error = self.finish_reason, self.timings, self.error
-                piece.alternatives, piece.pooled = self.alternatives, self.pooled
+                piece.alternatives, piece.pooled, piece.error_code = (
+                    self.alternatives,
+                    self.pooled,
+                    self.error_code,
+                )
             yield piece
 
     def since(self, num_tokens: int, num_prompt: int) -> StreamDelta:
@@ -131,4 +139,5 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
             scores,
             self.alternatives,
             self.pooled,
+            self.error_code,
         )

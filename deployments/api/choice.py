@@ -7,13 +7,18 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct, structs
 
-from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.errors import RETRY_AFTER_S, ApiError, invalid
 from deployments.api.output.output_parser import OutputParser, ToolCallDelta
 from deployments.api.output.spelled_text import SpelledText
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.stream_delta import FinishReason, StreamDelta
 
 logger = logging.getLogger(__name__)
+
+_ADVICE = {
+    "grammar_dead_end": "Change the grammar or schema so that each text that it lets begin can be completed.",
+    "grammar_too_complex": "Simplify the grammar or schema.",
+}
 
 
 class ChoiceDelta(Struct, frozen=True, gc=False):
@@ -209,7 +214,12 @@ def _without_output(delta: StreamDelta) -> StreamDelta:
 
 
 def failure_of(end: StreamDelta | None) -> ApiError:
-    """Log the failure, and return an error without its details; an abort's suggests a retry."""
+    """Log the failure, and return an error without its details; an abort's suggests a retry.
+
+    What is wrong with the client's grammar is told.
+    """
+    if end is not None and end.error_code is not None:
+        return invalid(f"The answer cannot go on: {end.error}. {_ADVICE[end.error_code]}", code=end.error_code)
     if end is None or end.finish_reason == "error":
         logger.error("generation failed: %s", end.error if end else "it ended without a finish reason")
         return ApiError(500, "The engine failed on this request.", code="engine_error")

@@ -290,7 +290,7 @@ class EngineReplica:
         self._wire.publish(events)
         self._metrics.on_events(events)
         for event in events:
-            if event.finish_reason == "error":
+            if event.finish_reason == "error" and event.error_code is None:  # otherwise it is the client's
                 logger.error("%s failed: %s", event.request_id, event.error)
             if self._calls and (call := self._calls.get(event.request_id)) is not None:
                 call.feed(event)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.grammar.spec import Grammar
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 MOST_MASKS = 2048
 """Masks after which new requests have the grammar compiled anew."""
@@ -27,10 +27,10 @@ _UNTRIED_BYTES, _UNTRIED_BYTES_PER_CHAR = 2**18, 300
 class CompiledGrammar:
     """A matcher in its initial state, and how much it was used."""
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
-        """`matcher` is copied before use and never advanced; `num_tokens` ids are in its masks."""
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+        """`matcher` is copied before use and never advanced."""
         self.matcher = matcher
-        self.num_tokens = num_tokens
+        self.tokenizer = tokenizer
         self.num_masks = 0
         """Masks of all requests that share it."""
         self.has_failed = False

@@ -19,30 +19,16 @@ from typing import TYPE_CHECKING, Any
 from engine.bounded_cache import BoundedCache
 from engine.errors import InvalidGrammar
 from engine.grammar.compiled import CompiledGrammar, weight
+from engine.grammar.languages import LIMITS
+from engine.grammar.rules import check_rules_end, with_schemas
+from engine.grammar.schema import OPTIONS, rewritten
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 1_000_000,  # about 20 ms
-    "step_lexer_fuel": 200_000,  # about 14 ms of a mask
-    "step_max_items": 50_000,  # about 3 ms of a mask
-    "max_lexer_states": 50_000,  # at most 64 MB, shared by all requests with the grammar
-    "verbose_errors": False,
-}
 _MAX_MESSAGE_CHARS = 300
-_JSON_OPTIONS = {
-    # Nothing is ignored or approximated: either the answer validates, or the grammar is refused.
-    "lenient": False,
-    "coerce_one_of": False,
-    # A blank, or a new line with indentation: without a bound, an unsure model would write blanks for ever.
-    "whitespace_pattern": r" |\n[ \t]{0,16}",
-    "whitespace_flexible": True,
-    "item_separator": ",",
-    "key_separator": ":",
-}
 
 
 class Compiler:
@@ -79,7 +65,7 @@ class Compiler:
         with self._loading:
             if self._tokenizer is None:
                 self._tokenizer = self._vocabulary().load()
-        compiled = CompiledGrammar(compile_grammar(grammar, self._tokenizer), self._tokenizer.vocab_size)
+        compiled = CompiledGrammar(compile_grammar(grammar, self._tokenizer), self._tokenizer)
         with self._lock:
             self._kept.put(grammar, compiled, weight(grammar))
             self._used[grammar] = compiled
@@ -93,7 +79,7 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     """
     from llguidance import LLMatcher, LLParserLimits  # Imported here: without grammars it need not be installed.
 
-    limits = LLParserLimits(**_LIMITS)
+    limits = LLParserLimits(**LIMITS)
     matcher = LLMatcher(tokenizer, _as_llguidance(grammar), log_level=0, limits=limits)
     if not matcher.is_error():
         probe = matcher.deep_copy()
@@ -105,9 +91,8 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def schema_in_lark(schema: dict[str, Any]) -> str:
-    """Embed a JSON schema in a grammar in Lark's syntax, with the usual schema options. Raises InvalidGrammar."""
-    _check_names_can_be_counted(schema)
-    return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+    """Embed a JSON schema in a grammar in Lark's syntax."""
+    return "%json " + json.dumps(schema)
 
 
 def explained(error: str) -> str:
@@ -123,6 +108,7 @@ def explained(error: str) -> str:
         return "it allows no output at all"
     # The text before "(in regex): " repeats the expression, and lines with a bar show the grammar around it.
     error = re.sub(r"\A.*?\(in regex\): ", "", error, count=1, flags=re.DOTALL)
+    error = error.partition("<backtrace>")[0].replace("panic:", "llguidance cannot follow it:")
     lines = [
         line.strip() for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|<non-verbose/>)", line)
     ]
@@ -143,7 +129,9 @@ def _as_llguidance(grammar: Grammar) -> str:
         case "choice":
             return LLMatcher.grammar_from_regex(_one_of(grammar.source))
         case "lark":
-            return LLMatcher.grammar_from_lark(grammar.source)
+            source = with_schemas(grammar.source, lambda schema: {"x-guidance": OPTIONS, **rewritten(schema)})
+            check_rules_end(source)
+            return LLMatcher.grammar_from_lark(source)
 
 
 def _json_schema(source: str) -> str:
@@ -154,32 +142,13 @@ def _json_schema(source: str) -> str:
     except (ValueError, RecursionError):
         schema = None
     if schema is True:
-        source = "{}"  # Options can only be added to an object.
+        schema = {}  # Options can only be added to an object.
     elif not isinstance(schema, dict):
         raise InvalidGrammar("a schema must be a JSON object, or true")
-    _check_names_can_be_counted(schema)
     try:
-        return LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(json.dumps(rewritten(schema)), overrides=OPTIONS)  # type: ignore[arg-type]
     except ValueError as error:
         raise InvalidGrammar(explained(str(error))) from None
-
-
-def _check_names_can_be_counted(schema: object) -> None:
-    """Refuse schemas that llguidance gets wrong: for minProperties it counts a repeated name more than once."""
-    nodes = [schema]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, list):
-            nodes += node
-        elif isinstance(node, dict):
-            least, required = node.get("minProperties"), node.get("required")
-            num_required = len(required) if isinstance(required, list) else 0
-            if isinstance(least, int) and least > num_required + 1:
-                raise InvalidGrammar(
-                    "minProperties is not supported above the number of required properties and one: "
-                    f"got {least}, with {num_required} required"
-                )
-            nodes += [value for key, value in node.items() if key not in ("const", "enum", "default", "examples")]
 
 
 def _one_of(source: str) -> str:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from engine.grammar.compiled import CompiledGrammar
+from engine.grammar.failure import GrammarFailure
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -19,7 +20,7 @@ class ConstraintStatus(Enum):
     TAIL_REJECTED = "tail rejected"
     """The uncertain tail is not allowed: it holds a wrong draft token, so the row's result will be dropped."""
     FAILED = "failed"
-    """The known tokens are not allowed, or llguidance gave up: the request cannot continue."""
+    """The request cannot continue: `Constraint.failure` tells why."""
 
 
 class OutputHistory(Protocol):
@@ -45,11 +46,12 @@ class Constraint:
     """
 
     def __init__(self, compiled: CompiledGrammar) -> None:
-        self.num_words = -(-compiled.num_tokens // 32)
+        self.num_words = -(-compiled.tokenizer.vocab_size // 32)
         """Number of 32-bit words in a mask."""
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
         self._consumed: list[int] = []
+        self._is_rejected = False
         self._num_certain = 0
         """Number of leading tokens of `_consumed` that can never change and need not be compared again."""
 
@@ -61,11 +63,24 @@ class Constraint:
         return self._matcher
 
     @property
-    def has_failed(self) -> bool:
-        """Whether llguidance gave up because its fuel was spent; a token that is not allowed is no failure."""
-        failed = self.matcher.is_error()
-        self._compiled.has_failed |= failed
-        return failed
+    def failure(self) -> GrammarFailure | None:
+        """Why the last mask or the last `follow` failed; a wrong tail is no failure."""
+        if not self.matcher.is_error():
+            return GrammarFailure.DEFECT if self._is_rejected else None
+        error = self.matcher.get_error()
+        if error.startswith("NoExtension"):
+            return GrammarFailure.DEAD_END
+        self._compiled.has_failed = True
+        return GrammarFailure.TOO_COMPLEX
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of some tokens. May be called by any thread."""
+        return self._compiled.tokenizer.decode_str(list(tokens))
+
+    def restart(self) -> None:
+        """Forget what was consumed, and a failure; the next `follow` consumes all of an output again."""
+        self._matcher, self._num_certain = None, 0
+        self._consumed.clear()
 
     def follow(self, history: OutputHistory) -> ConstraintStatus:
         """Bring the grammar to the end of an output, for a mask. Costs as much as the output holds that is new."""
@@ -82,7 +97,8 @@ class Constraint:
         taken = self.matcher.try_consume_tokens(wanted[:valid]) if valid else 0
         self._consumed += wanted[:taken]
         self._num_certain = min(len(self._consumed), num_known)
-        if self.has_failed or self._num_certain < num_known:
+        self._is_rejected = self._num_certain < num_known
+        if self.failure is not None:
             return ConstraintStatus.FAILED
         return ConstraintStatus.ALLOWED if taken == len(wanted) else ConstraintStatus.TAIL_REJECTED
 

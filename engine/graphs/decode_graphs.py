@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 
 from cache import PageCopy
 from engine.attention.batch import AttentionBatch
-from engine.attention.pinned import on_device
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
 from engine.graphs.step_graphs import Capture, DecodeSize, DecodeSizes, StepGraphs
@@ -31,10 +29,10 @@ from engine.logprobs import TokenLogprobs
 from engine.request import PENDING
 from engine.runner.prepared_step import Places
 from engine.sampling.graph_chooser import GraphChooser, fits_forward, fits_graph, fits_masked_graph, is_cut
-from engine.sampling.masks import GrammarMasks, StaticMasks
+from engine.sampling.masks import Failures, GrammarMasks, StaticMasks
 from engine.sampling.row import SamplingRow
 from engine.scheduling.host_pool import PagePair
-from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan
+from engine.scheduling.plan import Chunk, StepPlan
 
 Decode = Callable[[torch.Tensor, AttentionBatch, torch.Tensor], None]
 """Maps int64 token ids [R] and their batch to logits, which it writes to float32 [R, V]; writes the tokens' KV."""
@@ -188,7 +186,7 @@ class DecodeGraphs:
         count, changes = len(step.rows), step.changes
         with self._breaking():
             reports: list[TokenLogprobs | None] = [None] * count
-            failed: list[int] = []
+            failed: Failures = {}
             if step.sampler is None:
                 chosen, reports = self._sample(self._logits[:count], step.sampling_rows(known))
                 self._rows.advance(count, chosen)
@@ -197,14 +195,14 @@ class DecodeGraphs:
                     failed = self._write_masks(step.sampling_rows(known))
                 self._samplers[step.sampler].run(step.size.rows)
             sampled = self._rows.sampled[:count].clone()
-            if failed:
-                sampled[on_device(np.array(failed), sampled.device)] = GRAMMAR_FAILED
+            for row, failure in failed.items():
+                sampled[row] = failure
         self._last = changes.number
         if changes.is_anew:
             self._is_broken = False
         return sampled, reports
 
-    def _write_masks(self, rows: Sequence[SamplingRow]) -> list[int]:
+    def _write_masks(self, rows: Sequence[SamplingRow]) -> Failures:
         """Send what the rows' grammars allow; returns the rows whose grammar failed."""
         assert self._grammars is not None and self._masks is not None
         constrained, masks, failed = self._grammars.fill(rows)

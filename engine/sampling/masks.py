@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from engine.attention.pinned import on_device
 from engine.grammar.constraint import Constraint, ConstraintStatus
+from engine.grammar.failure import GrammarFailure
 from engine.sampling.adjust import forbidden_ends
 from engine.sampling.row import SamplingRow
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 Masks = npt.NDArray[np.int32]
 """[rows, words]: bit i of a row says whether token i is allowed, lowest bits first."""
+
+
+Failures = Mapping[int, GrammarFailure]
+"""Rows whose grammar failed, and why."""
 
 
 class _RequestRows(NamedTuple):
@@ -41,7 +46,7 @@ class GrammarMasks:
         self._eos = eos_token_ids
         self._executor: LLExecutor | None = None
 
-    def apply(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    def apply(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Failures:
         """Set what grammars forbid to -inf, in place. Return the rows whose grammar failed, which are unchanged.
 
         logits: float [R, V]; rows without a grammar are unchanged too, and so are those after a forbidden draft
@@ -54,19 +59,19 @@ class GrammarMasks:
             logits[index] = forbid(logits[index], packed, bits_of_bytes(logits.device))
         return failed
 
-    def fill(self, rows: Sequence[SamplingRow]) -> tuple[list[int], Masks, list[int]]:
+    def fill(self, rows: Sequence[SamplingRow]) -> tuple[list[int], Masks, Failures]:
         """Return the rows with a grammar, their masks, and the rows that failed: their masks forbid nothing."""
         constrained = [index for index, row in enumerate(rows) if row.request.constraint is not None]
         if not constrained:
-            return [], np.empty((0, 0), dtype=np.int32), []
+            return [], np.empty((0, 0), dtype=np.int32), {}
         mine = [rows[index] for index in constrained]
         masks, failed = self._fill(mine)
         for mask, row in zip(masks, mine, strict=True):
             if row.num_output < row.request.sampling.min_tokens:
                 _forbid_if_possible(mask, [*forbidden_ends(row.request.sampling, self._eos)])
-        return constrained, masks, [constrained[at] for at in failed]
+        return constrained, masks, {constrained[at]: failure for at, failure in failed.items()}
 
-    def _fill(self, rows: Sequence[SamplingRow]) -> tuple[Masks, list[int]]:
+    def _fill(self, rows: Sequence[SamplingRow]) -> tuple[Masks, Failures]:
         """Return the masks of `rows`, with all bits set where nothing is forbidden, and the rows that failed."""
         runs = list(_rows_by_request(rows))
         masks: Masks = np.full((len(rows), runs[0].constraint.num_words), -1, dtype=np.int32)
@@ -75,14 +80,36 @@ class GrammarMasks:
             [run for run, status in zip(runs, statuses, strict=True) if status is ConstraintStatus.ALLOWED],
             masks,
         )
-        failed = [
-            row
-            for run, status in zip(runs, statuses, strict=True)
-            if status is ConstraintStatus.FAILED or run.constraint.has_failed
-            for row in run.rows
-        ]
-        masks[failed] = -1
+        failed: dict[int, GrammarFailure] = {}
+        for run, status in zip(runs, statuses, strict=True):
+            failure = run.constraint.failure
+            if failure is None and not masks[run.start].any():
+                failure = GrammarFailure.DEAD_END
+            if failure is not None and status is ConstraintStatus.ALLOWED and run.drafts:
+                self._compute_singly(run, rows[run.start], masks, failed)
+            elif failure is not None:
+                failed |= dict.fromkeys(run.rows, failure)
+        masks[[*failed]] = -1
         return masks, failed
+
+    def _compute_singly(
+        self, run: _RequestRows, first: SamplingRow, masks: Masks, failed: dict[int, GrammarFailure]
+    ) -> None:
+        """Compute a run's masks one after the other: a draft token may have led to where its grammar failed."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        constraint = run.constraint
+        constraint.restart()
+        constraint.follow(first)
+        masks[run.rows] = -1
+        for at, draft in zip(run.rows, [*run.drafts, None], strict=True):
+            fill_next_token_bitmask(constraint.matcher, masks, at)
+            failure = constraint.failure
+            if failure is not None:
+                failed[at] = failure
+            if failure is not None or draft is None or not constraint.matcher.try_consume_tokens([draft]):
+                break
+        constraint.restart()
 
     def _compute(self, runs: Sequence[_RequestRows], masks: Masks) -> None:
         """Compute masks in parallel, without the interpreter's lock."""

@@ -18,11 +18,10 @@ from engine.kernels.native import Kernels, SampledRow, Workspace
 from engine.logprobs import TokenLogprobs
 from engine.sampling.adjust import forbidden_ends, must_go_on
 from engine.sampling.beam_candidates import beam_candidates
-from engine.sampling.masks import GrammarMasks, Masks
+from engine.sampling.masks import Failures, GrammarMasks, Masks
 from engine.sampling.row import SamplingRow
 from engine.sampling.token_counts import TokenCounts, is_penalized
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import GRAMMAR_FAILED
 
 _ROW = np.dtype(SampledRow)
 
@@ -71,8 +70,8 @@ class NativeSampler:
             threads,
         )
         del pointed_to, masks
-        if failed:
-            tokens[failed] = GRAMMAR_FAILED
+        for at, failure in failed.items():
+            tokens[at] = failure
         found = reports.read(tokens)
         if table.searching:
             best = beam_candidates(logits[table.searching], [rows[at] for at in table.searching])
@@ -108,7 +107,7 @@ class NativeSampler:
         entry["edited"], entry["edits"], entry["num_edits"] = edited.ctypes.data, added.ctypes.data, len(edits)
         return [edited, added]
 
-    def _mask(self, table: _Table, rows: Sequence[SamplingRow]) -> tuple[Masks, list[int]]:
+    def _mask(self, table: _Table, rows: Sequence[SamplingRow]) -> tuple[Masks, Failures]:
         """Point structs to their grammars' masks; return the masks, and the rows whose grammars failed."""
         constrained, masks, failed = self._masks.fill(rows)
         if table.is_masked:

@@ -16,7 +16,6 @@ from engine.sampling.masks import GrammarMasks
 from engine.sampling.native import NativeSampler
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampled_logprobs import SampledLogprobs
-from engine.scheduling.plan import GRAMMAR_FAILED
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +47,8 @@ class Sampler:
     ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
         """Return one token per row, int64 [R] on the logits' device, and log-probabilities where asked for.
 
-        logits: float32 [R, V], overwritten; row r belongs to rows[r]. A row without a valid choice gets -1 or
-        `GRAMMAR_FAILED`, and no log-probabilities; it does not affect the other rows.
+        logits: float32 [R, V], overwritten; row r belongs to rows[r]. A row without a valid choice gets -1 or a
+        `GrammarFailure`, and no log-probabilities; it does not affect the other rows.
         """
         own = SampledLogprobs(logits, rows)
         searching = [index for index, row in enumerate(rows) if is_beam_row(row)]
@@ -58,8 +57,8 @@ class Sampler:
         self._chooser.adjust(logits, rows, self._eos)
         failed = self._masks.apply(logits, rows)
         chosen = self._chooser.choose(logits, rows)
-        if failed:
-            chosen[failed] = GRAMMAR_FAILED
+        for row, failure in failed.items():
+            chosen[row] = failure
         reports = own.report(logits, chosen)
         if searching:
             found = beam_candidates(logits[searching], [rows[index] for index in searching])

@@ -21,9 +21,6 @@ from engine.scheduling.host_pool import PagePair, StateCopy
 from engine.stream_delta import StreamDelta
 from engine.structs import Struct
 
-GRAMMAR_FAILED = -2
-"""Stands for a token when the request's grammar cannot be followed any further."""
-
 
 class Chunk(Struct, frozen=True, gc=False):
     """The tokens of one request in one step.

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from cache import CacheStats, KVCacheManager, Namespace, PageAccount
 from engine.drafting.speculator import Speculator
+from engine.grammar.failure import explain
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING, Request, Status
 from engine.scheduling import beam_group
@@ -26,7 +27,7 @@ from engine.scheduling.host_kv import HostKV
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.lender import Lender
 from engine.scheduling.peers import LentPages
-from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan, StepResult
+from engine.scheduling.plan import Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.prefill_sharing import PrefillSharing
 from engine.scheduling.queue_policy import policy_named
@@ -323,7 +324,8 @@ class Scheduler:
         for token in tokens:
             num_tokens += 1
             if token < 0:
-                return self._end(request, "error", now, keep=False, error=_why(token))
+                output = [*request.tokens[request.num_prompt : known], *tokens[: num_tokens - known - 1]]
+                return self._no_token(request, token, output, now)
             if token in request.stop_ids or num_tokens >= request.longest:
                 reason = self._finish_reason(request, token, num_tokens)
                 if reason is not None:
@@ -348,7 +350,7 @@ class Scheduler:
         del request.tokens[request.num_prompt :]
         request.first_token_at = now
         if not values:
-            return self._end(request, "error", now, keep=False, error=_why(-1))
+            return self._no_token(request, -1, (), now)
         ended = self._end(request, "stop", now)
         ended.pooled = values
         return ended
@@ -363,10 +365,17 @@ class Scheduler:
             return []
         best = request.search.finished[: request.search.params.num_returned]
         if len(known) < len(rows) or not best:
-            return [self._end(request, "error", now, keep=False, error=_why(-1))]
+            return [self._no_token(request, -1, (), now)]
         ended = self._end(request, best[0].finish_reason, now, tokens=list(best[0].token_ids))
         ended.alternatives = list(best)
         return [ended]
+
+    def _no_token(self, request: Request, token: int, output: Sequence[int], now: float) -> StreamDelta:
+        """End a request after `output`, because a sampler could give no token but this, which is none."""
+        ended = self._end(request, "error", now, keep=False)
+        text_of = None if request.constraint is None else request.constraint.text
+        ended.error, ended.error_code = explain(token, output, text_of)
+        return ended
 
     def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:
         """Return why a request ends with `token` as the last of `num_tokens`; None if it goes on."""
@@ -449,9 +458,3 @@ class Scheduler:
         self.allocator.num_preemptions = self.allocator.num_swapped = 0
         self.cache.stats = CacheStats()
         self.cache.page_ages.drain()
-
-
-def _why(token: int) -> str:
-    if token == GRAMMAR_FAILED:
-        return "the request's grammar became too complex to follow"
-    return "the model computed no valid probabilities"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.grammar.schema_keywords import NO_SCHEMAS
+
 _SAYS_MORE = frozenset(
     {"additionalProperties", "unevaluatedProperties", "patternProperties", "anyOf", "oneOf", "$ref", "if"}
 )
-_NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
 
 
 def closed(schema: Any) -> Any:
@@ -24,7 +25,7 @@ def _closed(node: Any) -> Any:
         return [_closed(child) for child in node]
     if not isinstance(node, dict):
         return node
-    children = {key: value if key in _NO_SCHEMAS else _closed(value) for key, value in node.items()}
+    children = {key: value if key in NO_SCHEMAS else _closed(value) for key, value in node.items()}
     if isinstance(node.get("properties"), dict) and _SAYS_MORE.isdisjoint(node) and _is_schema(node):
         children["additionalProperties"] = False
     return children

@@ -42,6 +42,7 @@ from deployments.api.request.fields import (
 )
 from deployments.api.request.history import taken_messages
 from deployments.api.request.nested_fields import keep_known_within
+from deployments.api.request.schema_notes import note_unknown
 from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.api.request.validation_errors import translated
 from deployments.api.tools.offered import allowed, name_left_out
@@ -329,4 +330,5 @@ def taken_fields(
     """
     fields = keep_known(body, kind.model_fields.keys(), kind.unsupported, ignored)
     check_counts(fields, limits)
+    note_unknown(fields, ignored)
     return keep_known_within(kind, kind.taken(fields, ignored), ignored)

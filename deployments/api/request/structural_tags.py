@@ -100,7 +100,7 @@ def tags_grammar(
     param: str,
     special: SpecialId,
 ) -> Grammar:
-    """Return the grammar of text with tags, which came in field `param`. Raises `ApiError`, InvalidGrammar."""
+    """Return the grammar of text with tags, which came in field `param`. Raises `ApiError`."""
     if (form is None) == (structures is None) or (structures is None) != (triggers is None):
         raise invalid(f"{param} needs structures and triggers, or a format; give one of the two forms.", param)
     if form is not None:

@@ -118,10 +118,7 @@ def _of_format(limits: Limits, given: ResponseFormat | None, special: SpecialId)
 def _of_tags(
     limits: Limits, given: ResponseFormat | StructuralTag, param: str, special: SpecialId
 ) -> tuple[Grammar, str]:
-    try:
-        return tags_grammar(limits, given.structures, given.triggers, given.format, param, special), param
-    except InvalidGrammar as error:
-        raise unusable(param, error) from None
+    return tags_grammar(limits, given.structures, given.triggers, given.format, param, special), param
 
 
 def _of_structured(

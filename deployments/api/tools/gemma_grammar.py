@@ -13,6 +13,7 @@ from deployments.api.tools.named import ANYTHING, kind_of, kinds, properties, re
 from engine.errors import InvalidGrammar
 from engine.grammar.compiler import schema_in_lark
 from engine.grammar.lark import SpecialId, literal, separated, up_to_mark
+from engine.grammar.schema_keywords import is_vacuous
 
 Schema = dict[str, Any]
 _OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -148,7 +149,7 @@ class _Rules:
 
 def _refuse_some(schema: Schema) -> None:
     for keyword in _REFUSED:
-        if keyword in schema:
+        if keyword in schema and not is_vacuous(keyword, schema):
             raise InvalidGrammar(
                 f"{keyword} is not supported, because this model writes arguments in a syntax of its own"
             )

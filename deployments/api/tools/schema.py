@@ -9,14 +9,9 @@ import msgspec
 from deployments.api.errors import at_most, invalid, quoted
 from deployments.api.http.body import check_depth
 from deployments.config.limits import Limits
+from engine.grammar.schema_keywords import LISTED, NAMED, ONE
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
-_ONE = frozenset(
-    {"items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains",
-     "propertyNames", "not", "if", "then", "else"}
-)  # fmt: skip
-_LISTED = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 
 class _Fault(Exception):
@@ -49,17 +44,17 @@ def _check(schema: object, place: str) -> None:
         raise _Fault(place, f"a schema (an object or a boolean) was expected, got {quoted(schema)}")
     for keyword, value in schema.items():
         here = f"{place}.{keyword}".lstrip(".")
-        if keyword in _NAMED:
+        if keyword in NAMED:
             if not isinstance(value, dict):
                 raise _Fault(here, f"an object of schemas was expected, got {quoted(value)}")
             for name, child in value.items():
                 _check(child, f"{here}.{name}")
-        elif keyword in _LISTED or (keyword == "items" and isinstance(value, list)):
+        elif keyword in LISTED or (keyword == "items" and isinstance(value, list)):
             if not isinstance(value, list) or not value:
                 raise _Fault(here, f"a list of schemas was expected, got {quoted(value)}")
             for index, child in enumerate(value):
                 _check(child, f"{here}.{index}")
-        elif keyword in _ONE:
+        elif keyword in ONE:
             _check(value, here)
         else:
             _check_plain(keyword, value, here)

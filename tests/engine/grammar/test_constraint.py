@@ -12,6 +12,7 @@ import torch
 from cache import Namespace
 from engine.grammar.compiler import Compiler
 from engine.grammar.constraint import Constraint, ConstraintStatus
+from engine.grammar.failure import GrammarFailure
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 from engine.request import Request
@@ -41,7 +42,7 @@ def row(at: Constraint, certain: Sequence[int], tail: Sequence[int] = (), **samp
 def allowed(*rows: SamplingRow, width: int = NUM_TOKENS) -> list[set[int]]:
     """Return the tokens that each row may choose from."""
     logits = torch.zeros(len(rows), width)
-    assert GrammarMasks([EOS]).apply(logits, rows) == []
+    assert GrammarMasks([EOS]).apply(logits, rows) == {}
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits]
 
 
@@ -98,18 +99,36 @@ def test_what_follows_a_forbidden_draft_is_left_alone() -> None:
     assert allowed(row(one, tokens[:2])) == allowed(row(constraint(), tokens[:2]))
 
 
-@pytest.mark.parametrize("broken", ["history", "fuel"])
-def test_a_grammar_that_fails_fails_alone(broken: str) -> None:
-    """One history is not allowed by the grammar, another costs more than a mask may."""
-    if broken == "history":
+DEAD_END = Grammar("lark", 'start: "yes" (bad | "no")\nbad: "," void\nvoid[max_tokens=5]: /[^\\s\\S]/')
+"""After "yes," nothing may follow."""
+
+
+@pytest.mark.parametrize("failure", GrammarFailure)
+def test_a_grammar_that_fails_fails_alone(failure: GrammarFailure) -> None:
+    """One history is not allowed by the grammar, another leads nowhere, and one costs more than a mask may."""
+    if failure is GrammarFailure.DEFECT:
         bad = row(constraint(), ids("zebra"))
+    elif failure is GrammarFailure.DEAD_END:
+        bad = row(constraint(DEAD_END), ids("yes,"))
     else:  # compiles and begins well, but has more rules at once than the parser takes
         rules = " | ".join(f'"a{number}"' for number in range(5000))
         bad = row(constraint(Grammar("lark", f"start: {rules}")), ids("a"))
     logits = torch.zeros(3, NUM_TOKENS)
     healthy = [row(constraint(), []), row(constraint(), ids(TEXT))]
-    assert GrammarMasks([EOS]).apply(logits, [healthy[0], bad, healthy[1]]) == [1]
+    assert GrammarMasks([EOS]).apply(logits, [healthy[0], bad, healthy[1]]) == {1: failure}
     assert torch.isfinite(logits).sum(-1).tolist() == [len(allowed(healthy[0])[0]), NUM_TOKENS, 1]
+
+
+def test_a_draft_that_leads_nowhere_fails_no_token_before_it() -> None:
+    one, healthy = constraint(DEAD_END), row(constraint(), [])
+    drafts = ids(",")
+    rows = [row(one, ids("yes"), drafts[:k]) for k in range(len(drafts) + 1)]
+    for _ in range(2):
+        logits = torch.zeros(len(rows) + 1, NUM_TOKENS)
+        failed = GrammarMasks([EOS]).apply(logits, [*rows, healthy])
+        assert failed == {len(rows) - 1: GrammarFailure.DEAD_END}
+        assert ids("no")[0] in set(torch.isfinite(logits[0]).nonzero()[:, 0].tolist())
+        assert torch.isfinite(logits[-1]).sum() == len(allowed(healthy)[0])
 
 
 def test_logits_wider_or_narrower_than_the_tokenizer() -> None:

@@ -194,8 +194,29 @@ def test_what_fails_in_the_middle_is_an_error_of_that_request_alone(model: Path)
     run.add(params("schema"))
     outputs = run.finish()
     assert run.ends() == ["error", "stop"]
+    assert run.events[0][-1].error_code == "grammar_too_complex"
     assert "too complex" in (run.events[0][-1].error or "")
     assert outputs[1] == undisturbed(model, "schema", 0, 1.0)
+
+
+@pytest.mark.parametrize("drafts", [None, Speculation("ngram", adaptive=False, min_match=1)])
+def test_where_nothing_may_follow_the_request_ends_and_its_error_quotes_what_was_written(
+    model: Path, drafts: Speculation | None
+) -> None:
+    """The last of these grammars allows nothing after its first 240 characters."""
+    void = r"void[max_tokens=5]: /[^\s\S]/"
+    run = Run(engine(model, speculation=drafts))
+    for written in ('"yes"', '"né\\n"', " ".join(['"abcdef"'] * 40)):
+        run.add(params("none", max_tokens=400, grammar=Grammar("lark", f"start: {written} void\n{void}")))
+    run.add(params("schema"))
+    outputs = run.finish()
+    assert run.ends() == ["error"] * 3 + ["stop"]
+    last = [events[-1] for events in run.events[:3]]
+    assert {end.error_code for end in last} == {"grammar_dead_end"}
+    assert [str(end.error).partition(" after ")[2] for end in last] == [
+        "'yes'", r"'né\n'", repr("…" + "abcdef" * 20)
+    ]  # fmt: skip
+    assert outputs[3] == undisturbed(model, "schema", 0, 1.0)
 
 
 def test_min_tokens_as_far_as_the_grammar_goes(model: Path) -> None:

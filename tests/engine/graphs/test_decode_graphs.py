@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.grammar.compiler import Compiler
 from engine.grammar.constraint import Constraint
+from engine.grammar.failure import GrammarFailure
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 from engine.graphs import step_graphs
@@ -23,7 +24,7 @@ from engine.request import PENDING, Request
 from engine.runner.model_runner import ModelRunner
 from engine.sampling.graph_chooser import _uniform, fits_graph, torch_graph_chooser
 from engine.sampling.noise import uniform
-from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan
+from engine.scheduling.plan import Chunk, StepPlan
 from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_greedily, play_workload
 from tests.engine.support.recorded_graphs import GatheringAttention, graphed
@@ -190,7 +191,7 @@ def test_grammars_are_masks_in_a_recorded_sampler(grammar_model: Path) -> None:
         replays.append(recording.num_replayed - before)
         assert found[0] == found[1]
         for member, token in zip(members, found[0], strict=True):
-            assert (token == GRAMMAR_FAILED) == (member == 3)
+            assert (token == GrammarFailure.DEFECT) == (member == 3)
             requests[member].tokens.append(token if token >= 0 else 5)
     assert replays == [0, 0, 2, 2, 2], "the layers, and masked sampling, once their sizes have come before"
     other = greedy_request("other", 6)

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.grammar.constraint import Constraint
+from engine.grammar.failure import GrammarFailure
 from engine.grammar.spec import Grammar
 from engine.kernels import native
 from engine.sampling.native import NativeSampler
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
-from engine.scheduling.plan import GRAMMAR_FAILED
 from tests.engine.support.grammar_models import NUM_TOKENS, compiler, ids
 from tests.engine.support.sampling_rows import EOS, PARAMS, assert_same_logprobs, row
 
@@ -175,7 +175,7 @@ def test_grammars_are_followed_beside_other_rows(sampler: NativeSampler) -> None
     rows[2].request.tokens.extend(ids("d"))
     rows[2] = SamplingRow.of(rows[2].request)
     tokens = agree(sampler, logits, rows)
-    assert tokens[1] in ids("bb bbb bbbb") and tokens[2] == GRAMMAR_FAILED
+    assert tokens[1] in ids("bb bbb bbbb") and tokens[2] == GrammarFailure.DEFECT
     for followed in rows[1:3]:
         followed.request.constraint = None
     assert min(agree(sampler, logits, rows)) >= 0  # No mask is left over.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.client.protocol import ReplicaLost
+from engine.stream_delta import StreamDelta
 from tests.deployments.api.anthropic.conftest import MESSAGES, Messages, alike, events_of
 from tests.deployments.support.chat_templates import HERMES
 from tests.support.metric_values import snapshot_of
@@ -156,6 +157,17 @@ def test_a_stream_that_fails_ends_with_an_error_of_anthropics_form(ask: Make) ->
     *_, (name, event) = events_of(response.text)
     assert (name, event["error"]["type"]) == ("error", "overloaded_error")
     assert event["request_id"] == response.headers["request-id"] and "engine" in event["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_wrong_with_a_grammar_is_told_in_anthropics_form(ask: Make, stream: bool) -> None:
+    it = ask(HERMES)
+    end = StreamDelta("x", finish_reason="error", error="none after 'a'", error_code="grammar_dead_end")
+    it.engine.fail_after = (3, end)
+    response = it.post(stream=stream)
+    assert response.status_code == (200 if stream else 400)
+    error = events_of(response.text)[-1][1]["error"] if stream else response.json()["error"]
+    assert error["type"] == "invalid_request_error" and "none after 'a'" in error["message"]
 
 
 def test_requests_are_counted_and_measured_as_messages(ask: Make) -> None:

@@ -145,3 +145,61 @@ def test_each_chunk_has_the_usage_so_far_if_asked(
     assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
     plain = events(client, path, body | {"stream": True, "stream_options": {"include_usage": True}})
     assert [chunk["usage"] for chunk in plain[:-1]] == [None] * (len(plain) - 1)
+
+
+NOTED = {
+    "type": "object",
+    "title": "t",
+    "properties": {
+        "format": {"type": "string", "format": "password", "x-order": 1, "default": {"x": 1}},
+        "list": {"type": "array", "items": {"type": "integer", "nullable": True}, "uniqueItems": False},
+        "when": {"type": "string", "format": "date", "examples": [{"y": 1}], "contentMediaType": "text/plain"},
+    },
+    "$comment": "none",
+}
+UNKNOWN = ("properties.format.format", "properties.format.x-order", "properties.list.items.nullable")
+
+
+@BOTH
+def test_what_constrains_nothing_in_a_schema_is_named_as_unknown_fields_are(
+    service: ApiService, path: str, body: dict[str, Any]
+) -> None:
+    fields: dict[str, dict[str, Any]] = {
+        "response_format.json_schema.schema": {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": NOTED}}
+        },
+        "structured_outputs.json": {"structured_outputs": {"json": json.dumps(NOTED)}},
+        "guided_json": {"guided_json": NOTED},
+    }
+    for place, field in fields.items():
+        response = client_of(service, "warn").post(path, body | field)
+        assert response.status_code == 200
+        named = response.headers[IGNORED].split(", ")
+        assert sorted(named) == sorted(f"{place}.{name}"[:64] for name in UNKNOWN)
+        assert IGNORED not in client_of(service, "ignore").post(path, body | field).headers
+        refused = client_of(service, "refuse").post(path, body | field)
+        assert refused.status_code == 400 and place in refused.json()["error"]["param"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        (
+            "/v1/responses",
+            {"input": "hi", "text": {"format": {"type": "json_schema", "name": "n", "schema": NOTED}}},
+            "text.format.schema",
+        ),
+        (
+            "/v1/messages",
+            {**CHAT, "max_tokens": 5, "output_config": {"format": {"type": "json_schema", "schema": NOTED}}},
+            "output_config.format.schema",
+        ),
+    ],
+)
+def test_so_it_is_in_the_schemas_of_other_apis(
+    client: Client, path: str, body: dict[str, Any], place: str
+) -> None:
+    response = client.post(path, {"model": "demo"} | body)
+    assert response.status_code == 200, response.text
+    named = response.headers[IGNORED].split(", ")
+    assert sorted(named) == sorted(f"{place}.{name}"[:64] for name in UNKNOWN)

@@ -28,6 +28,7 @@ from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
 from tests.support.metric_values import snapshot_of
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
+ONLY_A = {"type": "object", "patternProperties": {"^a$": {"type": "integer"}}, "additionalProperties": False}
 ENDLESS = {"type": "integer", "multipleOf": 99999999}
 STRICT = Limits(grammar_compile_s=0.3, grammar_processes=1, max_waiting_grammars=3)
 
@@ -105,8 +106,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": json_schema("{}")}, "response_format.json_schema.schema", "must be a JSON schema"),
     ({"response_format": json_schema({"uniqueItems": True})},
      "response_format.json_schema.schema", "uniqueItems is not supported"),
-    ({"response_format": json_schema({"type": "array", "items": {"if": {}, "not": {}}})},
-     "response_format.json_schema.schema", "if and not are not supported"),
+    ({"response_format": json_schema({"type": "array", "items": {"contains": {}, "not": {}}})},
+     "response_format.json_schema.schema", "contains and not are not supported"),
     ({"response_format": json_schema({"type": "strnig"})}, "response_format.json_schema.schema", "strnig"),
     ({"response_format": json_schema(False)}, "response_format.json_schema.schema", "a JSON object, or true"),
     ({"response_format": json_schema({"description": "x" * 70000})},
@@ -132,6 +133,19 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"grammar": "start: %json {\"multipleOf\": 99999999}"}},
      "structured_outputs.grammar", "too complex"),
     ({"structured_outputs": {"grammar": "#" * 70000}}, "structured_outputs.grammar", "at most 65536"),
+    ({"structured_outputs": {"grammar": 'start: "a" start'}},
+     "structured_outputs.grammar", 'rule "start" can never end'),
+    ({"structured_outputs": {"grammar": "start: \"yes\" BAD\nBAD: /[^\\s\\S]/"}},
+     "structured_outputs.grammar", "BAD matches no text"),
+    ({"guided_grammar": 'root ::= "a" rest\nrest ::= "b" rest'}, "guided_grammar", "can never end"),
+    ({"structured_outputs": {"regex": "a[^\\s\\S]"}}, "structured_outputs.regex", "no output"),
+    ({"response_format": json_schema({"type": "array", "items": {"$ref": "#"}, "minItems": 1})},
+     "response_format.json_schema.schema", "without end"),
+    ({"response_format": json_schema({**ONLY_A, "required": ["b"]})},
+     "response_format.json_schema.schema", "required property 'b' is unsatisfiable"),
+    ({"structured_outputs": {"structural_tag": {"type": "structural_tag", "triggers": ["<f"], "structures": [
+        {"begin": "<f>", "schema": {"items": {"$ref": "#"}, "minItems": 1, "type": "array"}, "end": "</f>"}]}}},
+     "structured_outputs.structural_tag", "without end"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "exclude each other"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
      "structured_outputs.regex", "exclude each other"),
@@ -150,6 +164,20 @@ def test_bad_input_is_a_400_that_names_the_field(
     assert (answer.status_code, error["param"]) == (400, param), error
     assert complaint in error["message"] and len(error["message"]) < 500
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": json_schema({**ONLY_A, "required": ["a"]})},
+        {"response_format": json_schema({"type": "string", "format": "password"})},
+        {"guided_json": {"type": "object", "properties": {"a": {"format": "path", "nullable": True}}}},
+        {"structured_outputs": {"grammar": 'start: "a" start | "b"'}},
+        {"structured_outputs": {"grammar": 'start: %json {"type": "string", "format": "binary"}'}},
+    ],
+)
+def test_what_an_answer_can_match_is_taken(client: Client, fields: dict[str, Any]) -> None:
+    assert ask(client, **fields).status_code == 200
 
 
 def test_a_schema_may_be_so_deep_and_no_deeper(client: Client) -> None:

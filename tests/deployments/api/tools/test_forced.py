@@ -285,7 +285,7 @@ def test_schemas_that_nothing_can_be_held_to_name_the_tool(talk: Make, checker: 
 
 
 def test_what_calls_must_match_is_bounded_as_a_whole(talk: Make) -> None:
-    it = talk(HERMES, Limits(max_grammar_bytes=600))
+    it = talk(HERMES, Limits(max_grammar_bytes=400))
     it.whole(tools=TOOLS)
     assert it.refused(tools=TOOLS, tool_choice="required")["param"] == "tools"
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.grammar.constraint import Constraint
+from engine.grammar.failure import GrammarFailure
 from engine.grammar.spec import Grammar
 from engine.kernels.triton import sample
 from engine.sampling.noise import uniform
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling.triton_chooser import TritonChooser
-from engine.scheduling.plan import GRAMMAR_FAILED
 from tests.engine.support.devices import DEVICE
 from tests.engine.support.grammar_models import NUM_TOKENS, compiler, ids
 from tests.engine.support.penalty_courses import check_tokens_without_a_logit, play, read_by_steps
@@ -166,7 +166,7 @@ def test_grammars_are_followed_beside_other_rows(sampler: Sampler) -> None:
     rows[2].request.tokens.extend(ids("d"))
     rows[2] = SamplingRow.of(rows[2].request)
     tokens = agree(sampler, logits, rows)
-    assert tokens[1] in ids("bb bbb bbbb") and tokens[2] == GRAMMAR_FAILED
+    assert tokens[1] in ids("bb bbb bbbb") and tokens[2] == GrammarFailure.DEFECT
 
 
 @settings(max_examples=3)

@@ -1,0 +1,258 @@
+"""Rewrites JSON schemas, so that llguidance gets them right. Before and after, the same values are valid.
+
+    {"format": "password"}                              ─▶ {}: what constrains nothing is left out
+    {"patternProperties": {"^(a|b)$": S}}               ─▶ {"properties": {"a": S, "b": S}}
+    {"$ref": "#/$defs/endless"}, which requires itself  ─▶ false
+
+By llguidance, names that a pattern matches may be repeated, and may be begun when all of them are taken. It is
+right with `properties`, so names that can be counted become these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from engine.errors import InvalidGrammar
+from engine.grammar.languages import texts_of_pattern
+from engine.grammar.least_set import least_set
+from engine.grammar.schema_keywords import NAMED, NO_SCHEMAS, is_vacuous
+
+OPTIONS: dict[str, Any] = {
+    # Nothing is ignored or approximated: either the answer validates, or the grammar is refused.
+    "lenient": False,
+    "coerce_one_of": False,
+    # A blank, or a new line with indentation: without a bound, an unsure model would write blanks for ever.
+    "whitespace_pattern": r" |\n[ \t]{0,16}",
+    "whitespace_flexible": True,
+    "item_separator": ",",
+    "key_separator": ":",
+    # No \u: a name that is written in two ways would not be known as the same.
+    "json_allowed_escapes": '"\\bfnrt',
+}
+"""llguidance's options for JSON schemas."""
+_MOST_NAMES = 128
+"""Most names of one pattern that become properties."""
+_MOST_COPIED = 4096
+"""Most objects that the schemas of such names may have."""
+
+
+def rewritten(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with the same valid values. Raises InvalidGrammar if there are none, or if llguidance would
+    get it wrong.
+    """
+    try:
+        targets = _targets(schema)
+        found = _mapped(schema, keeps_patterns=any("/patternProperties/" in reference for reference in targets))
+        return _without_endless(found)
+    except RecursionError:
+        raise InvalidGrammar("the schema is nested too deeply: recursion limit exceeded") from None
+
+
+def _mapped(node: Any, keeps_patterns: bool) -> Any:
+    """Rewrite a node, which may be a schema or hold some, after all below it."""
+    if isinstance(node, list):
+        return [_mapped(child, keeps_patterns) for child in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: value for key, value in node.items() if not is_vacuous(key, node)}
+    children = _with_parts(kept, lambda part: _mapped(part, keeps_patterns))
+    found = children if keeps_patterns else _with_counted_names(children)
+    _check_names_can_be_counted(found)
+    return found
+
+
+def _with_parts(node: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a node with what is in it changed."""
+    return {
+        key: value
+        if key in NO_SCHEMAS
+        else {name: change(part) for name, part in value.items()}
+        if key in NAMED and isinstance(value, dict)
+        else change(value)
+        for key, value in node.items()
+    }
+
+
+# --- names -------------------------------------------------------------------------------------------------
+
+
+def _with_counted_names(node: dict[str, Any]) -> dict[str, Any]:
+    """Make names that patterns match properties, where they are few."""
+    patterns, own = node.get("patternProperties"), node.get("properties", {})
+    if isinstance(patterns, dict) and isinstance(own, dict):
+        few = dict(_few_names(patterns))
+        properties = dict(own)
+        for pattern, names in few.items():
+            for name in names:
+                properties[name] = _both(properties.get(name, True), patterns[pattern])
+        rest = {pattern: schema for pattern, schema in patterns.items() if pattern not in few}
+        some = {pattern: schema for pattern, schema in patterns.items() if few.get(pattern) != []}
+        return _counted({**node, "patternProperties": some}, properties, rest)
+    return node
+
+
+def _few_names(patterns: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    for pattern, schema in patterns.items():
+        names = texts_of_pattern(pattern, min(_MOST_NAMES, max(1, _MOST_COPIED // _num_objects(schema))))
+        if names is not None:
+            yield pattern, names
+
+
+def _counted(node: dict[str, Any], properties: dict[str, Any], patterns: dict[str, Any]) -> dict[str, Any]:
+    """Return `node` with these properties, if llguidance can count them where `maxProperties` says so."""
+    most, required = node.get("maxProperties"), node.get("required", [])
+    changed = {**node, "properties": properties, "patternProperties": patterns}
+    if not isinstance(most, int) or not isinstance(required, list) or all(name in required for name in properties):
+        return changed
+    if not patterns and node.get("additionalProperties") is False and most >= len(properties):
+        del changed["maxProperties"]
+        return changed
+    return node
+
+
+def _both(one: Any, other: Any) -> Any:
+    return other if one is True else {"allOf": [one, other]}
+
+
+def _num_objects(node: Any) -> int:
+    """Return the number of objects in a value, and one."""
+    count, nodes = 1, [node]
+    while nodes:
+        found = nodes.pop()
+        count += isinstance(found, dict)
+        nodes += found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    return count
+
+
+def _check_names_can_be_counted(node: dict[str, Any]) -> None:
+    """Refuse what llguidance gets wrong: for minProperties it counts a repeated name more than once."""
+    least, required = node.get("minProperties"), node.get("required")
+    num_required = len(required) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > num_required + 1:
+        raise InvalidGrammar(
+            "minProperties is not supported above the number of required properties and one: "
+            f"got {least}, with {num_required} required"
+        )
+
+
+# --- values without an end -----------------------------------------------------------------------------------
+
+
+def _without_endless(schema: dict[str, Any]) -> dict[str, Any]:
+    """Replace references to schemas that no finite value matches by false. Raises InvalidGrammar if none does."""
+    targets = {"#": schema, **_targets(schema)}
+
+    def has_finite(reference: str, is_finite: Callable[[str], bool]) -> bool:
+        return _has_finite(targets[reference], lambda other: other not in targets or is_finite(other))
+
+    finite = least_set(targets, has_finite)
+    endless = targets.keys() - finite
+    if "#" in endless:
+        if not _has_finite(schema, lambda _: True):
+            return schema  # llguidance tells what contradicts itself
+        raise InvalidGrammar(
+            "no value matches, because a $ref that is needed leads back to itself without end, or matches "
+            "nothing; let the value be left out, or allow another in its place"
+        )
+    return _replaced(schema, endless) if endless else schema
+
+
+def _targets(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what the schema's references within it refer to; none where `$id` gives them another meaning."""
+    found: dict[str, Any] = {}
+    nodes: list[Any] = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, list):
+            nodes += node
+        elif isinstance(node, dict):
+            if isinstance(node.get("$id"), str) and node is not schema:
+                return {}
+            reference = node.get("$ref")
+            if isinstance(reference, str) and reference not in found:
+                found[reference] = _target(schema, reference)
+            _with_parts(node, nodes.append)  # only to find them
+    return found
+
+
+def _target(schema: dict[str, Any], reference: str) -> Any:
+    """Return what a JSON pointer refers to; true if nothing is there, or it is another kind of reference."""
+    node: Any = schema
+    if not reference.startswith("#/"):
+        return node if reference == "#" else True
+    for part in unquote(reference[2:]).split("/"):
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            return True
+    return node
+
+
+def _has_finite(node: Any, is_finite: Callable[[str], bool]) -> bool:
+    """Whether a finite value may match; `is_finite` tells it of a reference. False only where none can."""
+    if not isinstance(node, dict):
+        return node is not False
+    if node.get("enum") == []:
+        return False
+    reference = node.get("$ref")
+    if isinstance(reference, str) and not is_finite(reference):
+        return False
+    if not all(_has_finite(part, is_finite) for part in _list(node.get("allOf"))):
+        return False
+    for several in ("anyOf", "oneOf"):
+        options = _list(node.get(several))
+        if options and not any(_has_finite(part, is_finite) for part in options):
+            return False
+    kinds = node.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    return (
+        not all(kind in ("array", "object") for kind in kinds)
+        or ("array" in kinds and all(_has_finite(part, is_finite) for part in _required_items(node)))
+        or ("object" in kinds and _has_finite_object(node, is_finite))
+    )
+
+
+def _has_finite_object(node: dict[str, Any], is_finite: Callable[[str], bool]) -> bool:
+    properties, patterns = node.get("properties", {}), node.get("patternProperties", {})
+    if not isinstance(properties, dict) or not isinstance(patterns, dict):
+        return True  # llguidance tells what is wrong
+    rest, required = node.get("additionalProperties", True), _list(node.get("required"))
+    # A required name that is no property may match a pattern.
+    needed = [properties.get(name, bool(patterns) or rest) for name in required if isinstance(name, str)]
+    if not all(_has_finite(value, is_finite) for value in needed):
+        return False
+    least = node.get("minProperties")
+    if not isinstance(least, int) or least <= len(required):
+        return True
+    others = [value for name, value in properties.items() if name not in required]
+    return any(_has_finite(value, is_finite) for value in [*others, *patterns.values(), rest])
+
+
+def _required_items(node: dict[str, Any]) -> Iterator[Any]:
+    least, items = node.get("minItems"), node.get("items", True)
+    given = _list(node.get("prefixItems")) or _list(items)
+    rest = node.get("additionalItems", True) if isinstance(items, list) else items
+    if isinstance(least, int) and least > 0:
+        yield from given[:least]
+        if least > len(given):
+            yield rest
+
+
+def _replaced(node: Any, endless: set[str]) -> Any:
+    if isinstance(node, list):
+        return [_replaced(child, endless) for child in node]
+    if not isinstance(node, dict):
+        return node
+    reference = node.get("$ref")
+    if isinstance(reference, str) and reference in endless:
+        return False
+    return _with_parts(node, lambda part: _replaced(part, endless))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,86 @@
+"""The keywords of JSON Schema (draft 2020-12, and older drafts' where they mean something): where schemas nest in
+schemas, and what constrains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ONE = frozenset(
+    {"items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains",
+     "propertyNames", "not", "if", "then", "else"}
+)  # fmt: skip
+"""Keywords with one schema."""
+LISTED = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
+"""Keywords with a list of schemas, as `items` may be one."""
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords with an object of schemas."""
+NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose values may look like schemas and are none."""
+FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)  # fmt: skip
+"""The values of `format` that llguidance enforces. By the standard, all others are annotations."""
+_OTHERS = frozenset(
+    {"type", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
+     "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains",
+     "minProperties", "maxProperties", "dependentRequired", "dependencies", "title", "description", "deprecated",
+     "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema", "id", "x-guidance"}
+)  # fmt: skip
+_KNOWN = ONE | LISTED | NAMED | NO_SCHEMAS | _OTHERS
+
+
+def _is_anything(value: object, _: dict[str, Any]) -> bool:
+    return value is True or value == {}
+
+
+def _is_nothing(value: object, _: dict[str, Any]) -> bool:
+    return value == {}
+
+
+_VACUOUS: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
+    "format": lambda value, _: isinstance(value, str) and value not in FORMATS,
+    "uniqueItems": lambda value, _: value is False,
+    "propertyNames": _is_anything,
+    "unevaluatedProperties": _is_anything,
+    "unevaluatedItems": _is_anything,
+    "dependentRequired": _is_nothing,
+    "dependentSchemas": _is_nothing,
+    "dependencies": _is_nothing,
+    "minContains": lambda _, schema: "contains" not in schema,
+    "maxContains": lambda _, schema: "contains" not in schema,
+    "if": lambda _, schema: "then" not in schema and "else" not in schema,
+    "then": lambda _, schema: "if" not in schema,
+    "else": lambda _, schema: "if" not in schema,
+}
+"""Which values of a keyword constrain nothing, in a schema."""
+
+
+def is_vacuous(keyword: str, schema: dict[str, Any]) -> bool:
+    """Whether a keyword of the standard constrains nothing where it stands."""
+    says_nothing = _VACUOUS.get(keyword)
+    return says_nothing is not None and says_nothing(schema[keyword], schema)
+
+
+def unknown_in(schema: object) -> Iterator[tuple[str, object]]:
+    """Yield the places, and the values, of what constrains nothing although its author may think so: keywords that
+    the standard does not know, and unknown formats.
+    """
+    nodes: list[tuple[str, object]] = [("", schema)]
+    while nodes:
+        place, node = nodes.pop()
+        if not isinstance(node, dict):
+            continue
+        for keyword, value in node.items():
+            here = f"{place}{keyword}"
+            if (keyword not in _KNOWN and not keyword.startswith("$")) or (
+                keyword == "format" and is_vacuous(keyword, node)
+            ):
+                yield here, value
+            elif keyword in NAMED and isinstance(value, dict):
+                nodes += [(f"{here}.{name}.", child) for name, child in value.items()]
+            elif isinstance(value, list) and (keyword in LISTED or keyword in ONE):
+                nodes += [(f"{here}.{index}.", child) for index, child in enumerate(value)]
+            elif keyword in ONE:
+                nodes.append((f"{here}.", value))
