@@ -86,9 +86,14 @@ def _kind(header: str | None) -> tuple[SegmentKind, str]:
 
 
 def _body(at: Scanner, kind: SegmentKind) -> Parser[str]:
-    """Release a message's text, up to the mark that ends it, which is returned; "" at the end of the text."""
+    """Release a message's text, up to the mark that ends it, which is returned; "" if the next message begins
+    without it, or the text ends.
+    """
     while True:
-        found = yield from at.mark(END, RETURN, CALL)
+        found = yield from at.mark(END, RETURN, CALL, NEXT, OPEN)
+        if found in (NEXT, OPEN):
+            at.back()
+            return ""
         if found:
             at.drop()
             return found
@@ -101,7 +106,7 @@ def _body(at: Scanner, kind: SegmentKind) -> Parser[str]:
 def parse_harmony(functions: Functions) -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
-    def call(at: Scanner, opening: str) -> Parser[bool]:
+    def call(at: Scanner, opening: str) -> Parser[None]:
         name = ""
         while (char := (yield from at.look())) and char not in "<\n ":
             at.take()
@@ -115,6 +120,6 @@ def parse_harmony(functions: Functions) -> Parser[None]:
             yield from at.spaces()
             if not (yield from at.mark(MESSAGE)):
                 raise Malformed
-        return (yield from parse_arguments(at, name))
+        yield from parse_arguments(at, name)
 
     return parse_marked((NEXT + OPEN, OPEN), (CALL,), call)
