@@ -82,7 +82,9 @@ def parse_reasoning(thoughts: Thoughts = THINK, *, is_open: bool, calls: Calls |
         return (yield from harmony.parse_channels())
     at, (opens, closes, label, around_answer) = Scanner(), thoughts
     yield from at.spaces()
-    found = yield from at.mark(opens, closes)
+    found = yield from at.sees(opens, closes)
+    if found or not is_open:  # or else the mark of a call may come
+        yield from at.mark(opens, closes)
     if found != opens and not is_open:
         yield from at.look()
         yield from at.release()

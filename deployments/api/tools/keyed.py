@@ -12,8 +12,8 @@ Qwen3-Coder; nearly so Seed-OSS    MiniMax-M2                                   
 
 A value is a text where its schema allows nothing else. Elsewhere it is JSON, or a text if it is not.
 
-A value may lack its closing mark. It ends with the mark before a key that its function has and the call lacks, or
-with a mark of the call's end; but not if its own mark comes before any other, because then the mark is in a text.
+A value may lack its closing mark. It ends before a key that the call lacks, or before a mark at the call's end. But
+if its own mark comes before any other, the value goes on, because the mark is part of a text.
 """
 
 from __future__ import annotations
@@ -218,10 +218,9 @@ class _Arguments:
         while not is_over and not is_cut:
             yield from at.spaces()
             part = space = at.held
-            if (yield from at.mark(marks.ends_value)):
+            if (yield from at.sees(marks.ends_value)):
+                yield from at.mark(marks.ends_value)
                 part, is_over = space.removesuffix(marks.around_value), True
-            elif at.held != space:  # it was another mark
-                part = at.held
             elif not (yield from at.look()):
                 is_cut = True
             elif (yield from self._is_unclosed()):
@@ -247,7 +246,7 @@ class _Arguments:
         if at.is_over or (yield from at.look()) not in ("{", "["):  # each text is searched to its end only once
             return []
         try:
-            value = yield from at.value(shown=False)
+            value = yield from at.value()
         except Malformed:
             at.back()
             return []
@@ -261,11 +260,12 @@ class _Arguments:
         at, marks = self._at, self._marks
         if not (yield from at.is_ended()):
             return False
-        count, found = at.num_held, (yield from at.mark(*marks.inner, *marks.ends, *marks.openings))
+        count, is_on_new_line = at.num_held, "\n" in at.held
+        found = yield from at.mark(*marks.inner, *marks.ends, *marks.openings)
         if found == marks.key:
             is_new = False
             with contextlib.suppress(Malformed):
-                is_new = self._is_new((yield from self._key()))
+                is_new = self._is_new((yield from self._key()), is_on_new_line)
             at.back(count)
             return is_new
         end = at.num_held
@@ -276,10 +276,13 @@ class _Arguments:
         at.back(end if is_text else count)
         return not is_text
 
-    def _is_new(self, key: str) -> bool:
-        """Whether the function has this argument, and the call has not."""
+    def _is_new(self, key: str, is_on_new_line: bool) -> bool:
+        """Whether a key is that of an argument that the call lacks. One that the schema does not name is on a line
+        of its own.
+        """
         named = properties(self._schema)
-        return key not in self._given and (key in named if named else not _NOT_IN_KEYS & set(key))
+        is_plausible = bool(key) and not _NOT_IN_KEYS & set(key)
+        return is_plausible and key not in self._given and (is_on_new_line or not named or key in named)
 
 
 def written(marks: KeyedMarks, arguments: str) -> str:

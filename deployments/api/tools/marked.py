@@ -56,10 +56,10 @@ def expect(at: Scanner, marks: Sequence[str]) -> Parser[None]:
 
 
 def up_to(at: Scanner, mark: str) -> Parser[str]:
-    """Take what comes before `mark`, and that. Raises `Malformed` where it does not come on the same line."""
+    """Take what comes before `mark`, and that. Raises `Malformed` where a line or another mark comes first."""
     word = ""
     while (char := (yield from at.look())) != mark[0]:
-        if not char or char == "\n":
+        if not char or char in "\n<":
             raise Malformed
         at.take()
         word += char

@@ -114,7 +114,8 @@ def _call(at: Scanner, functions: Functions) -> Parser[None]:
     except Malformed:
         if separator == "{":
             raise
-        at.drop()
+        if not (yield from at.look()):
+            at.drop()
         return
     if (yield from at.look()) == ")":
         at.take()
@@ -126,10 +127,10 @@ def _call(at: Scanner, functions: Functions) -> Parser[None]:
 
 
 def _until(at: Scanner, end: str) -> Parser[str]:
-    """Take what comes before `end`, on one line. Raises `Malformed` if it does not come."""
+    """Take what comes before `end`, on one line. Raises `Malformed` if anything else than a word does."""
     word = ""
     while (char := (yield from at.look())) != end:
-        if not char or char in "()[]{}=,\n\"'":
+        if not char or char in "()[]{}<=,\n\"'":
             raise Malformed
         at.take()
         word += char

@@ -130,7 +130,7 @@ class Scanner:
         """Take a JSON string and the space after it. Raises `Malformed` for anything else."""
         if (yield from self.look()) != '"':
             raise Malformed
-        raw = yield from self.value(shown=False)
+        raw = yield from self.value()
         try:
             text = str(exact_json.parse(raw))
         except ValueError:
@@ -138,8 +138,8 @@ class Scanner:
         yield from self.spaces()
         return text
 
-    def value(self, *, shown: bool) -> Parser[str]:
-        """Take a JSON value, counting brackets outside of strings. With `shown`, release it as it arrives.
+    def value(self, shown: SegmentKind | None = None) -> Parser[str]:
+        """Take a JSON value, counting brackets outside of strings. It is released as it arrives if it is `shown`.
 
         The value is returned as written, without checking that the text between the brackets is JSON. A mark that
         ends it closes its brackets. Raises `Malformed` at the end of the text, where no value begins, and where a
@@ -155,11 +155,11 @@ class Scanner:
             if not is_string:
                 is_over = not opened and char in _ENDS_SCALAR
                 if is_over or (yield from self.is_ended()):
-                    return (yield from self._closed(taken, opened, shown=shown))
+                    return (yield from self._closed(taken, opened, shown))
             self.take()
             taken.append(char)
             if shown:
-                yield from self.release("arguments")
+                yield from self.release(shown)
             if is_string:
                 is_string = is_escaped or char != '"'
                 is_escaped = char == "\\" and not is_escaped
@@ -172,14 +172,14 @@ class Scanner:
             if not opened and not is_string and char in '"}]':
                 return "".join(taken)
 
-    def _closed(self, taken: list[str], opened: list[str], *, shown: bool) -> Parser[str]:
+    def _closed(self, taken: list[str], opened: list[str], shown: SegmentKind | None) -> Parser[str]:
         """Return a value that a mark or the next member ends, with its open brackets closed."""
         missing = "".join(reversed(opened))
         whole = "".join(taken) + missing
         if not taken or (opened and not is_json(whole)):
             raise Malformed
         if shown and missing:
-            yield Segment("arguments", missing)
+            yield Segment(shown, missing)
         return whole
 
 
@@ -211,7 +211,7 @@ def parse_call(at: Scanner, names: Collection[str]) -> Parser[None]:
     try:
         yield from call.members()
     except Malformed:
-        if not call.is_certain:
+        if not call.is_certain and not (call.is_call and (yield from at.is_ended())):
             raise
         if (yield from at.look()):
             at.back(call.num_read)
@@ -230,7 +230,7 @@ def parse_arguments(at: Scanner, name: str) -> Parser[None]:
     at.drop()
     yield Segment("call", name)
     with suppress(Malformed):
-        yield from at.value(shown=True)
+        yield from at.value("arguments")
         yield Segment("end")
 
 
@@ -252,11 +252,12 @@ class _Call:
 
     @property
     def is_certain(self) -> bool:
-        """Whether this is a call, even if its object is not closed."""
-        return self._is_released or (self._is_told and self._is_call)
+        """Whether this is a call, whatever comes next."""
+        return self._is_released or (self._is_told and self.is_call)
 
     @property
-    def _is_call(self) -> bool:
+    def is_call(self) -> bool:
+        """Whether this is a call if nothing else comes."""
         return self._name is not None and (self._arguments is not None or not self._has_others)
 
     def members(self) -> Parser[None]:
@@ -271,7 +272,7 @@ class _Call:
             char = yield from at.spaces()
             if char != "}":
                 char = yield from at.token(",")
-        if not self._is_call:
+        if not self.is_call:
             raise Malformed
         at.take()
 
@@ -294,7 +295,7 @@ class _Call:
             self._arguments = yield from self._take_arguments()
             self._is_told = True
         else:
-            value = yield from self._at.value(shown=False)
+            value = yield from self._at.value()
             is_news = not _is_nothing(value) and value != self._arguments
             self._has_others |= is_news and key not in _ANNOTATIONS
             if is_news and key in _KEYS:
@@ -313,7 +314,7 @@ class _Call:
             is_object = char == "{"
             if is_object and self._name is not None and not (yield from at.is_empty()):
                 yield from self._release("")
-            written = yield from at.value(shown=self._is_released)
+            written = yield from at.value("arguments" if self._is_released else None)
         if _is_nothing(written):
             return None
         if not is_object:
