@@ -12,8 +12,8 @@ Qwen3-Coder; nearly so Seed-OSS    MiniMax-M2                                   
 
 A value is a text where its schema allows nothing else. Elsewhere it is JSON, or a text if it is not.
 
-A value may lack its closing mark. It ends before a key that the call lacks, or before a mark at the call's end. But
-if its own mark comes before any other, the value goes on, because the mark is part of a text.
+A value may lack its closing mark. It ends before a key that the call lacks, or before a mark at the call's end.
+But if its own mark comes before any other, the value goes on, because the mark is part of a text.
 """
 
 from __future__ import annotations

@@ -4,81 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from deployments.api.output.dialect import dialect_of
 from deployments.api.tools.formats import FORMATS
-from deployments.api.tools.gemma import QUOTE
-from deployments.api.tools.harmony import MARKS as HARMONY_MARKS
-from deployments.api.tools.headed import DEEPSEEK_V3, DEEPSEEK_V31, KIMI
+from deployments.api.tools.headed import DEEPSEEK_V31
 from deployments.api.tools.segments import ParserDriver, Segment, joined
 from deployments.config.settings import ChatSettings
 from engine.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk, takes, tool
 from tests.deployments.support.chat_templates import FAMILIES as TEMPLATES
+from tests.deployments.support.tool_answers import SCHEMAS
 from tests.engine.support.grammar_models import DEMO
-from tests.support.examples import examples
 
-_SCRAPS = [
-    "<tool_call>", "</tool_call>", "<function=", "find", ">", "\n", "<parameter=", "</parameter>", "</function>",
-    "[TOOL_CALLS]", "[", "]", "[ARGS]", "[CALL_ID]", "{", "}", '{"name": "find"', ', "arguments": {', "a=", "(",
-    ")", ",", "'", '"', "\\", "1", "1e5", "-", "True", "hm ", "<|python_start|>", "find(", "f", "é",
-    "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="find">',
-    '<parameter name="', '">', "</invoke>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ":0",
-    *KIMI.all, *DEEPSEEK_V3.all, "functions.", "<|tool_call|>", "<|/tool_call|>", "functools", '{"a": 1}',
-    "<|tool_call>", "<tool_call|>", QUOTE, "call:", ":", "<function_calls>", "</function_calls>", *HARMONY_MARKS,
-]  # fmt: skip
 Make = Callable[..., Talk]
-SCHEMAS: dict[str, dict[str, Any] | None] = {
-    "find": {
-        "properties": {
-            "text": {"type": "string"},
-            "count": {"type": "integer"},
-            "größe": {"type": "number"},
-            "is_it": {"type": "boolean"},
-            "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}},
-            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            "tree": {"$ref": "#/$defs/tree"},
-        },
-        "$defs": {"tag": {"type": "string"}, "tree": {"type": "object"}},
-    },
-    "clock": None,
-    "get-it_2": None,
-}
-MARKS = sorted({mark for form in FORMATS.values() for mark in (*form.marks, form.begins) if mark})
-nasty = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
-    [*MARKS, "\n", "```", '"', "'", "\\", "{", "}", ")", "]", ":", ", a=", "🌍"]
-)
-texts = nasty.filter(lambda text: not any(mark in text for mark in ("</parameter>", "</arg_value>")))
-numbers = st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False)
-nested = st.recursive(
-    st.none() | st.booleans() | numbers | nasty,
-    lambda one: st.lists(one, max_size=3) | st.dictionaries(nasty, one, max_size=3),
-    max_leaves=8,
-)
-objects = st.dictionaries(nasty, nested, max_size=3)
-values: dict[str, st.SearchStrategy[Any]] = {
-    "text": texts,
-    "count": st.integers(-(2**40), 2**40),
-    "größe": numbers,
-    "is_it": st.booleans(),
-    "tags": st.lists(nasty, max_size=3),
-    "maybe": st.none() | texts.filter(lambda text: text.strip() not in ("null", "None")),
-    "tree": objects,
-    "数": objects | st.lists(nested, max_size=3),
-}
-finds = st.lists(st.sampled_from(sorted(values)), unique=True).flatmap(
-    lambda keys: st.tuples(st.just("find"), st.fixed_dictionaries({key: values[key] for key in keys}))
-)
-made_calls: st.SearchStrategy[list[tuple[str, dict[str, Any]]]] = st.lists(
-    finds | st.sampled_from([("clock", {}), ("get-it_2", {})]), min_size=1, max_size=3
-)
-scraps = st.lists(st.sampled_from(_SCRAPS), max_size=16).map("".join)
 
 
 def deepseek(text: str) -> str:
@@ -112,35 +53,6 @@ def calls(segments: Sequence[Segment]) -> list[tuple[str, Any]]:
 
 def text(segments: Sequence[Segment]) -> str:
     return "".join(segment.text for segment in segments if segment.kind == "text")
-
-
-def cut(whole: str, places: Sequence[int]) -> list[str]:
-    ends = sorted({place % (len(whole) + 1) for place in places} | {0, len(whole)})
-    return [whole[start:end] for start, end in pairwise(ends)]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=examples(12))
-@given(made=made_calls, places=st.lists(st.integers(0, 10_000), max_size=12))
-def test_what_a_model_calls_is_found_wherever_its_text_is_cut(
-    name: str, made: list[tuple[str, Any]], places: list[int]
-) -> None:
-    spelled = [(called, json.dumps(arguments, ensure_ascii=False)) for called, arguments in made]
-    assume(name != "gemma4" or not any(json.dumps(QUOTE)[1:-1] in arguments for _, arguments in spelled))
-    whole = FORMATS[name].spell_all(spelled)
-    for chunks in (cut(whole, places), list(whole)):
-        segments = found(name, chunks)
-        assert calls(segments) == made and text(segments) == ""
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=examples(20))
-@given(whole=scraps, places=st.lists(st.integers(0, 10_000), max_size=12))
-def test_any_text_is_parsed_alike_wherever_it_is_cut(name: str, whole: str, places: list[int]) -> None:
-    segments = found(name, [whole])
-    assert found(name, cut(whole, places)) == segments == found(name, list(whole))
-    if not any(segment.kind == "call" for segment in segments):
-        assert text(segments) == whole
 
 
 @pytest.mark.parametrize(

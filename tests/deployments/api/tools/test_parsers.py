@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable
-from itertools import pairwise
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
+from deployments.api import exact_json
 from deployments.api.output.reasoning import KNOWN, Thoughts, parse_reasoning
+from deployments.api.tools.formats import FORMATS
 from deployments.api.tools.hermes import parse_hermes
 from deployments.api.tools.llama3 import parse_llama3
 from deployments.api.tools.segments import Parser, ParserDriver, Segment, joined
+from tests.deployments.support.tool_answers import (
+    OBJECTS,
+    Answer,
+    Found,
+    answers,
+    cut,
+    damaged,
+    find,
+    places,
+    squeezed,
+)
 from tests.support.examples import examples
 
 NAMES = frozenset({"find", "add-2"})
 Read = Callable[[Collection[str]], Parser[None]]
-WRITES: dict[Read, tuple[str, str, str]] = {
-    parse_hermes: ('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>\n"),
-    parse_llama3: ('{"name": ', ', "parameters": ', "}; "),
-}
+formats = st.sampled_from(sorted(FORMATS))
+WORD = "zq7"
 
 
 def found(parser: Parser[None], chunks: Iterable[str]) -> list[Segment]:
@@ -46,83 +54,43 @@ def text(segments: Iterable[Segment], kind: str = "text") -> str:
     return "".join(segment.text for segment in segments if segment.kind == kind)
 
 
-def cut(whole: str, places: Iterable[int]) -> list[str]:
-    ends = sorted({place % (len(whole) + 1) for place in places} | {0, len(whole)})
-    return [whole[start:end] for start, end in pairwise(ends)]
-
-
-nasty = st.text() | st.sampled_from(
-    [
-        "</tool_call>",
-        "<tool_call>",
-        "}",
-        '{"a": "',
-        "\\",
-        '"',
-        "\\u00e9 🌍",
-        "<|python_tag|>",
-        "</think>",
-        "\n",
-        ";",
-    ]
-)
-objects = st.dictionaries(
-    nasty,
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | nasty,
-        lambda value: st.lists(value, max_size=3) | st.dictionaries(nasty, value, max_size=3),
-        max_leaves=6,
-    ),
-    max_size=4,
-)
-places = st.lists(st.integers(0, 10_000), max_size=12)
-_SCRAPS = [
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "<", "</", "hm", " ", "\n", ";", ",",
-    '{"name": "find"', '{"name":"x"', ', "arguments": {', ', "parameters": {', '"arguments": "no"', '"a": "\\"',
-    '{"arguments": {"b": [1, "}"]}, "name": "find"}', "{", "}", "}}", ":", '"', "\\",
-]  # fmt: skip
-scraps = st.lists(st.sampled_from(_SCRAPS), max_size=14).map("".join)
-
-
-@pytest.mark.parametrize("read", WRITES)
-@given(made=st.lists(st.tuples(st.sampled_from(sorted(NAMES)), objects), min_size=1, max_size=3),
-       at=places, is_ascii=st.booleans())  # fmt: skip
-def test_what_a_model_calls_is_found_wherever_its_text_is_cut(
-    read: Read, made: list[tuple[str, Any]], at: list[int], is_ascii: bool
-) -> None:
-    before, between, after = WRITES[read]
-    spelled = [(name, json.dumps(arguments, ensure_ascii=is_ascii)) for name, arguments in made]
-    whole = "".join(f"{before}{json.dumps(name)}{between}{arguments}{after}" for name, arguments in spelled)
-    segments = found(read(NAMES), cut(whole, at))
-    assert calls(segments) == spelled
-    assert text(segments) == ""
-    assert [segment.kind for segment in segments] == ["call", "arguments", "end"] * len(made)
-
-
-@pytest.mark.parametrize("read", WRITES)
-@settings(max_examples=examples(100))
-@given(whole=scraps | st.text(), at=places)
-def test_any_text_reads_the_same_in_pieces_and_nothing_is_lost(read: Read, whole: str, at: list[int]) -> None:
-    segments = found(read(NAMES), [whole])
-    assert found(read(NAMES), cut(whole, at)) == segments
-    if not calls(segments):
-        assert text(segments) == whole
-    rest = whole
-    for segment in segments:  # all in its order, and between it marks, punctuation and names of calls
-        if segment.kind in ("text", "arguments") and segment.text != "{}":
-            _, met, rest = rest.partition(segment.text)
-            assert met, (segment, rest)
+def exact(answer: Answer, found: Found) -> Found:
+    """What is found, with arguments in one spelling where the format has its own."""
+    if FORMATS[answer.format].rules is None:  # arguments are JSON as they are written
+        return found
+    calls = [(name, exact_json.write(exact_json.parse(arguments))) for name, arguments in found.calls]
+    return Found(found.reasoning, found.content, calls, found.is_call)
 
 
 @settings(max_examples=examples(100))
-@given(whole=scraps | st.text(), at=places, is_open=st.booleans())
-def test_any_reasoning_reads_the_same_in_pieces(whole: str, at: list[int], is_open: bool) -> None:
-    segments = found(parse_reasoning(is_open=is_open), [whole])
-    assert found(parse_reasoning(is_open=is_open), cut(whole, at)) == segments
-    thought = text(segments, "reasoning")
-    assert thought in whole and text(segments) in whole
-    if not is_open and not whole.lstrip().startswith("<think>"):
-        assert text(segments) == whole
+@given(answer=formats.flatmap(answers), at=places)
+def test_what_a_model_says_is_found_wherever_its_text_is_cut(answer: Answer, at: list[int]) -> None:
+    note(str(answer))
+    expected = exact(answer, answer.expected)
+    for pieces in ([answer.said], cut(answer.said, at), list(answer.said)):
+        assert exact(answer, find(answer, pieces)) == expected
+
+
+@settings(max_examples=examples(100))
+@given(answer=formats.flatmap(damaged), at=places)
+def test_any_text_is_parsed_alike_wherever_it_is_cut(answer: Answer, at: list[int]) -> None:
+    note(str(answer))
+    found = find(answer, [answer.said])
+    assert found == find(answer, cut(answer.said, at)) == find(answer, list(answer.said))
+    if not found.calls and answer.thoughts is None:
+        assert found.content == squeezed(answer.said)
+
+
+@settings(max_examples=examples(100))
+@given(answer=formats.flatmap(answers), place=st.integers(0, 10_000), at=places)
+def test_no_word_is_lost(answer: Answer, place: int, at: list[int]) -> None:
+    """Wherever it is put in, but in a header of a channel, or a member of a call that is not its arguments."""
+    assume(answer.format not in ("harmony", *OBJECTS))
+    place %= len(answer.said) + 1
+    said = f"{answer.said[:place]}{WORD}{answer.said[place:]}"
+    note(said)
+    found = find(answer._replace(said=said), cut(said, at))
+    assert WORD in found.reasoning + found.content + str(found.calls)
 
 
 CASES: list[tuple[Read, str, str, list[tuple[str, str]]]] = [
