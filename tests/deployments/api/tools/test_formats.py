@@ -96,6 +96,58 @@ def text(segments: Sequence[Segment]) -> str:
         ("pythonic", "[find(count=1)]<|python_end|>", {"count": 1}),
         ("pythonic", "[find(count=-3, tree={'a': 1.5e3})]", {"count": -3, "tree": {"a": 1500.0}}),
         ("pythonic", "[find(text=\"\\ud83c\\udf0d\", is_it=true)]", {"text": "🌍", "is_it": True}),
+        # A value without its closing mark ends with the next key, or with the call.
+        ("qwen3_coder", "<tool_call>\n<function=find>\n<parameter=text>\nRom\n<parameter=count>\n3\n</parameter>\n"
+         "</function>\n</tool_call>", {"text": "Rom", "count": 3}),
+        ("qwen3_coder", "<function=find>\n<parameter=count>\n3\n<parameter=text>\nRom\n</function>\n</tool_call>",
+         {"count": 3, "text": "Rom"}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nRom\n</function>", {"text": "Rom"}),
+        ("qwen3_coder", "<tool_call><function=find>\n<parameter=text>\nRom\n</tool_call>", {"text": "Rom"}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nRom\n<parameter=more>\n[3]\n</function>",
+         {"text": "Rom", "more": [3]}),
+        ("qwen3_coder", '<function=find><parameter=tree>\n{"a": "</parameter>"}\n<parameter=text>\nb\n</function>',
+         {"tree": {"a": "</parameter>"}, "text": "b"}),
+        ("qwen3_coder", '<function=find>\n<parameter=tree>\n{"a": 1\n</function>', {"tree": {"a": 1}}),
+        ("qwen3_coder", '<function=find>\n<parameter=tree>\n{"a\n</parameter>\n</function>', {"tree": '{"a'}),
+        ("seed_oss", "<seed:tool_call>\n<function=find>\n<parameter=text>Rom\n<parameter=count>3\n</function>\n"
+         "</seed:tool_call>", {"text": "Rom", "count": 3}),
+        ("minimax", '<minimax:tool_call>\n<invoke name="find">\n<parameter name="text">Rom\n'
+         '<parameter name="count">3\n</invoke>\n</minimax:tool_call>', {"text": "Rom", "count": 3}),
+        ("minimax", '<minimax:tool_call>\n<invoke name="find">\n<parameter name="text">Rom</minimax:tool_call>',
+         {"text": "Rom"}),
+        ("glm", "<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>Rom\n<arg_key>count</arg_key>\n<arg_value>3"
+         "\n</tool_call>", {"text": "Rom", "count": 3}),
+        ("glm47", "<tool_call>find<arg_key>text</arg_key><arg_value>Rom<arg_key>count</arg_key><arg_value>3"
+         "</tool_call>", {"text": "Rom", "count": 3}),
+        # But a mark is part of a value that is closed before any other.
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nUse </function> and\n</parameter>\n</function>",
+         {"text": "Use </function> and"}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nUse <parameter=a> and\n</parameter>\n</function>",
+         {"text": "Use <parameter=a> and"}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\na\n<parameter=text>\n</parameter>\n</function>",
+         {"text": "a\n<parameter=text>"}),
+        ("glm", "<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>a </tool_call> b</arg_value>\n</tool_call>",
+         {"text": "a </tool_call> b"}),
+        # A call is complete without its last bracket, or its last mark.
+        ("granite", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}]', {"count": 3}),
+        ("granite", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}', {"count": 3}),
+        ("phi4", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}<|/tool_call|>', {"count": 3}),
+        ("phi4", '<|tool_call|>[{"name": "find", "parameters": {"count": 3}}<|/tool_call|>', {"count": 3}),
+        ("mistral_list", '[TOOL_CALLS][{"name": "find", "parameters": {"count": 3}]', {"count": 3}),
+        ("kimi", '<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>{"count": 3<|tool_call_end|>',
+         {"count": 3}),
+        ("deepseek_v3", deepseek("<[calls begin]><[call begin]>function<[sep]>find\n```json\n"
+         '{"count": 3\n```<[call end]><[calls end]>'), {"count": 3}),
+        ("deepseek_v31", deepseek('<[calls begin]><[call begin]>find<[sep]>{"tags": ["a"<[calls end]>'),
+         {"tags": ["a"]}),
+        ("harmony", '<|channel|>commentary to=functions.find <|constrain|>json<|message|>{"count": 3<|call|>',
+         {"count": 3}),
+        ("gemma4", "<|tool_call>call:find{count:3<tool_call|>", {"count": 3}),
+        ("gemma4", '<|tool_call>call:find{tree:{a:[1,<|"|>b<|"|><tool_call|>', {"tree": {"a": [1, "b"]}}),
+        ("pythonic", "[find(count=3)", {"count": 3}),
+        ("pythonic", "<|python_start|>[find(count=3<|python_end|>", {"count": 3}),
+        ("olmo3", "<function_calls>find(count=3\n</function_calls>", {"count": 3}),
+        ("olmo3", "<function_calls>find(count=3)", {"count": 3}),
     ],
 )  # fmt: skip
 def test_the_ways_in_which_models_write_are_read(name: str, said: str, made: dict[str, Any]) -> None:
