@@ -148,16 +148,21 @@ class _Pending:
     """What was read in reasoning that may not be part of it: white space before a mark, and a call."""
 
     def __init__(self, calls: Calls | None) -> None:
-        self.text = ""
         self.is_call = False
         """Whether the text begins with a call."""
+        self._parts: list[str] = []
         self._calls = calls
         self._driver: ParserDriver | None = None
         """Parses all from the first opening mark of a call on."""
 
+    @property
+    def text(self) -> str:
+        """What was read and is not known to be reasoning."""
+        return "".join(self._parts)
+
     def take(self, text: str, *, is_opening: bool = False) -> str:
         """Add text, which may be a call's opening mark, and return what is certainly reasoning."""
-        self.text += text
+        self._parts.append(text)
         if self.is_call:
             return ""
         if is_opening and self._calls is not None and self._driver is None:
@@ -181,8 +186,11 @@ class _Pending:
 
     def _first(self, length: int) -> str:
         """Remove the first characters, and return them."""
-        first, self.text = self.text[:length], self.text[length:]
-        return first
+        if not length:
+            return ""
+        whole = self.text
+        self._parts = [whole[length:]]
+        return whole[:length]
 
 
 def _parse_up_to(at: Scanner, mark: str, kind: SegmentKind) -> Parser[None]:

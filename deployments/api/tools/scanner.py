@@ -239,7 +239,7 @@ class _Call:
 
     def __init__(self, at: Scanner, names: Collection[str]) -> None:
         self._at, self._names = at, names
-        self._name: str | None = None
+        self._name = ""
         self._arguments: str | None = None
         """As JSON, once they are complete; None as long as there are none, or an object without members."""
         self._is_told = False
@@ -258,7 +258,7 @@ class _Call:
     @property
     def is_call(self) -> bool:
         """Whether this is a call if nothing else comes."""
-        return self._name is not None and (self._arguments is not None or not self._has_others)
+        return bool(self._name) and (self._arguments is not None or not self._has_others)
 
     def members(self) -> Parser[None]:
         """Parse the object. Raises `Malformed` if it is no call, or where it breaks off."""
@@ -287,7 +287,7 @@ class _Call:
 
     def _member(self, key: str) -> Parser[None]:
         """Parse the value of one member. Raises `Malformed` for arguments that differ from earlier ones."""
-        if key == "name" and self._name is None:
+        if key == "name" and not self._name:
             self._name = yield from self._at.string()
             if self._name not in self._names:
                 raise Malformed
@@ -300,7 +300,7 @@ class _Call:
             self._has_others |= is_news and key not in _ANNOTATIONS
             if is_news and key in _KEYS:
                 raise Malformed
-        if self._name is not None and self._arguments is not None and not self._is_released:
+        if self._name and self._arguments is not None and not self._is_released:
             yield from self._release(self._arguments)
 
     def _take_arguments(self) -> Parser[str | None]:
@@ -312,7 +312,7 @@ class _Call:
             is_object = object_of(written) is not None
         else:
             is_object = char == "{"
-            if is_object and self._name is not None and not (yield from at.is_empty()):
+            if is_object and self._name and not (yield from at.is_empty()):
                 yield from self._release("")
             written = yield from at.value("arguments" if self._is_released else None)
         if _is_nothing(written):

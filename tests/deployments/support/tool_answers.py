@@ -58,8 +58,14 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 """What an answer with calls ends with and may lack, from the last on."""
 OBJECTS = ("hermes", "llama3", "granite", "phi4", "mistral_list")
 """Formats in which a whole call is an object of JSON."""
-VALUE_ENDS = ("</parameter>", "</arg_value>", gemma.QUOTE)
-"""Marks that no text can have in the formats where they end texts."""
+VALUE_ENDS = {
+    "seed_oss": keyed.SEED.ends_value,
+    "qwen3_coder": keyed.QWEN3_CODER.ends_value,
+    "minimax": keyed.MINIMAX.ends_value,
+    "glm": keyed.GLM.ends_value,
+    "glm47": keyed.GLM_47.ends_value,
+}
+"""Marks that end values, which may lack them. No text can have them."""
 MARKS = sorted(
     {mark for form in FORMATS.values() for mark in (*form.marks, form.begins) if mark}
     | {mark for thoughts in KNOWN for mark in thoughts.marks}
@@ -175,7 +181,7 @@ def _can_write(name: str, arguments: dict[str, Any]) -> bool:
     """Whether a format can write arguments so that they can be read again."""
     texts = [arguments] if name == "gemma4" else [arguments.get("text"), arguments.get("maybe")]
     written = exact_json.write(texts, ensure_ascii=False).replace('\\"', '"')
-    return not any(mark in written for mark in VALUE_ENDS if mark in FORMATS[name].marks)
+    return VALUE_ENDS.get(name, gemma.QUOTE) not in written
 
 
 @st.composite
@@ -187,6 +193,15 @@ def _call(draw: st.DrawFn, name: str) -> tuple[str, str]:
     arguments = draw(_arguments.filter(lambda one: _can_write(name, one)))
     separators = draw(st.sampled_from([(",", ":"), (", ", ": ")]))
     return called, exact_json.write(arguments, ensure_ascii=draw(st.booleans()), separators=separators)
+
+
+def _may_lack_marks(name: str, arguments: str) -> bool:
+    """Whether each value ends where it did without its closing mark: white space before the next one is no part of
+    it, and a key that the schema does not name is on a new line.
+    """
+    values = exact_json.parse(arguments)
+    is_trimmed = all(value == value.rstrip(" \t\r\n") for value in values.values() if isinstance(value, str))
+    return is_trimmed and "<" not in arguments and (name != "glm47" or "数" not in values)
 
 
 @st.composite
@@ -203,7 +218,11 @@ def _object(draw: st.DrawFn, call: tuple[str, str]) -> str:
 def _spelled(draw: st.DrawFn, name: str, calls: list[tuple[str, str]]) -> str:
     """Calls as their format has them, or as models write them."""
     form = FORMATS[name]
-    if name not in OBJECTS or draw(st.booleans()):
+    is_plain: bool = draw(st.booleans())
+    if name in VALUE_ENDS and not is_plain and all(_may_lack_marks(name, arguments) for _, arguments in calls):
+        first, *others = form.spell_all(calls).split(VALUE_ENDS[name])
+        return first + "".join(draw(st.sampled_from([VALUE_ENDS[name], ""])) + other for other in others)
+    if is_plain or name not in OBJECTS:
         return form.spell_all(calls)
     before, after = form.head.split("{")[0], form.tail.removeprefix("}")
     objects = [f"{before}{draw(_object(call))}{after}" for call in calls]

@@ -18,7 +18,8 @@ from tests.support.examples import examples
 
 Make = Callable[..., Talk]
 SCHEMA = {"type": "object", "properties": {"count": {"type": "integer"}, "of": {"type": "array"}}}
-TOOL = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
+FIND = {"name": "find", "parameters": SCHEMA}
+TOOL = {"type": "function", "function": FIND}
 ARGUMENTS = [f'{{"count": {number}, "of": [{{"a": {number}}}]}}' for number in NUMBERS]
 USER = ASK["messages"][0]
 
@@ -57,7 +58,7 @@ def test_anthropics_objects_and_the_texts_of_responses_have_them_too(talk: Make)
         asked = {"model": ASK["model"], "max_tokens": 2000, "messages": [USER], "tools": [tool]}
         answer = it.client.post("/v1/messages", asked, headers={"anthropic-version": "2023-06-01"})
         assert f'"input":{squeezed(arguments)}' in answer.text
-        body = {"model": ASK["model"], "input": "?", "tools": [{"type": "function", **TOOL["function"]}]}
+        body = {"model": ASK["model"], "input": "?", "tools": [{"type": "function", **FIND}]}
         (call,) = it.client.post("/v1/responses", body).json()["output"]
         assert call["arguments"] == arguments
 
