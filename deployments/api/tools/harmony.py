@@ -96,9 +96,11 @@ def _body(at: Scanner, kind: SegmentKind) -> Parser[str]:
     without it, or the text ends.
     """
     while True:
+        count = at.num_held
         found = yield from at.mark(*_ENDS)
         if found in (NEXT, OPEN):
-            at.back()
+            at.back(count)
+            yield from at.release(kind)
             return ""
         if found:
             at.drop()

@@ -288,9 +288,10 @@ class _Call:
     def _member(self, key: str) -> Parser[None]:
         """Parse the value of one member. Raises `Malformed` for arguments that differ from earlier ones."""
         if key == "name" and not self._name:
-            self._name = yield from self._at.string()
-            if self._name not in self._names:
+            name = yield from self._at.string()
+            if name not in self._names:
                 raise Malformed
+            self._name = name
         elif key in _KEYS and self._arguments is None:
             self._arguments = yield from self._take_arguments()
             self._is_told = True

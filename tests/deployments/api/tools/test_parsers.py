@@ -80,6 +80,7 @@ CLOCK = ("clock", "{}")
     "gemma4", "<|tool_call>call:hm <|tool_call>call:clock{}", Found("", "<|tool_call>call:hm", [CLOCK], True)
 )
 @example_of("hermes", '<tool_call>{"name": "clock"}</tool_call>', Found("", "", [CLOCK], True), THINK)
+@example_of("hermes", '<tool_call>{"name": "x"</tool_call>', Found("", '<tool_call>{"name":"x"</tool_call>', []))
 @example_of("phi4", 'functoolsfunctools[{"name": "clock"}]', Found("", "functools", [CLOCK], True))
 @example_of(
     "harmony",
