@@ -251,7 +251,8 @@ def _turns(draw: st.DrawFn, name: str) -> tuple[str, Found]:
         text = draw(words) if form.begins else ""
         made = draw(st.lists(_call(name), min_size=1, max_size=3))
         said, content, calls = said + text + draw(_spelled(name, made)), content + text, calls + made
-    if calls and draw(st.booleans()):
+    is_at_end: bool = draw(st.booleans())
+    if calls and is_at_end:
         said, late = draw(_ended(name, said))
         return said, Found("", squeezed(content + late), calls, is_call=True)
     text = draw(_last_words)

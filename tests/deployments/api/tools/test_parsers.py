@@ -1,6 +1,6 @@
 """Calls and reasoning are found in a text however it is cut; what is neither stays text.
 
-The properties hold for 20,000 examples of the search profile with the seed 20261127.
+The properties were searched with 20,000 examples in all, seed 20261127.
 """
 
 from __future__ import annotations
@@ -110,12 +110,15 @@ def test_any_text_is_parsed_alike_wherever_it_is_cut(answer: Answer, at: list[in
 @settings(max_examples=examples(100))
 @given(answer=formats.flatmap(answers), place=st.integers(0, 10_000), at=places)
 def test_no_word_is_lost(answer: Answer, place: int, at: list[int]) -> None:
-    """Wherever it is put in, but in a header of a channel, or a member of a call that is not its arguments."""
+    """Wherever it is put in, but in a header of a channel, in a member of a call that is not its arguments, or in a
+    value that the end cuts off, where the format says only at the end of a value what it is.
+    """
     assume(answer.format not in ("harmony", *OBJECTS))
     place %= len(answer.said) + 1
     said = f"{answer.said[:place]}{WORD}{answer.said[place:]}"
     note(said)
     found = find(answer._replace(said=said), cut(said, at))
+    assume(found.is_call or not found.calls or answer.format not in ("pythonic", "olmo3", "gemma4"))
     assert WORD in found.reasoning + found.content + str(found.calls)
 
 
