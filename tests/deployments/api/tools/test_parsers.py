@@ -110,8 +110,8 @@ def test_any_text_is_parsed_alike_wherever_it_is_cut(answer: Answer, at: list[in
 @settings(max_examples=examples(100))
 @given(answer=formats.flatmap(answers), place=st.integers(0, 10_000), at=places)
 def test_no_word_is_lost(answer: Answer, place: int, at: list[int]) -> None:
-    """Wherever it is put in, but in a header of a channel, in a member of a call that is not its arguments, or in a
-    value that the end cuts off, where the format says only at the end of a value what it is.
+    """Wherever it is put in, but in a channel's header, in a member of a call that is not its arguments, or in a
+    value that the end cuts off, where a format says only at the end of a value what it is.
     """
     assume(answer.format not in ("harmony", *OBJECTS))
     place %= len(answer.said) + 1
