@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pydantic_core
+from msgspec import Raw
 
+from deployments.api import exact_json
 from deployments.api.anthropic.blocks import AnswerBlocks, BlockStep
 from deployments.api.anthropic.errors import error_object
 from deployments.api.choice import ChoiceDelta
@@ -174,10 +175,10 @@ def _usage(num_prompt: int, num_cached: int, num_generated: int, num_thinking: i
     }
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str) -> Raw:
     """Return a tool's input as far as it was written: an answer may be cut off within it."""
     try:
-        value = pydantic_core.from_json(text, allow_partial="trailing-strings")
+        written = exact_json.closed(text)
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        written = ""
+    return Raw((written if written.startswith("{") else "{}").encode())

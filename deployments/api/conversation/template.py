@@ -7,6 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from deployments.api import exact_json
 from deployments.api.randomness import random_hex
 from engine.tokenizer import Tokenizer
 
@@ -72,8 +73,22 @@ def _compiled(template: str) -> Any:
 
     compiled = _compile_jinja_template(template)
     compiled.globals = dict(compiled.globals)  # each rendering copies them, a ChainMap name by name
+    compiled.environment.filters["tojson"] = _to_json
     compiled.environment.getattr = _fields_first(compiled.environment.getattr)
     return compiled
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return a value as JSON, as transformers' filter of this name does, with numbers as they were written."""
+    return exact_json.write(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _fields_first(get: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:

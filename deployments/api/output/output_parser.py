@@ -10,10 +10,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import Struct
 
-from deployments.api.output.reasoning import Thoughts, parse_reasoning
+from deployments.api.output.reasoning import Calls, Thoughts, parse_reasoning
 from deployments.api.output.spelled_text import SpelledText
 from deployments.api.tools.custom import InputText
 from deployments.api.tools.named import Functions
@@ -43,6 +44,13 @@ class OutputParseSpec:
     def marks(self) -> tuple[str, ...]:
         """Special tokens that must stay in the text, because they mark reasoning or calls."""
         return (self.thoughts.marks if self.thoughts else ()) + (self.format.marks if self.format else ())
+
+    @property
+    def calls(self) -> Calls | None:
+        """How calls are found in reasoning; None if nothing tells them from it."""
+        if self.format is None or not self.format.begins:
+            return None
+        return Calls(self.format.begins, partial(self.format.parser, self.functions))
 
 
 PLAIN_TEXT = OutputParseSpec()
@@ -83,12 +91,13 @@ class OutputParser:
         """Which tokens spell which text, for an answer with log-probabilities."""
         self._reasoning_parser: ParserDriver | None = None
         if spec.thoughts is not None:
-            self._reasoning_parser = ParserDriver(parse_reasoning(spec.thoughts, is_open=spec.is_thinking))
+            parser = parse_reasoning(spec.thoughts, is_open=spec.is_thinking, calls=spec.calls)
+            self._reasoning_parser = ParserDriver(parser)
         self._call_parser = ParserDriver(spec.format.parser(spec.functions)) if spec.format else None
         self._num_calls = self._num_complete = 0
         self._input: InputText | None = None  # of the last call, if it calls a custom tool
         self._has_thought, self._is_answering = False, False
-        self._num_before_answer = 0
+        self._num_before_answer = self._num_before_hold = 0
         self.stopped = False
         """Whether a stop string, or the only call allowed, ended the answer; later tokens are ignored."""
 
@@ -109,7 +118,9 @@ class OutputParser:
 
     @property
     def num_reasoning(self) -> int:
-        """Number of reasoning tokens, including the one that completed the closing mark."""
+        """Number of reasoning tokens, including the one that completed the closing mark; but not the one that
+        completed the opening mark of a call, if that ended the reasoning.
+        """
         return self._num_before_answer if self._has_thought else 0
 
     @property
@@ -171,8 +182,12 @@ class OutputParser:
             elif segment.kind == "reasoning":
                 parsed.reasoning += segment.text
                 self._has_thought = True
+            elif segment.kind == "hold":
+                self._num_before_hold = self._num_before_answer - 1
             elif segment.kind == "answer":
                 self._is_answering = True
+                if segment.text:
+                    self._num_before_answer = self._num_before_hold
             elif segment.kind == "call":
                 self._begin_call(parsed, segment.text)
             elif segment.kind == "arguments":

@@ -13,6 +13,7 @@ import json
 import re
 from typing import Any
 
+from deployments.api import exact_json
 from deployments.api.tools.marked import expect, parse_marked, up_to
 from deployments.api.tools.named import ANYTHING, Functions, as_json, kinds, object_of, properties
 from deployments.api.tools.scanner import Malformed, Scanner
@@ -30,7 +31,7 @@ _ENDS_WORD = ",}]<"
 def parse_gemma(functions: Functions) -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
-    def call(at: Scanner, opening: str) -> Parser[bool]:
+    def call(at: Scanner, opening: str) -> Parser[None]:
         yield from expect(at, (CALL,))
         name = (yield from up_to(at, "{")).strip()
         if name not in functions:
@@ -39,18 +40,17 @@ def parse_gemma(functions: Functions) -> Parser[None]:
         yield Segment("call", name)
         try:
             yield from _members(at, functions[name] or {})
+            yield Segment("end")
         except Malformed:
             if not (yield from at.look()):
                 at.drop()
-            return False
-        yield Segment("end")
-        return True
 
     return parse_marked((OPEN,), (CLOSE,), call)
 
 
 def _members(at: Scanner, schema: dict[str, Any]) -> Parser[None]:
-    """Release arguments as JSON as they come, after the brace that opens them up to the one that closes them.
+    """Release arguments as JSON as they come, after the brace that opens them up to the one that closes them, or
+    to a mark that ends the call.
 
     Raises `Malformed` at the end of the text, and where no key or no value is.
     """
@@ -58,6 +58,10 @@ def _members(at: Scanner, schema: dict[str, Any]) -> Parser[None]:
     yield Segment("arguments", "{")
     while opened:
         char = yield from at.spaces()
+        if (yield from at.is_ended()):
+            at.drop()
+            yield Segment("arguments", "".join(_CLOSING[bracket] for bracket in reversed(opened)))
+            return
         if separator and char == ",":
             at.take()
             char = yield from at.spaces()
@@ -174,4 +178,4 @@ def value_written(value: Any) -> str:
         return f"{{{_members_written(value)}}}"
     if isinstance(value, list):
         return f"[{','.join(map(value_written, value))}]"
-    return json.dumps(value)
+    return exact_json.write(value)

@@ -12,6 +12,7 @@ The prompt has `<|start|>assistant` of the first message. Format: https://github
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from deployments.api.tools.marked import parse_marked
 from deployments.api.tools.named import Functions
@@ -25,6 +26,8 @@ NEXT = f"{START}assistant"
 """What precedes the channel of each message but the first."""
 OPEN = f"{CHANNEL}commentary to=functions."
 """What a call begins with."""
+_ENDS = (END, RETURN, CALL, NEXT, OPEN)
+"""What ends a message, or begins another."""
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _LONGEST_HEADER = 256
@@ -35,7 +38,7 @@ def parse_channels() -> Parser[None]:
     """Parse messages: those of `analysis`, and to what is no function, are reasoning; the others are text, in
     which calls stay as `parse_harmony` reads them. What has no header is text, too.
     """
-    at = Scanner()
+    at = Scanner(_ENDS)
     has_answered = False
     before: SegmentKind | None = None
     while (yield from at.look()):
@@ -46,6 +49,9 @@ def parse_channels() -> Parser[None]:
             yield Segment("answer")
         if opening:
             yield Segment("text", opening)
+            if (yield from at.spaces()) == "{":  # a mark in one of its texts does not end it
+                with suppress(Malformed):
+                    yield from at.value("text")
         elif header is not None and kind == before:
             yield Segment(kind, "\n\n")  # between two messages of one kind
         end = yield from _body(at, kind)
@@ -86,9 +92,16 @@ def _kind(header: str | None) -> tuple[SegmentKind, str]:
 
 
 def _body(at: Scanner, kind: SegmentKind) -> Parser[str]:
-    """Release a message's text, up to the mark that ends it, which is returned; "" at the end of the text."""
+    """Release a message's text, up to the mark that ends it, which is returned; "" if the next message begins
+    without it, or the text ends.
+    """
     while True:
-        found = yield from at.mark(END, RETURN, CALL)
+        count = at.num_held
+        found = yield from at.mark(*_ENDS)
+        if found in (NEXT, OPEN):
+            at.back(count)
+            yield from at.release(kind)
+            return ""
         if found:
             at.drop()
             return found
@@ -101,7 +114,7 @@ def _body(at: Scanner, kind: SegmentKind) -> Parser[str]:
 def parse_harmony(functions: Functions) -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
-    def call(at: Scanner, opening: str) -> Parser[bool]:
+    def call(at: Scanner, opening: str) -> Parser[None]:
         name = ""
         while (char := (yield from at.look())) and char not in "<\n ":
             at.take()
@@ -115,6 +128,6 @@ def parse_harmony(functions: Functions) -> Parser[None]:
             yield from at.spaces()
             if not (yield from at.mark(MESSAGE)):
                 raise Malformed
-        return (yield from parse_arguments(at, name))
+        yield from parse_arguments(at, name)
 
     return parse_marked((NEXT + OPEN, OPEN), (CALL,), call)

@@ -90,7 +90,7 @@ DEEPSEEK_V3 = replace(
 def parse_headed(marks: HeadedMarks, functions: Functions) -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
-    def call(at: Scanner, opening: str) -> Parser[bool]:
+    def call(at: Scanner, opening: str) -> Parser[None]:
         yield from expect(at, marks.before if opening == marks.opens else marks.before[1:])
         yield from at.spaces()
         word = ""
@@ -101,6 +101,6 @@ def parse_headed(marks: HeadedMarks, functions: Functions) -> Parser[None]:
         if name not in functions:
             raise Malformed
         yield from expect(at, marks.after)
-        return (yield from parse_arguments(at, name))
+        yield from parse_arguments(at, name)
 
     return parse_marked((marks.opens, marks.before[0]), (*marks.ends, marks.closes), call)

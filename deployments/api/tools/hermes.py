@@ -17,8 +17,8 @@ def parse_hermes(names: Collection[str]) -> Parser[None]:
     A call without a closing mark ends with its object.
     """
 
-    def call(at: Scanner, opening: str) -> Parser[bool]:
+    def call(at: Scanner, opening: str) -> Parser[None]:
         yield from at.spaces()
-        return (yield from parse_call(at, names, ("arguments",)))
+        yield from parse_call(at, names)
 
     return parse_marked((OPEN,), (CLOSE,), call)

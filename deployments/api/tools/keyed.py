@@ -11,6 +11,9 @@ VALUE                              </invoke>                                    
 Qwen3-Coder; nearly so Seed-OSS    MiniMax-M2                                   GLM-4.5 to 4.7
 
 A value is a text where its schema allows nothing else. Elsewhere it is JSON, or a text if it is not.
+
+A value may lack its closing mark. It ends before a key that the call lacks, or before a mark at the call's end.
+But if its own mark comes before any other, the value goes on, because the mark is part of a text.
 """
 
 from __future__ import annotations
@@ -21,8 +24,7 @@ import string
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
+from deployments.api import exact_json
 from deployments.api.tools.marked import expect, parse_marked, up_to
 from deployments.api.tools.named import (
     TEXT_OR_NULL,
@@ -74,6 +76,21 @@ class KeyedMarks:
         found = (self.opens, self.closes, self.name, self.key, *self.after_key, self.ends_value, self.ends_call)
         return tuple(mark for mark in found if len(mark) > 2)
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The marks that end a call, from the innermost on."""
+        return tuple(filter(None, (self.ends_call, self.closes)))
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The marks before an argument, and after it."""
+        return self.key, self.ends_value
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """The marks with which a call begins."""
+        return tuple(filter(None, (self.opens, self.name)))
+
 
 QWEN3_CODER = KeyedMarks(
     opens="<tool_call>",
@@ -111,23 +128,27 @@ GLM_47 = replace(GLM, layout="")
 def parse_keyed(marks: KeyedMarks, functions: Functions) -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
-    def call(at: Scanner, opening: str) -> Parser[bool]:
+    def call(at: Scanner, opening: str) -> Parser[None]:
         if opening == marks.opens:
             yield from at.spaces()
             if marks.name:
                 yield from expect(at, (marks.name,))
-        return (yield from _call(at, marks, functions))
+        name, found = yield from _name(at, marks, functions)
+        at.drop()
+        yield Segment("call", name)
+        yield from _Arguments(at, marks, functions[name] or {}).parse(found)
+        if not (yield from at.look()):  # what is held is part of a mark or a key that the end cut off
+            at.drop()
 
-    openings = (marks.opens, marks.name) if marks.name else (marks.opens,)
-    return parse_marked(openings, (marks.closes,), call)
+    return parse_marked(marks.openings, marks.ends, call, marks.inner)
 
 
-def _call(at: Scanner, marks: KeyedMarks, functions: Functions) -> Parser[bool]:
-    """Parse a call from its name on. Returns whether a closing mark may follow it.
+def _name(at: Scanner, marks: KeyedMarks, functions: Functions) -> Parser[tuple[str, str]]:
+    """Take a name, and return it with the mark that was taken after it, if that is one of its arguments'.
 
     Raises `Malformed` for unknown names, and where nothing tells the name from text.
     """
-    name, ends_call = "", marks.ends_call or marks.closes
+    name, found = "", ""
     while len(char := (yield from at.look())) and all(one in _IN_NAMES for one in char):
         at.take()
         name += char
@@ -135,72 +156,133 @@ def _call(at: Scanner, marks: KeyedMarks, functions: Functions) -> Parser[bool]:
         raise Malformed
     if marks.after_name:
         yield from expect(at, (marks.after_name,))
-        found = ""
     else:
         yield from at.spaces()
-        found = yield from at.mark(marks.key, ends_call)
+        found = yield from at.mark(marks.key, *marks.ends)
         if not found:
             raise Malformed
-    at.drop()
-    yield Segment("call", name)
-    may_close = yield from _arguments(at, marks, functions[name] or {}, found)
-    if not (yield from at.look()):  # what is held is part of a mark or a key that the end cut off
-        at.drop()
-    return may_close
+    return name, found
 
 
-def _arguments(at: Scanner, marks: KeyedMarks, schema: dict[str, Any], found: str) -> Parser[bool]:
-    """Parse arguments and the mark that ends the call, of which `found` is taken. Returns as `_call` does."""
-    separator, ends_call = "{", marks.ends_call or marks.closes
-    while True:
-        if not found:
-            yield from at.spaces()
-            found = yield from at.mark(marks.key, ends_call)
-        if found == ends_call:
+class _Arguments:
+    """The arguments of one call, and the mark that ends it."""
+
+    def __init__(self, at: Scanner, marks: KeyedMarks, schema: dict[str, Any]) -> None:
+        self._at, self._marks, self._schema = at, marks, schema
+        self._given: set[str] = set()
+
+    def parse(self, found: str) -> Parser[None]:
+        """Parse up to the mark that ends the call, or to what is no argument. The mark `found` is taken."""
+        at, marks = self._at, self._marks
+        while True:
+            if not found:
+                yield from at.spaces()
+                count = at.num_held
+                found = yield from at.mark(marks.key, *marks.ends, *marks.openings)
+                if found not in ("", marks.key, marks.ends[0]):  # it is left to what follows the call
+                    at.back(count)
+            if found and found != marks.key:
+                at.drop()
+                yield Segment("arguments", "}" if self._given else "{}")
+                yield Segment("end")
+            if found != marks.key:
+                return
+            try:
+                key = yield from self._key()
+            except Malformed:
+                return
+            found = ""
+            if marks.around_value and (yield from at.look()) == marks.around_value:
+                at.take()
             at.drop()
-            yield Segment("arguments", "}" if separator != "{" else "{}")
-            yield Segment("end")
-            return ends_call != marks.closes
-        if not found:
-            return False
-        try:
-            key = yield from up_to(at, marks.after_key[0])
-            yield from expect(at, marks.after_key[1:])
-        except Malformed:
-            return False
-        if marks.around_value and (yield from at.look()) == marks.around_value:
-            at.take()
-        at.drop()
-        yield Segment("arguments", f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-        separator, found = ", ", ""
-        if not (yield from _value(at, marks, kinds(properties(schema).get(key, {}), schema))):
-            return False
+            separator = ", " if self._given else "{"
+            self._given.add(key)
+            yield Segment("arguments", f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            if not (yield from self._value(kinds(properties(self._schema).get(key, {}), self._schema))):
+                return
 
+    def _key(self) -> Parser[str]:
+        """Take a key and the marks after it. Raises `Malformed` where they are not."""
+        key = yield from up_to(self._at, self._marks.after_key[0])
+        yield from expect(self._at, self._marks.after_key[1:])
+        return key
 
-def _value(at: Scanner, marks: KeyedMarks, allowed: frozenset[str]) -> Parser[bool]:
-    """Parse a value and its closing mark, and yield it as JSON; a text as it arrives. False if the text ended."""
-    parts: list[str] = []
-    is_text = allowed == _JUST_TEXT
-    if is_text:
-        yield Segment("arguments", '"')
-    elif not allowed <= TEXT_OR_NULL and (yield from at.look()) in ("{", "["):  # the mark may be part of a text
-        with contextlib.suppress(Malformed):
-            yield from at.value(shown=False)
-        parts.append(at.held)
-        at.drop()
-    while not (yield from at.mark(marks.around_value + marks.ends_value, marks.ends_value)):
-        if not at.held:
-            if not (yield from at.look()):
-                yield Segment("arguments", "" if is_text else "".join(parts))
-                return False
-            at.take()
+    def _value(self, allowed: frozenset[str]) -> Parser[bool]:
+        """Parse a value up to its end, and yield it as JSON; a text as it arrives. False if the text ended."""
+        at, marks = self._at, self._marks
+        is_text = allowed == _JUST_TEXT
         if is_text:
-            yield Segment("arguments", json.dumps(at.held, ensure_ascii=False)[1:-1])
-        parts.append(at.held)
+            yield Segment("arguments", '"')
+        parts: list[str] = [] if allowed <= TEXT_OR_NULL else (yield from self._json())
+        is_over = is_cut = False
+        while not is_over and not is_cut:
+            yield from at.spaces()
+            part = space = at.held
+            if (yield from at.sees(marks.ends_value)):
+                yield from at.mark(marks.ends_value)
+                part, is_over = space.removesuffix(marks.around_value), True
+            elif not (yield from at.look()):
+                is_cut = True
+            elif (yield from self._is_unclosed()):
+                part, is_over = "", True
+            else:
+                if at.held == space:
+                    at.take()
+                part = at.held
+            at.drop()
+            parts.append(part)
+            if is_text:
+                yield Segment("arguments", json.dumps(part, ensure_ascii=False)[1:-1])
+        whole = "".join(parts)
+        if is_text:
+            yield Segment("arguments", "" if is_cut else '"')
+        else:
+            yield Segment("arguments", whole if is_cut else as_json(whole, allowed))
+        return is_over
+
+    def _json(self) -> Parser[list[str]]:
+        """Take a list or an object, in which marks may be parts of texts. Returns nothing if none comes."""
+        at = self._at
+        if at.is_over or (yield from at.look()) not in ("{", "["):  # each text is searched to its end only once
+            return []
+        try:
+            value = yield from at.value()
+        except Malformed:
+            at.back()
+            return []
         at.drop()
-    at.drop()
-    yield Segment("arguments", '"' if is_text else as_json("".join(parts), allowed))
-    return True
+        return [value]
+
+    def _is_unclosed(self) -> Parser[bool]:
+        """Whether a mark comes next that ends a value without its own. If it is part of the value, what comes
+        before the value's own mark is taken.
+        """
+        at, marks = self._at, self._marks
+        if not (yield from at.is_ended()):
+            return False
+        count, is_on_new_line = at.num_held, "\n" in at.held
+        found = yield from at.mark(*marks.inner, *marks.ends, *marks.openings)
+        if found == marks.key:
+            is_new = False
+            with contextlib.suppress(Malformed):
+                is_new = self._is_new((yield from self._key()), is_on_new_line)
+            at.back(count)
+            return is_new
+        end = at.num_held
+        while not (yield from at.is_ended()) and (char := (yield from at.look())):
+            at.take()
+            end = end if char.isspace() else at.num_held
+        is_text = bool((yield from at.sees(marks.ends_value)))
+        at.back(end if is_text else count)
+        return not is_text
+
+    def _is_new(self, key: str, is_on_new_line: bool) -> bool:
+        """Whether a key is that of an argument that the call lacks. One that the schema does not name is on a line
+        of its own.
+        """
+        named = properties(self._schema)
+        is_plausible = bool(key) and not _NOT_IN_KEYS & set(key)
+        return is_plausible and key not in self._given and (is_on_new_line or not named or key in named)
 
 
 def written(marks: KeyedMarks, arguments: str) -> str:
@@ -208,14 +290,16 @@ def written(marks: KeyedMarks, arguments: str) -> str:
     values = object_of(arguments)
     if values is None:
         return arguments
-    texts = {
-        key: value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        for key, value in values.items()
-    }
     return "".join(
-        f"{_before_value(marks, key)}{text}{marks.around_value}{marks.ends_value}{marks.layout}"
-        for key, text in texts.items()
+        f"{_before_value(marks, key)}{_text(value)}{marks.around_value}{marks.ends_value}{marks.layout}"
+        for key, value in values.items()
     )
+
+
+def _text(value: Any) -> str:
+    """Write a value: a text as it is, and all else as JSON."""
+    compact = (",", ":")
+    return value if isinstance(value, str) else exact_json.write(value, ensure_ascii=False, separators=compact)
 
 
 def _before_value(marks: KeyedMarks, key: str) -> str:

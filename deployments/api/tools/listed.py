@@ -18,34 +18,27 @@ from deployments.api.tools.segments import Parser
 def parse_listed(openings: Sequence[str], closings: Sequence[str], functions: Functions) -> Parser[None]:
     """Parse text, and lists of calls of `functions` after `openings`."""
 
-    def calls(at: Scanner, opening: str) -> Parser[bool]:
+    def calls(at: Scanner, opening: str) -> Parser[None]:
         yield from at.spaces()
-        return (yield from list_of_calls(at, functions))
+        yield from list_of_calls(at, functions)
 
     return parse_marked(openings, closings, calls)
 
 
-def list_of_calls(at: Scanner, names: Collection[str]) -> Parser[bool]:
-    """Parse a list of calls, and return whether it is complete.
+def list_of_calls(at: Scanner, names: Collection[str]) -> Parser[None]:
+    """Parse a list of calls, up to its end or to what is no call.
 
-    Raises `Malformed` if the first is none; a later one that is none ends the list.
+    Raises `Malformed` if the first is none, with all that was taken still held.
     """
-    char = yield from at.token("[")
-    has_called = False
-    while char == "{":
-        try:
-            is_complete = yield from parse_call(at, names, ("arguments", "parameters"))
-        except Malformed:
-            break
-        has_called = True
-        char = yield from at.spaces()
-        if not is_complete or char not in (",", "]"):
-            break
+    yield from at.token("[")
+    yield from parse_call(at, names)
+    while (char := (yield from at.spaces())) == ",":
         at.take()
-        if char == "]":
-            at.drop()
-            return True
-        char = yield from at.spaces()
-    if not has_called:
-        raise Malformed
-    return False
+        yield from at.spaces()
+        try:
+            yield from parse_call(at, names)
+        except Malformed:
+            return
+    if char == "]":
+        at.take()
+        at.drop()

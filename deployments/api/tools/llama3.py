@@ -15,7 +15,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 def parse_llama3(names: Collection[str]) -> Parser[None]:
     """Parse text, and calls of the functions `names`. White space around calls is dropped."""
-    at = Scanner()
+    at = Scanner((PYTHON_TAG,))
     has_called = yield from _calls(at, names)
     while True:
         yield from at.spaces()
@@ -32,16 +32,16 @@ def parse_llama3(names: Collection[str]) -> Parser[None]:
 
 def _calls(at: Scanner, names: Collection[str]) -> Parser[bool]:
     """Parse consecutive calls and return whether there is one. Anything else is text."""
-    has_called = is_complete = False
+    has_called = False
     while True:
         char = yield from at.spaces()
-        if char == ";" and is_complete:
+        if char == ";" and has_called:
             at.take()
             char = yield from at.spaces()
         if char != "{":
             break
         try:
-            is_complete = yield from parse_call(at, names, ("parameters", "arguments"))
+            yield from parse_call(at, names)
         except Malformed:
             break
         has_called = True

@@ -7,38 +7,42 @@ from collections.abc import Callable, Sequence
 from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser
 
-ParseCall = Callable[[Scanner, str], Parser[bool]]
+ParseCall = Callable[[Scanner, str], Parser[None]]
 
 
-def parse_marked(openings: Sequence[str], closings: Sequence[str], call: ParseCall) -> Parser[None]:
+def parse_marked(
+    openings: Sequence[str], closings: Sequence[str], call: ParseCall, inner: Sequence[str] = ()
+) -> Parser[None]:
     """Parse text, and calls that begin with one of `openings`. White space around calls is dropped.
 
-    `call` parses what comes after the opening, which it is given: it returns whether the call is complete, and
-    raises `Malformed` if it is none. The marks `closings` may follow a complete call, in this order, and any of
-    them may be missing; at the end of the text, a truncated one suffices.
+    `call` parses what comes after the opening, which it is given, and raises `Malformed` if that is no call. The
+    marks `closings` may follow a call, in this order, and any of them may be missing, or come late, after a text;
+    at the end of the text, a truncated one suffices. `inner` are further marks that end JSON.
     """
-    at = Scanner()
+    at = Scanner((*openings, *closings, *inner))
     left: Sequence[str] = ()
-    has_called = False
+    is_after_call = False
     while True:
         yield from at.spaces()
         found = yield from at.mark(*openings, *closings)
         if found in openings:
             try:
-                left = closings if (yield from call(at, found)) else ()
-                has_called = True
+                yield from call(at, found)
+                left, is_after_call = closings, True
+                if at.held.strip() and (yield from at.look()):
+                    yield from at.release()
             except Malformed:
-                left = ()
+                left, is_after_call = (), False
                 yield from at.release()
         elif found in left:
             at.drop()
             left = left[left.index(found) + 1 :]
         elif (yield from at.look()):
-            left = ()
+            is_after_call = False
             yield from at.text()
         else:
             rest = at.held.strip()
-            if not (has_called and not rest) and not any(mark.startswith(rest) for mark in left):
+            if not (is_after_call and any(mark.startswith(rest) for mark in ("", *left))):
                 yield from at.release()
             return
 
@@ -52,10 +56,10 @@ def expect(at: Scanner, marks: Sequence[str]) -> Parser[None]:
 
 
 def up_to(at: Scanner, mark: str) -> Parser[str]:
-    """Take what comes before `mark`, and that. Raises `Malformed` where it does not come on the same line."""
+    """Take what comes before `mark`, and that. Raises `Malformed` where a line or another mark comes first."""
     word = ""
     while (char := (yield from at.look())) != mark[0]:
-        if not char or char == "\n":
+        if not char or char in "\n<":
             raise Malformed
         at.take()
         word += char

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from deployments.api.tools.listed import list_of_calls
+from deployments.api.tools.marked import parse_marked
 from deployments.api.tools.named import Functions
 from deployments.api.tools.scanner import Malformed, Scanner, parse_arguments
 from deployments.api.tools.segments import Parser
@@ -16,24 +17,13 @@ MARKS = (MARK, ARGUMENTS, _ID)
 
 
 def parse_mistral(functions: Functions) -> Parser[None]:
-    """Parse text, and calls of `functions`. White space around calls is dropped."""
-    at = Scanner()
-    has_called = False
-    while True:
-        yield from at.spaces()
-        if (yield from at.mark(MARK)):
-            try:
-                char = yield from at.spaces()
-                yield from (list_of_calls(at, functions) if char == "[" else _named(at, functions))
-                has_called = True
-            except Malformed:
-                yield from at.release()
-        elif (yield from at.look()):
-            yield from at.text()
-        else:
-            if not has_called or at.held.strip():
-                yield from at.release()
-            return
+    """Parse text, and calls of `functions`."""
+
+    def calls(at: Scanner, opening: str) -> Parser[None]:
+        char = yield from at.spaces()
+        yield from (list_of_calls(at, functions) if char == "[" else _named(at, functions))
+
+    return parse_marked((MARK,), (), calls)
 
 
 def _named(at: Scanner, functions: Functions) -> Parser[None]:
@@ -45,8 +35,7 @@ def _named(at: Scanner, functions: Functions) -> Parser[None]:
     if found == _ID:
         yield from _until(at, "[{ \n")
         yield from at.mark(ARGUMENTS)
-    if not (yield from parse_arguments(at, name)):
-        at.drop()
+    yield from parse_arguments(at, name)
 
 
 def _until(at: Scanner, ends: str) -> Parser[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from numbers import Number
 from typing import Any, NamedTuple
 
-import msgspec
-
+from deployments.api import exact_json
 from engine.errors import InvalidGrammar
 
 Functions = Mapping[str, "dict[str, Any] | None"]
@@ -60,8 +60,10 @@ def arguments_of(schema: dict[str, Any]) -> list[Argument] | None:
 def object_of(arguments: str) -> dict[str, Any] | None:
     """Return the object that arguments, given as JSON, are; None if they are none."""
     try:
-        values = msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
+        values = exact_json.parse(arguments)
+        if "\\u" in arguments:  # half a character cannot be encoded
+            exact_json.write(values, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
 
@@ -97,7 +99,7 @@ def kinds(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
 
 def kind_of(value: object) -> str:
     """Return the type of a value of JSON."""
-    names = ((bool, "boolean"), (str, "string"), (int | float, "number"), (list, "array"), (dict, "object"))
+    names = ((bool, "boolean"), (str, "string"), (Number, "number"), (list, "array"), (dict, "object"))
     return next((name for kind, name in names if isinstance(value, kind)), "null")
 
 
@@ -105,8 +107,8 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
     """Return a value as JSON: as it is written if that is JSON of an allowed type, or a text."""
     written = _PYTHONS.get(text.strip(), text.strip())
     try:
-        value = msgspec.json.decode(written)
-    except (msgspec.DecodeError, RecursionError):
+        value = exact_json.parse(written)
+    except ValueError:
         return json.dumps(text, ensure_ascii=False)
     is_meant = kind_of(value) in allowed and (kind_of(value) != "string" or allowed != TEXT_OR_NULL)
     return written if is_meant or "string" not in allowed else json.dumps(text, ensure_ascii=False)

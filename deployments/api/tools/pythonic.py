@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ import msgspec
 from deployments.api.tools.llama3 import PYTHON_TAG
 from deployments.api.tools.marked import parse_marked
 from deployments.api.tools.named import Functions, arguments_of, object_of
-from deployments.api.tools.scanner import Malformed, Scanner
+from deployments.api.tools.scanner import Malformed, Scanner, is_json
 from deployments.api.tools.segments import Parser, Segment
 from engine.errors import InvalidGrammar
 from engine.grammar.compiler import schema_in_lark
@@ -38,7 +39,7 @@ _BRACKETS = {"(": "[", ")": "]"}
 
 def parse_pythonic(functions: Functions) -> Parser[None]:
     """Parse a list of calls of `functions`, and the text after it."""
-    at = Scanner()
+    at = Scanner((_END,))
     yield from at.spaces()
     if (yield from at.mark(PYTHON_TAG, _START)):
         yield from at.spaces()
@@ -60,20 +61,12 @@ def parse_pythonic(functions: Functions) -> Parser[None]:
 def parse_marked_pythonic(functions: Functions) -> Parser[None]:
     """Parse text, and calls of `functions` between marks, each on a line."""
 
-    def calls(at: Scanner, opening: str) -> Parser[bool]:
-        is_complete = True
-        has_called = False
-        while is_complete:
-            if (yield from at.spaces()) in ("<", "") and has_called:
-                return True
-            try:
-                is_complete = yield from _call(at, functions)
-            except Malformed:
-                if not has_called:
-                    raise
-                return False
-            has_called = True
-        return False
+    def calls(at: Scanner, opening: str) -> Parser[None]:
+        yield from at.spaces()
+        yield from _call(at, functions)
+        with suppress(Malformed):
+            while (yield from at.spaces()) not in ("<", ""):
+                yield from _call(at, functions)
 
     return parse_marked((OPEN,), (CLOSE,), calls)
 
@@ -84,12 +77,12 @@ def _calls(at: Scanner, functions: Functions) -> Parser[bool]:
     while True:
         yield from at.spaces()
         try:
-            is_complete = yield from _call(at, functions)
+            yield from _call(at, functions)
         except Malformed:
             return has_called
         has_called = True
         char = yield from at.spaces()
-        if not is_complete or char not in (",", "]"):
+        if char not in (",", "]"):
             return True
         at.take()
         if char == "]":
@@ -97,48 +90,47 @@ def _calls(at: Scanner, functions: Functions) -> Parser[bool]:
             return True
 
 
-def _call(at: Scanner, functions: Functions) -> Parser[bool]:
-    """Parse one call. Returns whether it is complete; raises `Malformed` if it may be none."""
+def _call(at: Scanner, functions: Functions) -> Parser[None]:
+    """Parse one call, up to its bracket, or to a mark that ends it. Raises `Malformed` if it may be none."""
     name = (yield from _until(at, "(")).strip()
     if name not in functions:
         raise Malformed
     at.take()
-    separator, is_released = "{", False
+    separator = "{"
     try:
-        while (yield from at.spaces()) != ")":
+        while (yield from at.spaces()) != ")" and not (yield from at.is_ended()):
             key = (yield from _until(at, "=")).strip()
             if not key.isidentifier():
                 raise Malformed
             at.take()
             value = _as_json((yield from _literal(at)))
-            if not is_released:
-                at.drop()
-                yield Segment("call", name)
-                is_released = True
             at.drop()
+            if separator == "{":
+                yield Segment("call", name)
             yield Segment("arguments", f"{separator}{json.dumps(key)}: {value}")
             separator = ", "
             if (yield from at.look()) == ",":
                 at.take()
     except Malformed:
-        if not is_released:
+        if separator == "{":
             raise
-        at.drop()
-        return False
-    at.take()
+        if not (yield from at.look()):
+            at.drop()
+        return
+    if (yield from at.look()) == ")":
+        at.take()
     at.drop()
-    if not is_released:
+    if separator == "{":
         yield Segment("call", name)
-    yield Segment("arguments", "}" if is_released else "{}")
+    yield Segment("arguments", "{}" if separator == "{" else "}")
     yield Segment("end")
-    return True
 
 
 def _until(at: Scanner, end: str) -> Parser[str]:
-    """Take what comes before `end`, on one line. Raises `Malformed` if it does not come."""
+    """Take what comes before `end`, on one line. Raises `Malformed` if anything else than a word does."""
     word = ""
     while (char := (yield from at.look())) != end:
-        if not char or char in "()[]{}=,\n\"'":
+        if not char or char in "()[]{}<=,\n\"'":
             raise Malformed
         at.take()
         word += char
@@ -152,7 +144,7 @@ def _literal(at: Scanner) -> Parser[str]:
         char = yield from at.look()
         if not char:
             raise Malformed
-        if not quote and depth == 0 and char in ",)":
+        if not quote and ((depth == 0 and char in ",)") or (yield from at.is_ended())):
             return taken
         at.take()
         taken += char
@@ -179,11 +171,7 @@ def _as_json(literal: str) -> str:
         if part:
             parts.append(part)
     written = "".join(parts)
-    try:
-        msgspec.json.decode(written)
-    except (msgspec.DecodeError, RecursionError):
-        raise Malformed from None
-    if end != len(literal):
+    if end != len(literal) or not is_json(written):
         raise Malformed
     return written
 
@@ -192,6 +180,8 @@ def _token(text: str) -> str:
     if text[0] in "\"'":
         return _text(text)
     if text[0].isdigit() or text[0] in "+-.":
+        if is_json(text):
+            return text
         try:
             return json.dumps(ast.literal_eval(text), allow_nan=False)
         except (ValueError, SyntaxError, MemoryError):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 
+from deployments.api import exact_json
+from deployments.api.tools.named import object_of
 from deployments.api.tools.segments import Parser, Segment, SegmentKind
 
 _SPACE = " \t\r\n"
 _ENDS_SCALAR = _SPACE + ",}]"
+_CLOSING = {"{": "}", "[": "]"}
+_KEYS = ("arguments", "parameters")
+_ANNOTATIONS = ("id", "type", "index")
+"""Members of a call that are certainly no arguments."""
 
 
 class Malformed(Exception):
@@ -18,9 +25,13 @@ class Malformed(Exception):
 class Scanner:
     """A position in a text. Asks for a character only to look at it, so nothing certain is held back for it."""
 
-    def __init__(self) -> None:
-        self._next: str | None = None
-        """The character that was looked at but not taken."""
+    def __init__(self, ends: Sequence[str] = ()) -> None:
+        self._ends = ends
+        """Marks that end JSON, and what else has brackets, wherever they stand outside of a text."""
+        self._initials = frozenset(mark[0] for mark in ends)
+        self._ahead: deque[str] = deque()
+        """Characters that were looked at but not taken."""
+        self._is_over = False
         self._held: list[str] = []
 
     @property
@@ -28,17 +39,33 @@ class Scanner:
         """What was taken but not yet released."""
         return "".join(self._held)
 
+    @property
+    def num_held(self) -> int:
+        """Number of characters that are held."""
+        return len(self._held)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of the text has been seen."""
+        return self._is_over
+
     def look(self) -> Parser[str]:
         """Return the next character, or "" at the end, which cannot be taken."""
-        if self._next is None:
-            self._next = yield None
-        return self._next
+        if not self._ahead and not self._is_over:
+            char = yield None
+            if char:
+                self._ahead.append(char)
+            self._is_over = not char
+        return self._ahead[0] if self._ahead else ""
 
     def take(self) -> None:
         """Take and hold the character that was looked at."""
-        assert self._next, "look first"
-        self._held.append(self._next)
-        self._next = None
+        self._held.append(self._ahead.popleft())
+
+    def back(self, count: int = 0) -> None:
+        """Give back what is held but the first `count` characters, to be looked at again."""
+        self._ahead.extendleft(reversed(self._held[count:]))
+        del self._held[count:]
 
     def drop(self) -> None:
         """Discard what is held, because it was syntax or has been released."""
@@ -73,6 +100,25 @@ class Scanner:
             self.take()
         return taken
 
+    def sees(self, *marks: str) -> Parser[str]:
+        """Return which of `marks` comes next, or "", and take nothing."""
+        count = len(self._held)
+        found = yield from self.mark(*marks)
+        self.back(count)
+        return found
+
+    def is_ended(self) -> Parser[bool]:
+        """Whether a mark comes next that ends what has brackets."""
+        char = yield from self.look()
+        return char[:1] in self._initials and bool((yield from self.sees(*self._ends)))
+
+    def is_empty(self) -> Parser[bool]:
+        """Whether an object comes next that has no members."""
+        count = len(self._held)
+        found = (yield from self.look()) == "{" and (yield from self.token("{")) == "}"
+        self.back(count)
+        return found
+
     def token(self, expected: str) -> Parser[str]:
         """Take this character and the space after it, and return the next. Raises `Malformed` for another."""
         if (yield from self.look()) != expected:
@@ -84,75 +130,98 @@ class Scanner:
         """Take a JSON string and the space after it. Raises `Malformed` for anything else."""
         if (yield from self.look()) != '"':
             raise Malformed
-        raw = yield from self.value(shown=False)
+        raw = yield from self.value()
         try:
-            text = str(json.loads(raw))
+            text = str(exact_json.parse(raw))
         except ValueError:
             raise Malformed from None
         yield from self.spaces()
         return text
 
-    def value(self, *, shown: bool) -> Parser[str]:
-        """Take a JSON value, counting brackets outside of strings. With `shown`, release it as it arrives.
+    def value(self, shown: SegmentKind | None = None) -> Parser[str]:
+        """Take a JSON value, counting brackets outside of strings. It is released as it arrives if it is `shown`.
 
-        The value is returned as written, without checking that the text between the brackets is JSON.
-        Raises `Malformed` at the end of the text and where no value begins.
+        The value is returned as written, without checking that the text between the brackets is JSON. A mark that
+        ends it closes its brackets. Raises `Malformed` at the end of the text, where no value begins, and where a
+        mark leaves no JSON.
         """
         taken: list[str] = []
-        depth, is_string, is_escaped = 0, False, False
+        opened: list[str] = []
+        is_string = is_escaped = False
         while True:
             char = yield from self.look()
-            if not char or (depth == 0 and not is_string and char in _ENDS_SCALAR):
-                if char and taken:
-                    return "".join(taken)
+            if not char:
                 raise Malformed
+            if not is_string:
+                is_over = not opened and char in _ENDS_SCALAR
+                if is_over or (yield from self.is_ended()):
+                    return (yield from self._closed(taken, opened, shown))
             self.take()
             taken.append(char)
             if shown:
-                yield from self.release("arguments")
+                yield from self.release(shown)
             if is_string:
                 is_string = is_escaped or char != '"'
                 is_escaped = char == "\\" and not is_escaped
             elif char == '"':
                 is_string = True
-            else:
-                depth += (char in "{[") - (char in "}]")
-            if depth == 0 and not is_string and char in '"}]':
+            elif char in _CLOSING:
+                opened.append(_CLOSING[char])
+            elif char in "}]":
+                opened.pop()
+            if not opened and not is_string and char in '"}]':
                 return "".join(taken)
 
+    def _closed(self, taken: list[str], opened: list[str], shown: SegmentKind | None) -> Parser[str]:
+        """Return a value that a mark or the next member ends, with its open brackets closed."""
+        missing = "".join(reversed(opened))
+        whole = "".join(taken) + missing
+        if not taken or (opened and not is_json(whole)):
+            raise Malformed
+        if shown and missing:
+            yield Segment(shown, missing)
+        return whole
 
-def parse_call(at: Scanner, names: Collection[str], keys: Collection[str]) -> Parser[bool]:
-    """Parse an object with a "name" among `names` and arguments under one of `keys`: an object, or nothing for {}.
 
-    The call is released once it is certain: its name is known and its arguments have begun. What was held before
-    is dropped then. Returns True if the call is complete, or False if the text ended or became malformed after
-    that; the remainder is text. Raises `Malformed` if it is not a call, with all that was taken still held.
-    """
-    call = _Call(at, names)
+def _is_nothing(written: str) -> bool:
+    """Whether a value of JSON has nothing in it."""
+    return "".join(written.split()) in ("", "null", "{}", "[]", '""')
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is JSON."""
     try:
-        char = yield from at.token("{")
-        while char != "}":
-            key = yield from at.string()
-            yield from at.token(":")
-            yield from call.member(key, keys)
-            char = yield from at.spaces()
-            if char != "}":
-                char = yield from at.token(",")
-        at.take()
-        yield from call.complete()
-    except Malformed:
-        if not call.is_released:
-            raise
-        if (yield from at.look()):
-            yield from at.release()
-        at.drop()
+        exact_json.parse(text)
+    except ValueError:
         return False
     return True
 
 
-def parse_arguments(at: Scanner, name: str) -> Parser[bool]:
+def parse_call(at: Scanner, names: Collection[str]) -> Parser[None]:
+    """Parse an object with a "name" among `names`, and with "arguments", which some models call "parameters".
+
+    Arguments are an object, or a text that has one as JSON; there may be none, or null. An object without them
+    that has other members is no call, because those may be the arguments. The call is released as soon as it is
+    certain, and what was held before is dropped then. Once it has its arguments it is complete, whatever its
+    object lacks; what is no part of the object is given back.
+
+    Raises `Malformed` if it is not a call, with all that was taken still held.
+    """
+    call = _Call(at, names)
+    try:
+        yield from call.members()
+    except Malformed:
+        if not call.is_certain and not (call.is_call and (yield from at.is_ended())):
+            raise
+        if (yield from at.look()):
+            at.back(call.num_read)
+        at.drop()
+    yield from call.end()
+
+
+def parse_arguments(at: Scanner, name: str) -> Parser[None]:
     """Parse the object that a call of `name` has as arguments, and release it as it comes. What was held before
-    is dropped. Returns whether it was complete; if not, the text has ended in it, or the remainder is text.
+    is dropped. If the object is not complete, the text has ended in it, or the remainder is text.
 
     Raises `Malformed` if there is no object, with all that was taken still held.
     """
@@ -160,12 +229,9 @@ def parse_arguments(at: Scanner, name: str) -> Parser[bool]:
         raise Malformed
     at.drop()
     yield Segment("call", name)
-    try:
-        yield from at.value(shown=True)
-    except Malformed:
-        return False
-    yield Segment("end")
-    return True
+    with suppress(Malformed):
+        yield from at.value("arguments")
+        yield Segment("end")
 
 
 class _Call:
@@ -173,36 +239,91 @@ class _Call:
 
     def __init__(self, at: Scanner, names: Collection[str]) -> None:
         self._at, self._names = at, names
-        self._name: str | None = None
+        self._name = ""
         self._arguments: str | None = None
-        self.is_released = False
+        """As JSON, once they are complete; None as long as there are none, or an object without members."""
+        self._is_told = False
+        """Whether there was a member for arguments."""
+        self._has_others = False
+        """Whether other members may be the arguments."""
+        self._is_released = False
+        self.num_read = 0
+        """Number of characters held up to the last complete member."""
 
-    def member(self, key: str, keys: Collection[str]) -> Parser[None]:
-        """Parse the value of one member."""
-        if key == "name" and self._name is None:
-            self._name = yield from self._at.string()
-            if self._name not in self._names:
-                raise Malformed
-        elif key in keys and self._arguments is None:
-            if (yield from self._at.look()) != "{":
-                raise Malformed
-            if self._name is not None:
-                yield from self._release(self._name)
-            self._arguments = yield from self._at.value(shown=self.is_released)
-        else:
-            yield from self._at.value(shown=False)
+    @property
+    def is_certain(self) -> bool:
+        """Whether this is a call, whatever comes next."""
+        return self._is_released or (self._is_told and self.is_call)
 
-    def complete(self) -> Parser[None]:
-        """Complete the call when its object is closed. Raises `Malformed` if it lacks a name."""
-        if self._name is None:
+    @property
+    def is_call(self) -> bool:
+        """Whether this is a call if nothing else comes."""
+        return bool(self._name) and (self._arguments is not None or not self._has_others)
+
+    def members(self) -> Parser[None]:
+        """Parse the object. Raises `Malformed` if it is no call, or where it breaks off."""
+        at = self._at
+        char = yield from at.token("{")
+        while char != "}":
+            key = yield from at.string()
+            yield from at.token(":")
+            yield from self._member(key)
+            self.num_read = at.num_held
+            char = yield from at.spaces()
+            if char != "}":
+                char = yield from at.token(",")
+        if not self.is_call:
             raise Malformed
-        if not self.is_released:
-            yield from self._release(self._name)
-            yield Segment("arguments", self._arguments or "{}")
+        at.take()
+
+    def end(self) -> Parser[None]:
+        """Complete the call, unless it broke off in its arguments."""
+        if not self._is_released:
+            yield from self._release(self._arguments or "{}")
+        elif self._arguments is None:
+            return
         self._at.drop()
         yield Segment("end")
 
-    def _release(self, name: str) -> Parser[None]:
-        self.is_released = True
+    def _member(self, key: str) -> Parser[None]:
+        """Parse the value of one member. Raises `Malformed` for arguments that differ from earlier ones."""
+        if key == "name" and not self._name:
+            name = yield from self._at.string()
+            if name not in self._names:
+                raise Malformed
+            self._name = name
+        elif key in _KEYS and self._arguments is None:
+            self._arguments = yield from self._take_arguments()
+            self._is_told = True
+        else:
+            value = yield from self._at.value()
+            is_news = not _is_nothing(value) and value != self._arguments
+            self._has_others |= is_news and key not in _ANNOTATIONS
+            if is_news and key in _KEYS:
+                raise Malformed
+        if self._name and self._arguments is not None and not self._is_released:
+            yield from self._release(self._arguments)
+
+    def _take_arguments(self) -> Parser[str | None]:
+        """Parse arguments; None if there are none. Raises `Malformed` for what is neither."""
+        at = self._at
+        char = yield from at.look()
+        if char == '"':
+            written = (yield from at.string()).strip()
+            is_object = object_of(written) is not None
+        else:
+            is_object = char == "{"
+            if is_object and self._name and not (yield from at.is_empty()):
+                yield from self._release("")
+            written = yield from at.value("arguments" if self._is_released else None)
+        if _is_nothing(written):
+            return None
+        if not is_object:
+            raise Malformed
+        return written
+
+    def _release(self, arguments: str) -> Parser[None]:
+        self._is_released = True
         self._at.drop()
-        yield Segment("call", name)
+        yield Segment("call", self._name)
+        yield Segment("arguments", arguments)

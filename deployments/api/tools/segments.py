@@ -7,7 +7,8 @@ finds is a function of the text alone, however the text was cut into tokens:
     send "hm"  ─▶ Segment, Segment    it was text after all; then None asks for the next character
     send ""    ─▶ Segment, None       the text has ended: what was held back is released
 
-Letters and digits in a row are sent together and count as one character, as no syntax begins or ends between them.
+Letters and digits in a row are sent together and count as one character, as no syntax begins or ends between them,
+but where a mark that is a word may begin.
 When a parser returns, everything from the last character it was sent is text.
 """
 
@@ -18,9 +19,9 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-SegmentKind = Literal["text", "reasoning", "answer", "call", "arguments", "end"]
+SegmentKind = Literal["text", "reasoning", "hold", "answer", "call", "arguments", "end"]
 T = TypeVar("T")
-_CHARACTERS = re.compile(r"[^\W_]+|.|\A\Z", re.DOTALL)
+_CHARACTERS = re.compile(r"[^\W_fH]+|.|\A\Z", re.DOTALL)  # f and H begin the marks that are words
 Parser = Generator["Segment | None", str, T]
 """A parser, or a part of one that returns a `T`. It yields None to ask for the next character; "" is the end."""
 
@@ -30,8 +31,9 @@ class Segment:
     """A stretch of an answer that is all of one kind."""
 
     kind: SegmentKind
-    """ "answer" ends the reasoning. "call" begins a call of the function that `text` names, "arguments" continues
-    its JSON, and "end" completes it."""
+    """ "hold": the reasoning may have ended before what was sent last. "answer": it has ended, there if this
+    has a text. "call" begins a call of the function that `text` names, "arguments" continues its JSON, and "end"
+    completes it."""
     text: str = ""
 
 

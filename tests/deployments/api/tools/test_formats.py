@@ -4,81 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from deployments.api.output.dialect import dialect_of
 from deployments.api.tools.formats import FORMATS
-from deployments.api.tools.gemma import QUOTE
-from deployments.api.tools.harmony import MARKS as HARMONY_MARKS
-from deployments.api.tools.headed import DEEPSEEK_V3, DEEPSEEK_V31, KIMI
+from deployments.api.tools.headed import DEEPSEEK_V31
 from deployments.api.tools.segments import ParserDriver, Segment, joined
 from deployments.config.settings import ChatSettings
 from engine.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk, takes, tool
 from tests.deployments.support.chat_templates import FAMILIES as TEMPLATES
+from tests.deployments.support.tool_answers import SCHEMAS
 from tests.engine.support.grammar_models import DEMO
-from tests.support.examples import examples
 
-_SCRAPS = [
-    "<tool_call>", "</tool_call>", "<function=", "find", ">", "\n", "<parameter=", "</parameter>", "</function>",
-    "[TOOL_CALLS]", "[", "]", "[ARGS]", "[CALL_ID]", "{", "}", '{"name": "find"', ', "arguments": {', "a=", "(",
-    ")", ",", "'", '"', "\\", "1", "1e5", "-", "True", "hm ", "<|python_start|>", "find(", "f", "é",
-    "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="find">',
-    '<parameter name="', '">', "</invoke>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ":0",
-    *KIMI.all, *DEEPSEEK_V3.all, "functions.", "<|tool_call|>", "<|/tool_call|>", "functools", '{"a": 1}',
-    "<|tool_call>", "<tool_call|>", QUOTE, "call:", ":", "<function_calls>", "</function_calls>", *HARMONY_MARKS,
-]  # fmt: skip
 Make = Callable[..., Talk]
-SCHEMAS: dict[str, dict[str, Any] | None] = {
-    "find": {
-        "properties": {
-            "text": {"type": "string"},
-            "count": {"type": "integer"},
-            "größe": {"type": "number"},
-            "is_it": {"type": "boolean"},
-            "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}},
-            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            "tree": {"$ref": "#/$defs/tree"},
-        },
-        "$defs": {"tag": {"type": "string"}, "tree": {"type": "object"}},
-    },
-    "clock": None,
-    "get-it_2": None,
-}
-MARKS = sorted({mark for form in FORMATS.values() for mark in (*form.marks, form.begins) if mark})
-nasty = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
-    [*MARKS, "\n", "```", '"', "'", "\\", "{", "}", ")", "]", ":", ", a=", "🌍"]
-)
-texts = nasty.filter(lambda text: not any(mark in text for mark in ("</parameter>", "</arg_value>")))
-numbers = st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False)
-nested = st.recursive(
-    st.none() | st.booleans() | numbers | nasty,
-    lambda one: st.lists(one, max_size=3) | st.dictionaries(nasty, one, max_size=3),
-    max_leaves=8,
-)
-objects = st.dictionaries(nasty, nested, max_size=3)
-values: dict[str, st.SearchStrategy[Any]] = {
-    "text": texts,
-    "count": st.integers(-(2**40), 2**40),
-    "größe": numbers,
-    "is_it": st.booleans(),
-    "tags": st.lists(nasty, max_size=3),
-    "maybe": st.none() | texts.filter(lambda text: text.strip() not in ("null", "None")),
-    "tree": objects,
-    "数": objects | st.lists(nested, max_size=3),
-}
-finds = st.lists(st.sampled_from(sorted(values)), unique=True).flatmap(
-    lambda keys: st.tuples(st.just("find"), st.fixed_dictionaries({key: values[key] for key in keys}))
-)
-made_calls: st.SearchStrategy[list[tuple[str, dict[str, Any]]]] = st.lists(
-    finds | st.sampled_from([("clock", {}), ("get-it_2", {})]), min_size=1, max_size=3
-)
-scraps = st.lists(st.sampled_from(_SCRAPS), max_size=16).map("".join)
 
 
 def deepseek(text: str) -> str:
@@ -112,35 +53,6 @@ def calls(segments: Sequence[Segment]) -> list[tuple[str, Any]]:
 
 def text(segments: Sequence[Segment]) -> str:
     return "".join(segment.text for segment in segments if segment.kind == "text")
-
-
-def cut(whole: str, places: Sequence[int]) -> list[str]:
-    ends = sorted({place % (len(whole) + 1) for place in places} | {0, len(whole)})
-    return [whole[start:end] for start, end in pairwise(ends)]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=examples(12))
-@given(made=made_calls, places=st.lists(st.integers(0, 10_000), max_size=12))
-def test_what_a_model_calls_is_found_wherever_its_text_is_cut(
-    name: str, made: list[tuple[str, Any]], places: list[int]
-) -> None:
-    spelled = [(called, json.dumps(arguments, ensure_ascii=False)) for called, arguments in made]
-    assume(name != "gemma4" or not any(json.dumps(QUOTE)[1:-1] in arguments for _, arguments in spelled))
-    whole = FORMATS[name].spell_all(spelled)
-    for chunks in (cut(whole, places), list(whole)):
-        segments = found(name, chunks)
-        assert calls(segments) == made and text(segments) == ""
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=examples(20))
-@given(whole=scraps, places=st.lists(st.integers(0, 10_000), max_size=12))
-def test_any_text_is_parsed_alike_wherever_it_is_cut(name: str, whole: str, places: list[int]) -> None:
-    segments = found(name, [whole])
-    assert found(name, cut(whole, places)) == segments == found(name, list(whole))
-    if not any(segment.kind == "call" for segment in segments):
-        assert text(segments) == whole
 
 
 @pytest.mark.parametrize(
@@ -184,6 +96,58 @@ def test_any_text_is_parsed_alike_wherever_it_is_cut(name: str, whole: str, plac
         ("pythonic", "[find(count=1)]<|python_end|>", {"count": 1}),
         ("pythonic", "[find(count=-3, tree={'a': 1.5e3})]", {"count": -3, "tree": {"a": 1500.0}}),
         ("pythonic", "[find(text=\"\\ud83c\\udf0d\", is_it=true)]", {"text": "🌍", "is_it": True}),
+        # A value without its closing mark ends with the next key, or with the call.
+        ("qwen3_coder", "<tool_call>\n<function=find>\n<parameter=text>\nRom\n<parameter=count>\n3\n</parameter>\n"
+         "</function>\n</tool_call>", {"text": "Rom", "count": 3}),
+        ("qwen3_coder", "<function=find>\n<parameter=count>\n3\n<parameter=text>\nRom\n</function>\n</tool_call>",
+         {"count": 3, "text": "Rom"}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nRom\n</function>", {"text": "Rom"}),
+        ("qwen3_coder", "<tool_call><function=find>\n<parameter=text>\nRom\n</tool_call>", {"text": "Rom"}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nRom\n<parameter=more>\n[3]\n</function>",
+         {"text": "Rom", "more": [3]}),
+        ("qwen3_coder", '<function=find><parameter=tree>\n{"a": "</parameter>"}\n<parameter=text>\nb\n</function>',
+         {"tree": {"a": "</parameter>"}, "text": "b"}),
+        ("qwen3_coder", '<function=find>\n<parameter=tree>\n{"a": 1\n</function>', {"tree": {"a": 1}}),
+        ("qwen3_coder", '<function=find>\n<parameter=tree>\n{"a\n</parameter>\n</function>', {"tree": '{"a'}),
+        ("seed_oss", "<seed:tool_call>\n<function=find>\n<parameter=text>Rom\n<parameter=count>3\n</function>\n"
+         "</seed:tool_call>", {"text": "Rom", "count": 3}),
+        ("minimax", '<minimax:tool_call>\n<invoke name="find">\n<parameter name="text">Rom\n'
+         '<parameter name="count">3\n</invoke>\n</minimax:tool_call>', {"text": "Rom", "count": 3}),
+        ("minimax", '<minimax:tool_call>\n<invoke name="find">\n<parameter name="text">Rom</minimax:tool_call>',
+         {"text": "Rom"}),
+        ("glm", "<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>Rom\n<arg_key>count</arg_key>\n<arg_value>3"
+         "\n</tool_call>", {"text": "Rom", "count": 3}),
+        ("glm47", "<tool_call>find<arg_key>text</arg_key><arg_value>Rom<arg_key>count</arg_key><arg_value>3"
+         "</tool_call>", {"text": "Rom", "count": 3}),
+        # But a mark is part of a value that is closed before any other.
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nUse </function> and\n</parameter>\n</function>",
+         {"text": "Use </function> and"}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nUse <parameter=a> and\n</parameter>\n</function>",
+         {"text": "Use <parameter=a> and"}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\na\n<parameter=text>\n</parameter>\n</function>",
+         {"text": "a\n<parameter=text>"}),
+        ("glm", "<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>a </tool_call> b</arg_value>\n</tool_call>",
+         {"text": "a </tool_call> b"}),
+        # A call is complete without its last bracket, or its last mark.
+        ("granite", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}]', {"count": 3}),
+        ("granite", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}', {"count": 3}),
+        ("phi4", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}<|/tool_call|>', {"count": 3}),
+        ("phi4", '<|tool_call|>[{"name": "find", "parameters": {"count": 3}}<|/tool_call|>', {"count": 3}),
+        ("mistral_list", '[TOOL_CALLS][{"name": "find", "parameters": {"count": 3}]', {"count": 3}),
+        ("kimi", '<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>{"count": 3<|tool_call_end|>',
+         {"count": 3}),
+        ("deepseek_v3", deepseek("<[calls begin]><[call begin]>function<[sep]>find\n```json\n"
+         '{"count": 3\n```<[call end]><[calls end]>'), {"count": 3}),
+        ("deepseek_v31", deepseek('<[calls begin]><[call begin]>find<[sep]>{"tags": ["a"<[calls end]>'),
+         {"tags": ["a"]}),
+        ("harmony", '<|channel|>commentary to=functions.find <|constrain|>json<|message|>{"count": 3<|call|>',
+         {"count": 3}),
+        ("gemma4", "<|tool_call>call:find{count:3<tool_call|>", {"count": 3}),
+        ("gemma4", '<|tool_call>call:find{tree:{a:[1,<|"|>b<|"|><tool_call|>', {"tree": {"a": [1, "b"]}}),
+        ("pythonic", "[find(count=3)", {"count": 3}),
+        ("pythonic", "<|python_start|>[find(count=3<|python_end|>", {"count": 3}),
+        ("olmo3", "<function_calls>find(count=3\n</function_calls>", {"count": 3}),
+        ("olmo3", "<function_calls>find(count=3)", {"count": 3}),
     ],
 )  # fmt: skip
 def test_the_ways_in_which_models_write_are_read(name: str, said: str, made: dict[str, Any]) -> None:

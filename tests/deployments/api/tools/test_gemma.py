@@ -89,7 +89,7 @@ def test_arguments_become_json(inside: str, arguments: str) -> None:
         ("count:3", '{"count": ', ""),
         ("a:{b:[1,", '{"a": {"b": [1', ""),
         (f"text:{Q}a{Q} count:3}} So.", '{"text": "a"', " count:3} So."),
-        ("a:}<tool_call|>", '{"a": ', "}<tool_call|>"),
+        ("a:}<tool_call|>", '{"a": ', "}"),
         ("a:1]", '{"a": 1', "]"),
         ("\n:1}", "{", "\n:1}"),
     ],

@@ -52,6 +52,10 @@ def test_the_template_tells(talk: Make) -> None:
         (f"{THOUGHT}{NEXT}<|channel|>fin", "Rain? In Oslo.", "", []),
         (f"{THOUGHT}{NEXT}{CALL}<|call|>", "Rain? In Oslo.", "", ['{"city": "Oslo"}']),
         (f"{THOUGHT}{NEXT}{CALL}", "Rain? In Oslo.", "", ['{"city": "Oslo"}']),
+        (f"{THOUGHT.removesuffix('<|end|>')}{NEXT}{CALL}<|call|>", "Rain? In Oslo.", "", ['{"city": "Oslo"}']),
+        (f"{THOUGHT.removesuffix('<|end|>')}{CALL}<|call|>", "Rain? In Oslo.", "", ['{"city": "Oslo"}']),
+        (f"{CALL}{NEXT}{FINAL}It is.", "", "It is.", ['{"city": "Oslo"}']),
+        (f"<|start|>{'a' * 300}{NEXT}{FINAL}b", "", f"<|start|>{'a' * 300}\n\nb", []),
         (CALL, "", "", ['{"city": "Oslo"}']),
         (
             f"{THOUGHT}{NEXT} to=functions.get_weather<|channel|>commentary json<|message|>{{}}<|call|>",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from deployments.api.output.answer_grammar import answer_grammar
 from deployments.api.output.output_parser import OutputParseSpec
 from deployments.api.output.reasoning import KNOWN, Thoughts
+from deployments.api.tools.formats import FORMATS
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk
 from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
 from tests.engine.support.grammar_models import compiler, ids
@@ -91,6 +94,78 @@ def test_calls_come_after_reasoning_and_none_are_found_in_it(talk: Make) -> None
         choice = answer.choices[0]
         assert [c.function.arguments for c in choice.message.tool_calls] == ['{"zone": "utc"}']
         assert (choice.message.reasoning, choice.finish_reason) == (f"I could say {call}.", "tool_calls")
+
+
+WITH_MARKS = [name for name, form in FORMATS.items() if form.begins and name != "harmony"]
+SAID = [
+    # reasoning, what follows it, the content, the number of calls
+    ("look\n", "CALL", "", 1),
+    ("", "CALL", "", 1),
+    ("look\n", "CALL CALL", "", 2),
+    ("look ", "CALL So.", " So.", 1),
+    ("BEGIN is a mark. ", "CALL", "", 1),
+    ("I could say CALL or CALL. ", "</think>So.", "So.", 0),
+    ("I could say BEGIN ", "</think>CALL", "", 1),
+    ("I could say CUT ", "</think>CALL", "", 1),
+    ("BEGIN is a mark.", "", "", 0),
+    ("look", "", "", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "marks"), list(zip(WITH_MARKS, cycle(KNOWN))))
+def test_a_call_ends_reasoning_that_nothing_closes(talk: Make, name: str, marks: Thoughts) -> None:
+    """In every format with a mark before calls. If a closing mark comes, calls before it are drafts."""
+    form, it = FORMATS[name], talk(f"{LLAMA3}{{# {' '.join(marks.marks)} #}}", tools=name)
+    call = form.spell_all([("clock", '{"zone": "utc"}')])
+    places = {"CALL": call, "BEGIN": form.begins, "CUT": call[: len(call) // 2], "</think>": marks.closes}
+    for thought, rest, content, num_calls in SAID:
+        for place, text in places.items():
+            thought, rest = thought.replace(place, text), rest.replace(place, text)
+        it.engine.says = f"{marks.opens}{marks.label}{thought}{rest}"
+        counts = set()
+        for chunk, ask in ((1, it.whole), (3, it.streamed), (1000, it.whole)):
+            it.engine.chunk = chunk
+            answer = ask(tools=TOOLS)
+            if answer.usage is not None:
+                counts.add(answer.usage.completion_tokens_details.reasoning_tokens)
+            choice = answer.choices[0]
+            made = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+            assert [(name, json.loads(arguments)) for name, arguments in made] == [
+                ("clock", {"zone": "utc"})
+            ] * num_calls
+            assert (getattr(choice.message, "reasoning", None) or "").strip() == thought.strip()
+            assert (choice.message.content or "").strip() == content.strip()
+            assert choice.finish_reason == ("tool_calls" if num_calls else "stop")
+        assert len(counts) == 1
+
+
+def test_reasoning_that_a_call_ends_has_only_the_tokens_before_it(talk: Make) -> None:
+    it = talk(THINKING)
+    call = '<tool_call>{"name": "clock", "arguments": {"zone": "utc"}}</tool_call>'
+    it.engine.says = f"Rain? {call}"
+    counted = it.whole(tools=TOOLS).usage.completion_tokens_details.reasoning_tokens
+    assert len(it.engine.codec.encode("Rain?")) <= counted < len(it.engine.codec.encode("Rain? <tool_call>"))
+    it.engine.says = f"Rain? {call} or so </think>"
+    usage = it.whole(tools=TOOLS).usage
+    assert usage.completion_tokens_details.reasoning_tokens >= len(it.engine.codec.encode(it.engine.says)) - 1
+
+
+def test_without_tools_a_call_is_reasoning(talk: Make) -> None:
+    it = talk(THINKING)
+    it.engine.says = 'Rain? <tool_call>{"name": "clock", "arguments": {"zone": "utc"}}</tool_call>'
+    for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        message = it.whole(**options).choices[0].message
+        assert (message.reasoning, message.content, message.tool_calls) == (it.engine.says, "", None)
+
+
+def test_a_call_in_reasoning_that_max_tokens_cuts_off_has_what_came_of_it(talk: Make) -> None:
+    it = talk(THINKING)
+    it.engine.says = 'Rain? <tool_call>{"name": "clock", "arguments": {"zone": "utc"}}</tool_call>'
+    head = len(it.engine.codec.encode(it.engine.says.partition("utc")[0]))
+    for answer in (it.whole(tools=TOOLS, max_tokens=head), it.streamed(tools=TOOLS, max_tokens=head)):
+        choice = answer.choices[0]
+        assert (choice.finish_reason, choice.message.reasoning) == ("length", "Rain?")
+        assert '{"zone": "utc"}'.startswith(choice.message.tool_calls[0].function.arguments)
 
 
 def test_an_unfinished_thought_is_reasoning(talk: Make) -> None:
