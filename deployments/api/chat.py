@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -24,7 +24,7 @@ from deployments.api.output.response_encoder import (
     encoded_list,
     in_pieces,
 )
-from deployments.api.output.thinking_budget import thinking_budget
+from deployments.api.output.thinking_budget import ThinkingBudget, thinking_budget
 from deployments.api.request.beams import with_beams
 from deployments.api.request.best_of import num_candidates
 from deployments.api.request.prompt_scores import PromptScores, requested_scores, scores_of
@@ -48,6 +48,7 @@ from deployments.api.text_codec import TextCodec
 from deployments.api.tools.requested import RequestedTools, requested_tools
 from deployments.config.limits import Limits
 from engine.logprobs import TokenLogprobs
+from engine.sampling_params import SamplingParams
 
 
 async def plan_chat(
@@ -58,14 +59,8 @@ async def plan_chat(
     With `cuts_answer`, an answer for which the context may have no room is cut there instead of refused.
     """
     model = served.card
-    asked, logprobs = asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
-    num_scored = requested_scores(request, limits)
     # All but the prompt's length is checked before the prompt is worked on.
-    unbounded = 2**31 - 1 if asked is None else asked
-    sampling = sampling_params(
-        request, limits, model, max_tokens=unbounded, logprobs=logprobs, prompt_logprobs=num_scored
-    )
-    candidates, budget = num_candidates(request, limits), thinking_budget(served, request)
+    asked, logprobs, num_scored, sampling, candidates, budget = check_chat(limits, served, request)
     grammar = await requested_grammar(limits, served.grammars, request, served.codec.special_id)
     sampling = with_grammar(sampling, grammar)
     cut = Truncation.asked(request, model.max_model_len - (asked or 1))
@@ -109,6 +104,29 @@ async def plan_chat(
         continues_text=bool(request.continue_final_message and request.messages[-1].content),
         scores=scores,
     )
+
+
+class _Checked(NamedTuple):
+    """What a request asks for, besides its prompt."""
+
+    max_tokens: int | None
+    logprobs: int | None
+    num_scored: int | None
+    sampling: SamplingParams
+    num_candidates: int
+    budget: ThinkingBudget | None
+
+
+def check_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> _Checked:
+    """Check what a request asks for, besides its prompt and its grammar. Raises `ApiError`."""
+    asked, logprobs = asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
+    num_scored = requested_scores(request, limits)
+    unbounded = 2**31 - 1 if asked is None else asked
+    sampling = sampling_params(
+        request, limits, served.card, max_tokens=unbounded, logprobs=logprobs, prompt_logprobs=num_scored
+    )
+    budget = thinking_budget(served, request)
+    return _Checked(asked, logprobs, num_scored, sampling, num_candidates(request, limits), budget)
 
 
 async def encode_conversation(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from deployments.admission.rate_limits import Ticket
-from deployments.api.chat import encode_conversation, plan_chat
+from deployments.api.chat import check_chat, encode_conversation, plan_chat
 from deployments.api.errors import ApiError, at_most, invalid
 from deployments.api.generation_plan import GenerationPlan
 from deployments.api.http.access import as_tenant
@@ -24,6 +24,7 @@ from deployments.api.http.transport import EventStream, json_in_pieces
 from deployments.api.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.request.protocol import ChatRequest, parse
+from deployments.api.request.restrictions import restricted
 from deployments.api.responses.background import ResponseJob, scope_of
 from deployments.api.responses.conversations import Conversations, joined
 from deployments.api.responses.encoder import ResponseObject, ResponsesEncoder
@@ -153,6 +154,8 @@ async def count_input(
     tools = shown_tools(asked.request.tools)
     try:
         chat = await _chat_request(asked, before, limits, tools)
+        check_chat(limits, served, chat)
+        await restricted(limits, served, chat, None)
         _, ids = await encode_conversation(limits, served, chat, tenant.salt(asked.request.cache_salt or ""))
     except ApiError as error:
         raise as_named_here(error, tools) from None

@@ -103,8 +103,14 @@ class Answer(NamedTuple):
 class _Pieces:
     """A decoder whose tokens are pieces of a text."""
 
+    has_begun, is_open = True, False
+
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = pieces
+
+    def shows(self, token_id: int) -> bool:
+        """Implement `TokenDecoder`."""
+        return True
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Implement `TokenDecoder`."""
