@@ -17,7 +17,8 @@ from engine.models.errors import ModelLoadError
 _KINDS = {
     "the library": """
         architectures model_type _name_or_path name_or_path transformers_version auto_map tokenizer_class prefix
-        _commit_hash license unsloth_fixed unsloth_version unsloth_training_args language_model_only
+        transformers.js_config _commit_hash license is_llama_config output_past language_model_only
+        unsloth_fixed unsloth_version unsloth_training_args
         use_cache cache_implementation return_dict output_attentions output_hidden_states output_router_logits
         attn_implementation _attn_implementation _attn_implementation_autoset _attn_implementation_internal
         experts_implementation _experts_implementation _experts_implementation_internal _flash_attn_2_enabled
@@ -43,7 +44,8 @@ _KINDS = {
     "layers that predict further tokens": "num_nextn_predict_layers num_mtp_layers num_mtp_modules use_mtp",
     "what another key says as well": """
         max_window_layers max_position_embeddings tie_word_embeddings _sliding_window_pattern
-        initial_context_length mamba_ssm_dtype finetuned""",
+        initial_context_length max_sequence_length max_seq_len seq_length model_max_length
+        mamba_ssm_dtype finetuned""",
 }
 """Keys that say nothing of how a model computes text, by what they are of."""
 _WITHOUT_EFFECT = frozenset(" ".join(_KINDS.values()).split())
@@ -56,7 +58,8 @@ _OF_QUANTIZATION = """
     tokenizer model_seqlen model_name_or_path model_file_base_name use_exllama disable_exllama exllama_config
     backend use_cuda_fp16 max_input_length cache_block_outputs batch_size pad_token_id pack_dtype
     block_name_to_quantize module_name_preceding_first_block do_fuse fuse_max_seq_len modules_to_fuse uri
-    act_group_aware is_marlin_format"""
+    act_group_aware is_marlin_format modules_to_not_convert ignored_layers ignore
+    global_sparsity sparsity_structure registry_requires_subclass targets"""
 """Keys of `quantization_config` that say how the weights were made, or how activations may be rounded."""
 
 
@@ -150,5 +153,5 @@ def _is_without_effect(path: str, value: Any) -> bool:
     key = parts[-1]
     if parts[0] in ("quantization_config", "compression_config") and key in _OF_QUANTIZATION.split():
         return True
-    is_known = not _WITHOUT_EFFECT.isdisjoint(parts)
+    is_known = path in _WITHOUT_EFFECT or not _WITHOUT_EFFECT.isdisjoint(parts)
     return is_known or key.endswith(_ENDINGS) or key.startswith(_BEGINNINGS)

@@ -178,7 +178,7 @@ def _strategy(method: str, weights: Mapping[str, Any], *known: str) -> str:
 
 
 def _fp8(stored: Mapping[str, Any]) -> Fp8Format:
-    _expect("fp8", "fmt", stored.get("fmt", "e4m3"), "e4m3")
+    _expect("fp8", "fmt", str(stored.get("fmt", "e4m3")).removeprefix("float8_").removesuffix("fn"), "e4m3")
     ignored = tuple(stored.get("modules_to_not_convert") or stored.get("ignored_layers") or ())
     if stored.get("weight_block_size") is None:
         return Fp8Format(ignored)

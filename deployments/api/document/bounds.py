@@ -78,7 +78,7 @@ def bounds_of(service: ApiService) -> dict[str, Keywords]:
         "tokens": {"array": {"maxItems": context}, "integer": token},
         "CompletionRequest.prompt": {"integer": token, "string": {"minLength": 1}},
         "EmbeddingsRequest.input": {"integer": token},
-        **dict.fromkeys(("ResponsesRequest.input", "InputTokensRequest.input"), {"array": {"minItems": 1}}),
+        **{f"{kind}.input": {"array": {"minItems": 1}} for kind in ("ResponsesRequest", "InputTokensRequest")},
         **dict.fromkeys(("documents", "text_1", "text_2"), inputs),
         **dict.fromkeys(_WITH_METADATA, metadata),
         "chat_template_kwargs": {"object": {"propertyNames": _VARIABLE}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.models.config_keys import layered
+from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import ExpertNames, Family, WeightNames
 from engine.models.parts import ModelParts
@@ -11,6 +12,12 @@ from engine.models.reading import Raw, alike, read_attention, read_mlp, read_nor
 
 def _read(raw: Raw) -> ModelParts:
     attention = read_attention(raw, qkv_bias=False, output_bias=False, qk_norm="full")
+    if kinds := set(raw.get("attn_type_list") or ()) - {1}:
+        raise ModelLoadError(
+            f"attn_type_list has {kinds.pop()!r}, which is not supported: expected 1 for all layers"
+        )
+    for key in ("mlp_intermediate_size", "shared_moe_mode"):
+        raw.get(key)  # of MLPs that it does not have
     if "rotary_dim" in raw:  # the published way to say it
         raw = layered(raw, {"partial_rotary_factor": raw["rotary_dim"] / attention.head_dim})
     return ModelParts(

@@ -41,6 +41,73 @@ def test_all_that_published_models_say_is_known(name: str) -> None:
     assert ModelConfig.from_json(raw, {}, name).unused_keys.uncertain == ()
 
 
+FURTHER_KEYS: dict[str, dict[str, Any]] = {
+    "openai/gpt-oss-20b": {
+        "experts_per_token": 4,
+        "initial_context_length": 4096,
+        "swiglu_limit": 7.0,
+        "router_aux_loss_coef": 0.9,
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+    },
+    "MiniMaxAI/MiniMax-M2": {
+        "attn_type_list": [1] * 62,
+        "layernorm_full_attention_beta": 1.0,
+        "layernorm_linear_attention_beta": 1.0,
+        "layernorm_mlp_beta": 1.0,
+        "mlp_intermediate_size": 8192,
+        "mtp_transformer_layers": 1,
+        "num_mtp_modules": 3,
+        "qk_norm_type": "per_layer",
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid",
+        "swa_rope_theta": -1.0,
+        "use_mtp": True,
+        "use_qk_norm": True,
+        "use_routing_bias": True,
+        "quantization_config": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "float8_e4m3fn",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+        },
+    },
+    "microsoft/Phi-4-mini-instruct": {
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    },
+    "HuggingFaceTB/SmolLM3-3B": {
+        "is_llama_config": True,
+        "max_window_layers": 28,
+        "pretraining_tp": 2,
+        "rope_interleaved": False,
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+    },
+    "deepseek-ai/DeepSeek-V3-0324": {"aux_loss_alpha": 0.001, "ep_size": 1, "seq_aux": True, "qk_head_dim": 192},
+    "google/gemma-2-9b-it": {"cache_implementation": "hybrid", "hidden_act": "gelu_pytorch_tanh"},
+    "google/gemma-3-27b-it": {"mm_tokens_per_image": 256, "boi_token_index": 255999, "image_token_index": 262144},
+    "Qwen/Qwen3.5-27B": {"image_token_id": 248056, "vision_start_token_id": 248053, "mtp_num_hidden_layers": 1},
+}
+"""What published files say besides, which changes nothing."""
+
+
+@pytest.mark.parametrize("name", FURTHER_KEYS)
+def test_what_published_models_say_without_effect_is_known(name: str) -> None:
+    config = ModelConfig.from_json({**PUBLISHED[name], **FURTHER_KEYS[name]}, {}, name)
+    assert config.unused_keys.uncertain == ()
+
+
+def test_another_kind_of_attention_in_a_list_is_refused() -> None:
+    raw = {**PUBLISHED["MiniMaxAI/MiniMax-M2"], "attn_type_list": [0] * 62}
+    with pytest.raises(ModelLoadError, match="attn_type_list has 0"):
+        ModelConfig.from_json(raw, {}, "config.json")
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
