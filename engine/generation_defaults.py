@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.models.json_files import read_object
 from engine.sampling_params import InvalidSamplingParams, SamplingParams
 
 GenerationDefaults = Mapping[str, int | float]
@@ -45,19 +45,12 @@ def unused_recommendations(directory: Path) -> list[str]:
     """Return the keys of a model's generation_config.json that say something and that nothing applies."""
     read = (*_NAMES, "eos_token_id")
     return [
-        key for key, value in _content(directory).items() if key not in read and value not in (None, [], {}, "")
+        key
+        for key, value in read_object(directory / "generation_config.json").items()
+        if key not in read and value not in (None, [], {}, "")
     ]
 
 
 def _recommended(directory: Path) -> dict[str, Any]:
-    content = _content(directory)
+    content = read_object(directory / "generation_config.json")
     return {name: content[name] for name in _NAMES if content.get(name) is not None}
-
-
-def _content(directory: Path) -> dict[str, Any]:
-    """Return what generation_config.json holds; nothing if it cannot be read."""
-    try:
-        content = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

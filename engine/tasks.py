@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engine.models.encoders.config import EncoderConfig, encoder_of
 from engine.models.errors import ModelLoadError
+from engine.models.json_files import read_object
 from engine.sampling_params import SamplingParams
 
 Task = Literal["generate", "embed", "rerank"]
@@ -22,16 +22,16 @@ def tasks_of(setting: Literal["auto"] | Sequence[Task], directory: Path) -> tupl
     "auto" knows models that sentence-transformers describes (modules.json), and decoders that were saved without
     an output head; all others generate. Raises ModelLoadError for a model that is pooled in a way not known here.
     """
-    config = _json(directory / "config.json")
+    config = read_object(directory / "config.json")
     if encoder_of(config) is not None:
         return _tasks_of_encoder(setting, directory)
     if setting != "auto":
         return tuple(setting)
-    described = _json(directory / "modules.json")
+    described = read_json(directory / "modules.json") or []
     modules = {_kind(module): module for module in described if isinstance(module, dict)}
     if "Pooling" in modules:
         place = Path(str(modules["Pooling"].get("path", ""))).name
-        _check_pooling(list(modules), _json(directory / place / "config.json"))
+        _check_pooling(list(modules), read_object(directory / place / "config.json"))
         return ("embed",)
     named = config.get("architectures") if isinstance(config, dict) else None
     is_headless = isinstance(named, list) and bool(named) and all(str(name).endswith("Model") for name in named)
@@ -89,11 +89,3 @@ def _check_pooling(kinds: Sequence[str], pooling: Any) -> None:
             f"the model's embeddings are pooled as {mode or 'its files do not say'}, and only lasttoken is "
             f"supported; {otherwise}"
         )
-
-
-def _json(path: Path) -> Any:
-    """Return what a file holds; an empty list if there is none that can be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
+
+from engine.models.json_files import read_object
 
 
 class Tokenizer(Protocol):
@@ -67,7 +68,7 @@ def _processors_template(directory: Path) -> str | None:
     path = directory / "chat_template.json"
     if not path.exists():
         return None
-    template = _read(path).get("chat_template")
+    template = read_object(path).get("chat_template")
     if not isinstance(template, str):
         raise ValueError(f"{path.name} holds no template: expected an object with the key chat_template")
     return template
@@ -114,19 +115,10 @@ def _is_self_contained(directory: Path) -> bool:
 
     True only for model types for which `AutoTokenizer` is known to use exactly these classes.
     """
-    tokenizer = _read(directory / "tokenizer_config.json")
+    tokenizer = read_object(directory / "tokenizer_config.json")
     return (
         (directory / "tokenizer.json").exists()
         and tokenizer.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
         and "auto_map" not in tokenizer
-        and _read(directory / "config.json").get("model_type") in ("llama", "qwen3")
+        and read_object(directory / "config.json").get("model_type") in ("llama", "qwen3")
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

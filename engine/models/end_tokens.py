@@ -5,13 +5,13 @@ Servers stop at all of them, because the files of a checkpoint often disagree: t
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.models.errors import ModelLoadError
+from engine.models.json_files import read_object
 from engine.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -33,22 +33,22 @@ def tokenizer_end(directory: Path) -> int | None:
     """Return the id of the token that a model's tokenizer ends a text with; None if it names none, or none that it
     has, which is logged.
     """
-    config = _read(directory / "tokenizer_config.json")
-    named = config.get("eos_token") or _read(directory / "special_tokens_map.json").get("eos_token")
+    config = read_object(directory / "tokenizer_config.json")
+    named = config.get("eos_token") or read_object(directory / "special_tokens_map.json").get("eos_token")
     token = named.get("content") if isinstance(named, dict) else named
     if token is None:
         return None
     for number, added in (config.get("added_tokens_decoder") or {}).items():
         if added.get("content") == token:
             return int(number)
-    whole = _read(directory / "tokenizer.json")
+    whole = read_object(directory / "tokenizer.json")
     for added in whole.get("added_tokens") or ():
         if added.get("content") == token:
             return int(added["id"])
     vocabularies = (
         (whole.get("model") or {}).get("vocab"),
-        _read(directory / "vocab.json"),
-        _read(directory / "added_tokens.json"),
+        read_object(directory / "vocab.json"),
+        read_object(directory / "added_tokens.json"),
     )
     for vocabulary in vocabularies:
         if isinstance(vocabulary, dict) and token in vocabulary:
@@ -65,12 +65,3 @@ def tokenizer_end(directory: Path) -> int | None:
         "%s: tokenizer_config.json names eos_token %r, which the tokenizer does not have", directory, token
     )
     return None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if there is none that can be read."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from engine.models.config import WeightType, weight_type
 from engine.models.config_keys import TrackedConfig, UnusedKeys, layered
 from engine.models.errors import ModelLoadError
+from engine.models.json_files import read_json, read_object
 from engine.models.reading import check_kinds
 from engine.models.rope import RopeConfig
 
@@ -80,7 +80,7 @@ class EncoderConfig:
     @classmethod
     def from_directory(cls, directory: Path) -> EncoderConfig:
         """Read a model's files. Raises ModelLoadError."""
-        tracked = TrackedConfig(_json(directory / "config.json"))
+        tracked = TrackedConfig(read_object(directory / "config.json"))
         architecture = encoder_of(tracked)
         if architecture is None:
             raise ModelLoadError(f"{directory} holds no encoder; supported are {', '.join(ENCODERS)}")
@@ -100,7 +100,7 @@ class EncoderConfig:
             raise ModelLoadError(f"{config.num_heads} heads cannot share hidden_size {config.hidden_size} evenly")
         if not config.has_head:
             config = replace(config, pooling=_pooling(directory))
-        longest = _json(directory / "sentence_bert_config.json").get("max_seq_length")
+        longest = read_object(directory / "sentence_bert_config.json").get("max_seq_length")
         if isinstance(longest, int) and longest > 0:
             config = replace(config, max_position_embeddings=min(longest, config.max_position_embeddings))
         return replace(config, unused_keys=UnusedKeys.of(tracked))
@@ -130,7 +130,7 @@ def encoder_of(raw: Any) -> str | None:
 
 def is_encoder(directory: Path) -> bool:
     """Whether a model's files describe an encoder."""
-    return encoder_of(_json(directory / "config.json")) is not None
+    return encoder_of(read_object(directory / "config.json")) is not None
 
 
 def _read_xlm_roberta(raw: Raw, architecture: str) -> EncoderConfig:
@@ -253,7 +253,7 @@ def _pooling(directory: Path) -> EncoderPooling:
         raise ModelLoadError(
             f"the model's modules.json has {', '.join(unknown)}, and only {', '.join(_MODULES)} are supported"
         )
-    stated = _json(directory / Path(str(modules["Pooling"].get("path", ""))).name / "config.json")
+    stated = read_object(directory / Path(str(modules["Pooling"].get("path", ""))).name / "config.json")
     flags = [name.removeprefix("pooling_mode_") for name, value in stated.items() if value is True]
     mode = stated.get("pooling_mode", [flag for flag in flags if flag != "include_prompt"])
     modes = mode if isinstance(mode, list) else [mode]
@@ -270,18 +270,5 @@ def _kind(module: Mapping[str, Any]) -> str:
 
 
 def _list(path: Path) -> list[dict[str, Any]]:
-    found = _read(path)
+    found = read_json(path)
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-
-
-def _json(path: Path) -> dict[str, Any]:
-    found = _read(path)
-    return found if isinstance(found, dict) else {}
-
-
-def _read(path: Path) -> Any:
-    """Return what a file holds; None if there is none that can be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
