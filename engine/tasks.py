@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from engine.models.encoders.config import EncoderConfig, encoder_of
 from engine.models.errors import ModelLoadError
-from engine.models.json_files import read_object
+from engine.models.json_files import read_json, read_object
 from engine.sampling_params import SamplingParams
 
 Task = Literal["generate", "embed", "rerank"]

@@ -109,9 +109,9 @@ class Scheduler:
         self.waiting.check_room(request)
         params = request.sampling
         request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        max_tokens = 1 if request.pooling is not None else params.max_tokens
         # Where the prompt takes all of the context, its end is no reason not to compute it.
-        longest = min(request.num_prompt + params.max_tokens, self.max_model_len)
-        request.longest = max(longest, request.num_prompt + 1)
+        request.longest = max(min(request.num_prompt + max_tokens, self.max_model_len), request.num_prompt + 1)
         if params.beams is not None:
             beam_group.begin(request)
         request.queue_position = self._policy.position(request)
