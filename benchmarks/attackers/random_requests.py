@@ -147,6 +147,12 @@ def _body(value: Any, draw: random.Random) -> bytes:
     return text[:place] + bytes([draw.randrange(256)]) + text[place + 1 :]
 
 
+def _both(schema: Mapping[str, Any], form: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of an object that has the fields of both."""
+    fields = {**schema.get("properties", {}), **form.get("properties", {})}
+    return {**schema, "properties": fields, "required": [*schema.get("required", ()), *form.get("required", ())]}
+
+
 class _Maker:
     """Makes values that a schema of the document describes, and spoils them."""
 
@@ -175,7 +181,10 @@ class _Maker:
         draw = self._draw
         schema = self._named(schema)
         if forms := schema.get("anyOf") or schema.get("oneOf"):
-            return self.value(draw.choice(forms), depth)
+            form = self._named(draw.choice(forms))
+            if "type" not in schema:
+                return self.value(form, depth)
+            schema = _both(schema, form)
         if "enum" in schema or "const" in schema:
             return draw.choice(schema["enum"]) if "enum" in schema else schema["const"]
         kind = schema.get("type")
