@@ -88,18 +88,18 @@ class Family:
         return self.read(layered(config, self.defaults))
 
 
-_TIED = "tie_word_embeddings"
+_OF_WHOLE = ("architectures", "tie_word_embeddings")
+"""Keys that count beside a text model's, not within."""
 _FIXED = {"is_causal": True}
 """Values that the models of all families have."""
 
 
 def text_config(raw: Mapping[str, Any]) -> TrackedConfig:
     """Return a config.json with the keys of its text model, which may be nested. These replace the keys beside
-    them, if they say anything, except for the output head, which is the whole model's.
+    them, if they say anything, except for those of the whole model.
     """
     inside = raw.get("text_config") or {}
     beside = {key: value for key, value in raw.items() if key != "text_config"}
     said = {key: value for key, value in inside.items() if value is not None or beside.get(key) is None}
-    if beside.get(_TIED) is not None:
-        said.pop(_TIED, None)
-    return TrackedConfig({**beside, **said})
+    whole = {key: beside[key] for key in _OF_WHOLE if beside.get(key) is not None}
+    return TrackedConfig({**beside, **said, **whole})
