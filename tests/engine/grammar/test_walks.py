@@ -102,8 +102,6 @@ def test_an_answer_to_a_schema_that_is_accepted_ends_and_is_valid(
         end, text = walk(Grammar("json_schema", json.dumps(schema)), choices, 200)
     except InvalidGrammar:
         assume(False)
-    if end == "long" and "$ref" in json.dumps(schema):
-        return  # an alternative that contradicts itself may leave only the endless one, which nobody tells
     assert end == "complete", (end, text, json.dumps(schema))
     try:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
