@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     |(?P<sign>[&~:|()\[\]?*+])""",
     re.VERBOSE | re.MULTILINE,
 )
-_MAY_BE_NONE = re.compile(r"[?*]|\{\s*0?\s*,|\{\s*0\s*\}|~\s*0")
+_MAY_BE_NONE = re.compile(r"[?*]|\{\s*0?\s*,|~\s*0")
 _CUTS = re.compile(r"\b(stop|suffix|max_tokens)\b")
 _SOME = '"…"'
 """Stands for what can be written, whatever it is."""

@@ -102,6 +102,8 @@ def test_an_answer_to_a_schema_that_is_accepted_ends_and_is_valid(
         end, text = walk(Grammar("json_schema", json.dumps(schema)), choices, 200)
     except InvalidGrammar:
         assume(False)
+    if end == "long" and "$ref" in json.dumps(schema):
+        return  # where the walk may choose between an end and a reference, it may choose the reference each time
     assert end == "complete", (end, text, json.dumps(schema))
     try:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
