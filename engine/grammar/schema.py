@@ -165,9 +165,9 @@ def _without_endless(schema: dict[str, Any]) -> dict[str, Any]:
     if "#" in endless:
         if not has_value("#", lambda _: True):
             return schema  # llguidance tells what contradicts itself
-        named = ", ".join(sorted(f'"{reference}"' for reference in endless if reference in found)[:_MOST_NAMED])
+        named = " or ".join(sorted(f'"{reference}"' for reference in endless if reference in found)[:_MOST_NAMED])
         raise InvalidGrammar(
-            f"no value matches, because a $ref that is needed (of {named}) leads back to itself without end, or "
+            f"no value matches, because a $ref that is needed ({named}) leads back to itself without end, or "
             "matches nothing; let the value be left out, or allow another in its place"
         )
     if not endless:

@@ -17,7 +17,8 @@ def parse_marked(
 
     `call` parses what comes after the opening, which it is given, and raises `Malformed` if that is no call. The
     marks `closings` may follow a call, in this order, and any of them may be missing, or come late, after a text.
-    Directly after a call any number may come, as models close again what they have closed. At the end of the text, a truncated one suffices. `inner` are further marks that end JSON.
+    Directly after a call any number of them may come, because models close again what is closed. At the end of
+    the text, a truncated one suffices. `inner` are further marks that end JSON.
     """
     at = Scanner((*openings, *closings, *inner))
     left: Sequence[str] = ()

@@ -144,9 +144,9 @@ class Scanner:
     def value(self, shown: SegmentKind | None = None) -> Parser[str]:
         """Take a JSON value, counting brackets outside of strings. It is released as it arrives if it is `shown`.
 
-        The value is as written, but for line breaks in texts, and not checked to be JSON between the brackets. A
-        mark that ends it closes its brackets. Raises `Malformed` at the end of the text, where no value begins, and where a
-        mark leaves no JSON.
+        The value is returned as it is written, but with escapes for the line breaks in texts, and it is not
+        checked that the text between the brackets is JSON. A mark that ends it closes its brackets. Raises
+        `Malformed` at the end of the text, where no value begins, and where a mark leaves no JSON.
         """
         taken: list[str] = []
         opened: list[str] = []

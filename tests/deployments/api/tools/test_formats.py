@@ -150,7 +150,7 @@ def text(segments: Sequence[Segment]) -> str:
         ("olmo3", "<function_calls>find(count=3)", {"count": 3}),
         # No arguments, which the next mark tells.
         ("kimi", "<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|><|tool_call_end|>", {}),
-        ("deepseek_v3", deepseek("<[calls begin]><[call begin]>function<[sep]>find\n```json\n```<[call end]>"), {}),
+        ("deepseek_v3", deepseek("<[call begin]>function<[sep]>find\n```json\n```<[call end]>"), {}),
         ("deepseek_v31", deepseek("<[calls begin]><[call begin]>find<[sep]><[call end]><[calls end]>"), {}),
         ("harmony", "<|channel|>commentary to=functions.find <|constrain|>json<|message|> <|call|>", {}),
         # Line breaks in texts of JSON, where it has only escapes.
