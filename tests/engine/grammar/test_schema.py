@@ -143,12 +143,11 @@ def test_a_schema_that_only_endless_values_match_is_refused(schema: dict[str, An
 )
 def test_an_alternative_that_contradicts_itself_is_no_end(leaf: Any, endless: Any) -> None:
     none = {"type": "number", "minimum": 2, "maximum": 1}
-    schema = {"$ref": "#/$defs/tree", "$defs": {"tree": {"anyOf": [leaf, endless]}, "contradiction": none}}
+    kinds = {"tree": {"anyOf": [leaf, endless]}, "contradiction": none}
     with pytest.raises(InvalidGrammar, match='"#/\\$defs/tree"'):
-        allows(schema, "")
-    assert allows({**schema, "$ref": "#/$defs/maybe", "$defs": {**schema["$defs"], "maybe": {
-        "type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}, "additionalProperties": False
-    }}}, "{}")  # fmt: skip
+        allows({"$ref": "#/$defs/tree", "$defs": kinds}, "")
+    maybe = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}
+    assert allows({**maybe, "$defs": kinds}, "{}") and not allows({**maybe, "$defs": kinds}, '{"l')
 
 
 def test_beside_a_recursive_schema_that_nothing_matches_another_can_be_chosen() -> None:
