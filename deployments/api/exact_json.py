@@ -46,13 +46,10 @@ class WrittenNumber(Number):
         return hash(self._text)
 
 
-def parse(text: str, *, strict: bool = True) -> Any:
-    """Return what this JSON means. Raises ValueError for what is none, or nests too deep.
-
-    Texts may have line breaks in them, unless it is `strict`.
-    """
+def parse(text: str) -> Any:
+    """Return what this JSON means. Raises ValueError for what is none, or nests too deep."""
     try:
-        return json.loads(text, strict=strict, parse_float=_number, parse_int=_number, parse_constant=_refuse)
+        return json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("it nests too deep") from None
 

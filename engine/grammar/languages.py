@@ -52,6 +52,11 @@ def texts_of_pattern(pattern: str, most: int) -> list[str] | None:
     return None
 
 
+def contradicts_itself(schema: object) -> bool:
+    """Whether no value matches a JSON schema that has no references. False where llguidance does not know it."""
+    return "Unsatisfiable schema" in _matcher("start: %json " + json.dumps(schema)).get_error()
+
+
 def is_empty(terminal: str, definitions: str) -> bool:
     """Whether a terminal in Lark's syntax, which may refer to `definitions`, matches no text at all."""
     matcher = _matcher(f"start: RAYDIX_TRIED\nRAYDIX_TRIED: {terminal}\n{definitions}")

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from engine.errors import InvalidGrammar
-from engine.grammar.languages import texts_of_pattern
+from engine.grammar.languages import contradicts_itself, texts_of_pattern
 from engine.grammar.least_set import least_set
 from engine.grammar.schema_keywords import NAMED, NO_SCHEMAS, is_vacuous
 
@@ -36,6 +36,8 @@ _MOST_NAMES = 128
 """Most names of one pattern that become properties."""
 _MOST_COPIED = 4096
 """Most objects that the schemas of such names may have."""
+_MOST_NAMED = 3
+"""References that an error names."""
 
 
 def rewritten(schema: dict[str, Any]) -> dict[str, Any]:
@@ -141,22 +143,48 @@ def _check_names_can_be_counted(node: dict[str, Any]) -> None:
 
 
 def _without_endless(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace references to schemas that no finite value matches by false. Raises InvalidGrammar if none does."""
-    targets = {"#": schema, **_targets(schema)}
+    """Replace references to schemas that no finite value matches by false. Raises InvalidGrammar if none does.
 
-    def has_finite(reference: str, is_finite: Callable[[str], bool]) -> bool:
-        return _has_finite(targets[reference], lambda other: other not in targets or is_finite(other))
+    llguidance leaves out alternatives that contradict themselves, but not those that are endless. So it is asked
+    for the former where a reference leads back to itself.
+    """
+    found = _targets(schema)
+    targets = {"#": schema, **found}
+    others = {name: _targets(target) for name, target in targets.items()}
+    is_recursive = len(least_set(targets, lambda name, is_in: all(map(is_in, others[name])))) < len(targets)
 
-    finite = least_set(targets, has_finite)
+    def has_value(reference: str, is_finite: Callable[[str], bool]) -> bool:
+        def is_known(other: str) -> bool:
+            return other not in targets or is_finite(other)
+
+        target = targets[reference]
+        return _has_finite(target, is_known) and not (is_recursive and contradicts_itself(_cut(target, is_known)))
+
+    finite = least_set(targets, has_value)
     endless = targets.keys() - finite
     if "#" in endless:
-        if not _has_finite(schema, lambda _: True):
+        if not has_value("#", lambda _: True):
             return schema  # llguidance tells what contradicts itself
+        named = " or ".join(sorted(f'"{reference}"' for reference in endless if reference in found)[:_MOST_NAMED])
         raise InvalidGrammar(
-            "no value matches, because a $ref that is needed leads back to itself without end, or matches "
-            "nothing; let the value be left out, or allow another in its place"
+            f"no value matches, because a $ref that is needed ({named}) leads back to itself without end, or "
+            "matches nothing; let the value be left out, or allow another in its place"
         )
-    return _replaced(schema, endless) if endless else schema
+    if not endless:
+        return schema
+    return dict(_with_references(schema, lambda node: False if node["$ref"] in endless else node))
+
+
+def _cut(target: Any, is_finite: Callable[[str], bool]) -> Any:
+    """Return a schema without references: in place of each is false, or whatever else stands beside it."""
+
+    def change(node: dict[str, Any]) -> Any:
+        return is_finite(node["$ref"]) and {key: value for key, value in node.items() if key != "$ref"}
+
+    own = target
+    if isinstance(target, dict):
+        own = {key: value for key, value in target.items() if key not in ("$defs", "definitions")}
+    return _with_references(own, change)
 
 
 def _targets(schema: dict[str, Any]) -> dict[str, Any]:
@@ -243,15 +271,13 @@ def _required_items(node: dict[str, Any]) -> Iterator[Any]:
             yield rest
 
 
-def _replaced(node: Any, endless: set[str]) -> Any:
+def _with_references(node: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return a node in which each object with a reference is changed."""
     if isinstance(node, list):
-        return [_replaced(child, endless) for child in node]
-    if not isinstance(node, dict):
-        return node
-    reference = node.get("$ref")
-    if isinstance(reference, str) and reference in endless:
-        return False
-    return _with_parts(node, lambda part: _replaced(part, endless))
+        return [_with_references(child, change) for child in node]
+    if isinstance(node, dict) and isinstance(node.get("$ref"), str):
+        node = change(node)
+    return _with_parts(node, lambda part: _with_references(part, change)) if isinstance(node, dict) else node
 
 
 def _list(value: Any) -> list[Any]:

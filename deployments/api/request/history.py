@@ -80,7 +80,7 @@ def _taken_calls(calls: list[Any], ignored: IgnoredFields, path: str) -> list[An
             call = {"id": call.get("id"), "function": as_function(custom) if isinstance(custom, dict) else custom}
         elif isinstance(kind, str) and kind != "function":
             where = f"{path}.{index}"
-            ignored.leave_out(where, kind, f"is a call of the type {quoted(kind)}, which is none of the client's")
+            ignored.leave_out(where, kind, f"is a call of the type {quoted(kind)}, which this server cannot use")
             continue
         taken.append(call)
     return taken

@@ -34,7 +34,8 @@ def list_of_calls(at: Scanner, names: Collection[str]) -> Parser[None]:
     yield from parse_call(at, names)
     while (char := (yield from at.spaces())) == ",":
         at.take()
-        yield from at.spaces()
+        if (char := (yield from at.spaces())) == "]":
+            break
         try:
             yield from parse_call(at, names)
         except Malformed:

@@ -16,8 +16,9 @@ def parse_marked(
     """Parse text, and calls that begin with one of `openings`. White space around calls is dropped.
 
     `call` parses what comes after the opening, which it is given, and raises `Malformed` if that is no call. The
-    marks `closings` may follow a call, in this order, and any of them may be missing, or come late, after a text;
-    at the end of the text, a truncated one suffices. `inner` are further marks that end JSON.
+    marks `closings` may follow a call, in this order, and any of them may be missing, or come late, after a text.
+    Directly after a call any number of them may come, because models close again what is closed. At the end of
+    the text, a truncated one suffices. `inner` are further marks that end JSON.
     """
     at = Scanner((*openings, *closings, *inner))
     left: Sequence[str] = ()
@@ -34,9 +35,9 @@ def parse_marked(
             except Malformed:
                 left, is_after_call = (), False
                 yield from at.release()
-        elif found in left:
+        elif found in (closings if is_after_call else left):
             at.drop()
-            left = left[left.index(found) + 1 :]
+            left = left[left.index(found) + 1 :] if found in left else left
         elif (yield from at.look()):
             is_after_call = False
             yield from at.text()

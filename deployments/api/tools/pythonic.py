@@ -75,19 +75,19 @@ def _calls(at: Scanner, functions: Functions) -> Parser[bool]:
     """Parse calls up to the end of their list, or to what is no call. Returns whether there is one."""
     has_called = False
     while True:
-        yield from at.spaces()
+        char = yield from at.spaces()
+        if has_called and char == ",":
+            at.take()
+            char = yield from at.spaces()
+        if has_called and char == "]":
+            at.take()
+            at.drop()
+            return True
         try:
             yield from _call(at, functions)
         except Malformed:
             return has_called
         has_called = True
-        char = yield from at.spaces()
-        if char not in (",", "]"):
-            return True
-        at.take()
-        if char == "]":
-            at.drop()
-            return True
 
 
 def _call(at: Scanner, functions: Functions) -> Parser[None]:
@@ -107,7 +107,7 @@ def _call(at: Scanner, functions: Functions) -> Parser[None]:
             at.drop()
             if separator == "{":
                 yield Segment("call", name)
-            yield Segment("arguments", f"{separator}{json.dumps(key)}: {value}")
+            yield Segment("arguments", f"{separator}{json.dumps(key, ensure_ascii=False)}: {value}")
             separator = ", "
             if (yield from at.look()) == ",":
                 at.take()
@@ -170,10 +170,9 @@ def _as_json(literal: str) -> str:
             parts.pop()
         if part:
             parts.append(part)
-    written = "".join(parts)
-    if end != len(literal) or not is_json(written):
+    if end != len(literal) or not is_json(" ".join(parts)):  # blanks, so that "1 2" and "1+2" are no 12
         raise Malformed
-    return written
+    return "".join(parts)
 
 
 def _token(text: str) -> str:

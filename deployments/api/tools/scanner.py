@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -13,6 +14,8 @@ from deployments.api.tools.segments import Parser, Segment, SegmentKind
 _SPACE = " \t\r\n"
 _ENDS_SCALAR = _SPACE + ",}]"
 _CLOSING = {"{": "}", "[": "]"}
+_CONTROLS = {chr(code): json.dumps(chr(code))[1:-1] for code in range(32)}
+"""Characters that models write into texts, where JSON has only escapes for them."""
 _KEYS = ("arguments", "parameters")
 _ANNOTATIONS = ("id", "type", "index")
 """Members of a call that are certainly no arguments."""
@@ -141,9 +144,9 @@ class Scanner:
     def value(self, shown: SegmentKind | None = None) -> Parser[str]:
         """Take a JSON value, counting brackets outside of strings. It is released as it arrives if it is `shown`.
 
-        The value is returned as written, without checking that the text between the brackets is JSON. A mark that
-        ends it closes its brackets. Raises `Malformed` at the end of the text, where no value begins, and where a
-        mark leaves no JSON.
+        The value is returned as it is written, but with escapes for the line breaks in texts, and it is not
+        checked that the text between the brackets is JSON. A mark that ends it closes its brackets. Raises
+        `Malformed` at the end of the text, where no value begins, and where a mark leaves no JSON.
         """
         taken: list[str] = []
         opened: list[str] = []
@@ -157,8 +160,9 @@ class Scanner:
                 if is_over or (yield from self.is_ended()):
                     return (yield from self._closed(taken, opened, shown))
             self.take()
-            taken.append(char)
+            taken.append(_CONTROLS.get(char, char) if is_string else char)
             if shown:
+                self._held[-1] = taken[-1]
                 yield from self.release(shown)
             if is_string:
                 is_string = is_escaped or char != '"'
@@ -220,17 +224,22 @@ def parse_call(at: Scanner, names: Collection[str]) -> Parser[None]:
 
 
 def parse_arguments(at: Scanner, name: str) -> Parser[None]:
-    """Parse the object that a call of `name` has as arguments, and release it as it comes. What was held before
-    is dropped. If the object is not complete, the text has ended in it, or the remainder is text.
+    """Parse the object that a call of `name` has as arguments, and release it as it comes; there is none where a
+    mark comes in its place. What was held before is dropped. If the object is not complete, the text has ended in
+    it, or the remainder is text.
 
-    Raises `Malformed` if there is no object, with all that was taken still held.
+    Raises `Malformed` for anything else, with all that was taken still held.
     """
-    if (yield from at.spaces()) != "{":
+    has_none = (yield from at.spaces()) != "{"
+    if has_none and not (yield from at.is_ended()):
         raise Malformed
     at.drop()
     yield Segment("call", name)
     with suppress(Malformed):
-        yield from at.value("arguments")
+        if has_none:
+            yield Segment("arguments", "{}")
+        else:
+            yield from at.value("arguments")
         yield Segment("end")
 
 

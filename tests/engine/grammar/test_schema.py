@@ -118,6 +118,46 @@ def test_a_schema_that_only_endless_values_match_is_refused(schema: dict[str, An
 
 
 @pytest.mark.parametrize(
+    "leaf",
+    [
+        {"type": "string", "minLength": 5, "maxLength": 3},
+        {"type": "string", "pattern": "[^\\s\\S]"},
+        {"type": "string", "pattern": "^ab$", "maxLength": 1},
+        {"type": "string", "format": "date", "maxLength": 3},
+        {"type": "integer", "minimum": 5, "maximum": 3},
+        {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2},
+        {"type": "string", "enum": [1, 2]},
+        {"type": "string", "const": 5},
+        {"type": "array", "minItems": 3, "maxItems": 2},
+        {"allOf": [{"type": "string"}, {"type": "integer"}]},
+        {"$ref": "#/$defs/contradiction"},
+    ],
+)
+@pytest.mark.parametrize(
+    "endless",
+    [
+        {"type": "array", "items": {"$ref": "#/$defs/tree"}, "minItems": 1},
+        {"type": "object", "properties": {"k": {"$ref": "#/$defs/tree"}}, "required": ["k"]},
+        {"type": "object", "properties": {"k": {"anyOf": [False, {"$ref": "#/$defs/tree"}]}}, "required": ["k"]},
+    ],
+)
+def test_an_alternative_that_contradicts_itself_is_no_end(leaf: Any, endless: Any) -> None:
+    none = {"type": "number", "minimum": 2, "maximum": 1}
+    kinds = {"tree": {"anyOf": [leaf, endless]}, "contradiction": none}
+    with pytest.raises(InvalidGrammar, match='"#/\\$defs/tree"'):
+        allows({"$ref": "#/$defs/tree", "$defs": kinds}, "")
+    maybe = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}
+    assert allows({**maybe, "$defs": kinds}, "{}") and not allows({**maybe, "$defs": kinds}, '{"l')
+
+
+def test_beside_a_recursive_schema_that_nothing_matches_another_can_be_chosen() -> None:
+    link = {"type": "object", "properties": {"v": {"type": "number", "minimum": 4, "maximum": 2}}}
+    link = {**link, "required": ["v"], "additionalProperties": {"$ref": "#/$defs/link"}}
+    schema = {"anyOf": [{"$ref": "#/$defs/link"}, {"type": "null"}], "$defs": {"link": link}}
+    assert allows(schema, "null") and not allows(schema, "{")
+
+
+@pytest.mark.parametrize(
     ("schema", "allowed", "forbidden"),
     [
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False},

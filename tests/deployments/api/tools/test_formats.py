@@ -148,6 +148,24 @@ def text(segments: Sequence[Segment]) -> str:
         ("pythonic", "<|python_start|>[find(count=3<|python_end|>", {"count": 3}),
         ("olmo3", "<function_calls>find(count=3\n</function_calls>", {"count": 3}),
         ("olmo3", "<function_calls>find(count=3)", {"count": 3}),
+        # No arguments, which the next mark tells.
+        ("kimi", "<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|><|tool_call_end|>", {}),
+        ("deepseek_v3", deepseek("<[call begin]>function<[sep]>find\n```json\n```<[call end]>"), {}),
+        ("deepseek_v31", deepseek("<[calls begin]><[call begin]>find<[sep]><[call end]><[calls end]>"), {}),
+        ("harmony", "<|channel|>commentary to=functions.find <|constrain|>json<|message|> <|call|>", {}),
+        # Line breaks in texts of JSON, where it has only escapes.
+        ("hermes", '<tool_call>{"name": "find", "arguments": {"text": "a\n\tb"}}</tool_call>', {"text": "a\n\tb"}),
+        ("hermes", '<tool_call>{"arguments": {"text": "a\r\nb"}, "name": "find"}', {"text": "a\r\nb"}),
+        ("kimi", '<|tool_call_begin|>find<|tool_call_argument_begin|>{\n"text": "a\nb"}<|tool_call_end|>',
+         {"text": "a\nb"}),
+        ("mistral", '[TOOL_CALLS]find{"text": "\n"}', {"text": "\n"}),
+        ("qwen3_coder", '<function=find>\n<parameter=tree>\n{"a":\n"b\nc"}\n</parameter>\n</function>',
+         {"tree": {"a": "b\nc"}}),
+        # Too many closing marks, and a comma too many.
+        ("hermes", '<tool_call>{"name": "find"}</tool_call>\n</tool_call></tool_call>', {}),
+        ("qwen3_coder", "<function=find>\n</function>\n</function>\n</tool_call>\n</function>", {}),
+        ("granite", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}}, ]', {"count": 3}),
+        ("pythonic", "[find(count=3), ]", {"count": 3}),
     ],
 )  # fmt: skip
 def test_the_ways_in_which_models_write_are_read(name: str, said: str, made: dict[str, Any]) -> None:
@@ -177,6 +195,10 @@ def test_the_ways_in_which_models_write_are_read(name: str, said: str, made: dic
         ("pythonic", "[other(a=1)]"),
         ("pythonic", '[find("positional")]'),
         ("pythonic", "[find(a=__import__('os'))]"),
+        ("pythonic", "[find(count=1+2)]"),
+        ("pythonic", "[find(count=1 2)]"),
+        ("pythonic", "[find(tags=[1 2])]"),
+        ("olmo3", "<function_calls>find(count=1+2)</function_calls>"),
         ("pythonic", "See [find(count=1)]"),
     ],
 )

@@ -72,6 +72,15 @@ def test_an_input_that_was_cut_off_has_its_numbers(talk: Make) -> None:
     assert '"input":{"count":0.10,"of":[1E5,"-0",-0,1e400,"Os"]}' in answer.text
 
 
+def test_an_input_with_line_breaks_in_a_text_has_the_text(talk: Make) -> None:
+    it = talk(HERMES)
+    it.engine.says = '<tool_call>{"name": "find", "arguments": {"of": "a\n\tb"}}</tool_call>'
+    asked = {"model": ASK["model"], "max_tokens": 2000, "messages": [USER]}
+    tools = [{"name": "find", "input_schema": SCHEMA}]
+    answer = it.client.post("/v1/messages", {**asked, "tools": tools}, headers={"anthropic-version": "2023-06-01"})
+    assert answer.json()["content"][0]["input"] == {"of": "a\n\tb"}
+
+
 @pytest.mark.parametrize(
     "text", ["0x10", "1_000", "+3", "007", "1 5", "NaN", "Infinity", ".5", "5.", "--1", "1e", "²"]
 )
