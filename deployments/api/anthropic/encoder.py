@@ -68,7 +68,9 @@ class MessagesEncoder:
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
         """Encode a message."""
         steps = [step for delta in deltas[0] for step in self._blocks.take(delta)]
-        message = self._message(self._content(steps), *self._reason(deltas[0][-1]))
+        last = deltas[0][-1]
+        content = self._content(steps, is_cut=last.finish_reason != "tool_calls")
+        message = self._message(content, *self._reason(last))
         return [encode_json(message | _own_extras(extras))]
 
     def _message(self, content: list[dict[str, Any]], reason: str | None, sequence: str | None) -> dict[str, Any]:
@@ -91,8 +93,8 @@ class MessagesEncoder:
             return "model_context_window_exceeded", None
         return _REASONS[finish], None
 
-    def _content(self, steps: Iterable[BlockStep]) -> list[dict[str, Any]]:
-        """Return the blocks of a whole answer."""
+    def _content(self, steps: Iterable[BlockStep], *, is_cut: bool) -> list[dict[str, Any]]:
+        """Return the blocks of a whole answer; `is_cut`: whether its last call may not be complete."""
         content: list[dict[str, Any]] = []
         gained: list[list[str]] = []
         for step in steps:
@@ -104,7 +106,7 @@ class MessagesEncoder:
         for block, texts in zip(content, gained, strict=True):
             text = "".join(texts)
             if block["type"] == "tool_use":
-                block["input"] = _object(text)
+                block["input"] = _object(text, is_cut=is_cut)
             elif block["type"] == "thinking":
                 block |= {"thinking": text if self._shows_thinking else "", "signature": self.context.id}
             else:
@@ -175,10 +177,16 @@ def _usage(num_prompt: int, num_cached: int, num_generated: int, num_thinking: i
     }
 
 
-def _object(text: str) -> Raw:
-    """Return a tool's input as far as it was written: an answer may be cut off within it."""
+def _object(text: str, *, is_cut: bool) -> Raw:
+    """Return a tool's input: of an answer that is cut off, as far as it was written. What is no JSON object is the
+    text of a field, so that nothing is lost that the model wrote.
+    """
     try:
+        if not is_cut:
+            exact_json.parse(text)
         written = exact_json.closed(text)
     except ValueError:
         written = ""
-    return Raw((written if written.startswith("{") else "{}").encode())
+    if written.startswith("{"):
+        return Raw(written.encode())
+    return Raw(encode_json({"arguments": text} if text.strip() else {}))

@@ -104,6 +104,17 @@ def test_templates_show_a_written_number_as_one(talk: Make) -> None:
     assert it.prompt() == "1E5 True False True 1E5;0.10 True False True 0.10;"
 
 
+@pytest.mark.parametrize("text", ['{"a":1,}', '{"a":1 "b":2}', '{"a":NaN}', r'{"a":"\x"}'])
+def test_an_input_that_is_no_json_is_given_as_the_model_wrote_it(talk: Make, text: str) -> None:
+    """Messages has objects only: a client that gets {} could not know that the model wrote anything."""
+    it = talk(HERMES)
+    it.engine.says = f'<tool_call>{{"name": "find", "arguments": {text}}}</tool_call>'
+    asked = {"model": ASK["model"], "max_tokens": 2000, "messages": [USER]}
+    tools = [{"name": "find", "input_schema": SCHEMA}]
+    answer = it.client.post("/v1/messages", {**asked, "tools": tools}, headers={"anthropic-version": "2023-06-01"})
+    assert answer.json()["content"][0]["input"] == {"arguments": text}
+
+
 written = st.recursive(
     st.sampled_from([*NUMBERS, "true", "null"]) | st.text().map(json.dumps),
     lambda one: (
