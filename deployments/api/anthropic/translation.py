@@ -24,6 +24,7 @@ from deployments.api.anthropic.protocol import (
     OutputFormat,
     SchemaTool,
     ToolPreference,
+    of_answers,
 )
 from deployments.api.errors import ApiError, invalid
 from deployments.api.request.answer_forms import JsonSchemaFormat, ResponseFormat
@@ -82,9 +83,8 @@ def parse_messages(body: dict[str, Any], limits: Limits) -> tuple[AskedMessage, 
 
 def parse_count(body: dict[str, Any], limits: Limits) -> tuple[ChatRequest, Sequence[str]]:
     """Return a body of /v1/messages/count_tokens, and the names of ignored fields. Raises `ApiError` 400."""
-    # What only an answer needs changes nothing.
-    of_answers = MessagesRequest.model_fields.keys() - CountTokensRequest.model_fields.keys()
-    counted = {name: value for name, value in body.items() if name not in of_answers}
+    without_effect = of_answers()
+    counted = {name: value for name, value in body.items() if name not in without_effect}
     request, ignored = _parsed(counted, CountTokensRequest, limits)
     return _chat(request), ignored
 

@@ -12,7 +12,7 @@ from deployments.api.errors import at_most
 from deployments.api.request.field_values import are_ids, one_of, parse_service_tier, taking, whole, whole_ids
 from deployments.api.request.fields import IgnoredFields, keep_known
 from deployments.api.request.protocol import CompletionRequest, Int, ServiceTier, TruncationSide, parse
-from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.request.strict_model import StrictModel
 from deployments.config.limits import Limits
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "messages": ()}
@@ -107,7 +107,7 @@ def _parse_texts(value: object) -> object:
     return texts
 
 
-class TextObject(LenientModel):
+class TextObject(StrictModel):
     """A document, as /openapi.json describes it."""
 
     text: _Text
