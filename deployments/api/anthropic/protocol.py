@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Discriminator, FailFast, Field, Tag
+from pydantic import ConfigDict, Discriminator, FailFast, Field, JsonValue, Tag
 
 from deployments.api.anthropic.content import (
     InputMessage,
@@ -58,8 +58,18 @@ _Tool = Annotated[
 ]
 
 
+_ONE_BY_NAME: dict[str, JsonValue] = {
+    "anyOf": [
+        {"properties": {"type": {"const": "tool"}, "name": {"type": "string"}}, "required": ["name"]},
+        {"properties": {"type": {"not": {"const": "tool"}}}},
+    ]
+}
+
+
 class ToolPreference(StrictModel):
     """Whether the model may ("auto"), must ("any", or "tool" by name) or must not ("none") use a tool."""
+
+    model_config = ConfigDict(json_schema_extra=_ONE_BY_NAME)
 
     type: Annotated[_Preference, one_of(*get_args(_Preference))]
     name: str | None = None
@@ -70,7 +80,7 @@ class ThinkingConfig(StrictModel):
     """Whether the model is to think before it answers, for templates that know it."""
 
     type: Annotated[_Thinking, one_of(*get_args(_Thinking))]
-    budget_tokens: Int | None = None
+    budget_tokens: Annotated[Int, Field(json_schema_extra={"minimum": 1, "maximum": 2**31 - 1})] | None = None
     """Most tokens of thinking, for models whose thinking ends with a token of its own."""
     display: str | None = None
     """With "omitted", blocks of thinking have no text."""

@@ -61,7 +61,8 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ReasoningEffort = Annotated[
     Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, one_of(*_EFFORTS)
 ]
-Int = Annotated[int, BeforeValidator(whole, json_schema_input_type=int), Field(ge=-(2**63), lt=2**63)]
+_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Int = Annotated[_Int64, taking(whole, _Int64)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
 T = TypeVar("T")
 _Some: TypeAlias = Annotated[list[T], Field(min_length=1)]

@@ -12,7 +12,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
+    allow_header_conformance,
     content_type_conformance,
+    negative_data_rejection,
+    positive_data_acceptance,
     response_schema_conformance,
     status_code_conformance,
 )
@@ -25,7 +28,15 @@ from monitoring.metrics import Metrics
 from tests.deployments.support.scripted_api import MODEL, ScriptedEngine, service_around
 from tests.support.examples import examples
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    positive_data_acceptance,
+    allow_header_conformance,
+]
 NUM_EXAMPLES = examples(2)
 _CLUSTER = {name for name in OPERATIONS if "/v1/cluster/" in name}
 """Routes that a service without a cluster does not have."""
