@@ -76,7 +76,6 @@ def parse_messages(body: dict[str, Any], limits: Limits) -> tuple[AskedMessage, 
     )
     thinking = request.thinking
     budget = None if thinking is None else thinking.budget_tokens
-    in_range("thinking.budget_tokens", budget, 1, 2**31 - 1)
     is_hidden = thinking is not None and thinking.display == "omitted"
     return AskedMessage(chat, budget, not is_hidden), ignored
 
@@ -114,6 +113,8 @@ def _parsed(body: dict[str, Any], kind: type[_Kind], limits: Limits) -> tuple[_K
 
 def _chat(request: CountTokensRequest, **fields: Any) -> ChatRequest:
     preference = request.tool_choice
+    if request.thinking is not None:
+        in_range("thinking.budget_tokens", request.thinking.budget_tokens, 1, 2**31 - 1)
     form = (request.output_config and request.output_config.format) or request.output_format
     return ChatRequest(
         model=request.model,

@@ -67,6 +67,7 @@ def bounds_of(service: ApiService) -> dict[str, Keywords]:
         "priority": _integer(-limits.max_priority, limits.max_priority),
         "truncate_prompt_tokens": {"integer": truncated},
         "thinking_token_budget": _integer(-1, context),
+        "max_tool_calls": _integer(-(2**63), 2**63 - 1),
         "dimensions": _integer(1, max(card.hidden_size for card in cards) or 1),
         "top_n": _integer(0, MAX_COUNT),
         "stop": stops,

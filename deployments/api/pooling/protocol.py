@@ -134,7 +134,9 @@ COUPLES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"),
 
 def _only(couple: Sequence[str]) -> JsonValue:
     """Return the schema of bodies with these sides and no others."""
-    sides = {name: {"not": {"type": "null"}} if name in couple else {"type": "null"} for name in _SIDES}
+    sides: dict[str, JsonValue] = {
+        name: {"not": {"type": "null"}} if name in couple else {"type": "null"} for name in _SIDES
+    }
     return {"required": [*couple], "properties": sides}
 
 

@@ -61,8 +61,7 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ReasoningEffort = Annotated[
     Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, one_of(*_EFFORTS)
 ]
-_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Int = Annotated[_Int64, taking(whole, _Int64)]
+Int = Annotated[int, taking(whole, int), Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
 T = TypeVar("T")
 _Some: TypeAlias = Annotated[list[T], Field(min_length=1)]

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from deployments.api import Limits, TextCodec
-from tests.deployments.api.request.test_nested_fields import BODIES, places, sent, with_unknown
-from tests.deployments.api.test_document_bounds import Api
+from tests.deployments.support.described_api import Api
+from tests.deployments.support.nested_bodies import BODIES, places, sent, with_unknown
 
 CHAT, TOKENIZE, MESSAGES, RESPONSES = "/v1/chat/completions", "/tokenize", "/v1/messages", "/v1/responses"
 INPUT_TOKENS, CONVERSATIONS = f"{RESPONSES}/input_tokens", "/v1/conversations"
@@ -89,7 +89,12 @@ def tried() -> list[tuple[str, dict[str, Any]]]:
                   for block in blocks for role in ("user", "assistant")]  # fmt: skip
     of_claude += [{"messages": [USER, {"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": "t", "content": [block]}]}]} for block in blocks]  # fmt: skip
-    of_claude += [{"tools": [{"name": "f", **tool}]} for tool in (OTHER, {"type": "custom"}, {"input_schema": {}})]
+    tools: list[dict[str, Any]] = [OTHER, {"type": "custom"}, {"input_schema": {}}]
+    of_claude += [{"tools": [{"name": "f", **tool}]} for tool in tools]
+    of_claude += [
+        {"thinking": {"type": "enabled", "budget_tokens": tokens}} for tokens in (0, 1, 2**31 - 1, 2**31)
+    ]
+    of_claude += [{"tool_choice": choice} for choice in ({"type": "tool"}, {"type": "auto", "name": None})]
     for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
         bodies += [(path, {"messages": [USER], "max_tokens": 9, **body}) for body in of_claude]
     return bodies
