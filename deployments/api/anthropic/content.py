@@ -12,9 +12,10 @@ from deployments.api.errors import quoted
 from deployments.api.request.content_parts import in_its_place, readable
 from deployments.api.request.field_values import other_than, taking
 from deployments.api.request.fields import IgnoredFields
-from deployments.api.request.strict_model import LenientModel
+from deployments.api.request.strict_model import LeftOut, StrictModel
 
 _Role = Literal["user", "assistant", "system"]
+_KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _ATTRIBUTION = "x-anthropic-billing-header:"
 """The beginning of a line with which Claude Code begins its system prompt; it is another one in each request."""
 
@@ -31,23 +32,29 @@ def one_of(*known: str | None) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class TextBlock(LenientModel):
+class TextBlock(StrictModel):
     """Text. Other fields, such as `cache_control` and `citations`, label it."""
 
     type: Literal["text"]
     text: str
 
 
-class OtherBlock(LenientModel):
+class OtherBlock(LeftOut):
     """A block that the model cannot read: a text stands in its place, or it is left out of an answer."""
 
-    type: Annotated[str, other_than("text", "tool_use", "tool_result", "thinking", "redacted_thinking")]
+    type: Annotated[str, other_than(*_KINDS)]
 
 
-Texts = str | list[TextBlock | OtherBlock] | None
+class OtherThanText(LeftOut):
+    """A block in place of which a text stands, where only text can be."""
+
+    type: Annotated[str, other_than("text")]
 
 
-class ToolUseBlock(LenientModel):
+Texts = str | list[TextBlock | OtherThanText] | None
+
+
+class ToolUseBlock(StrictModel):
     """A call that the model made."""
 
     type: Literal["tool_use"]
@@ -56,14 +63,14 @@ class ToolUseBlock(LenientModel):
     input: dict[str, Any] = Field(default_factory=dict)
 
 
-class ThinkingBlock(LenientModel):
+class ThinkingBlock(StrictModel):
     """What the model thought before it answered."""
 
     type: Literal["thinking"]
     thinking: str = ""
 
 
-class RedactedThinkingBlock(LenientModel):
+class RedactedThinkingBlock(StrictModel):
     """What a model of Anthropic's thought, which only Anthropic can read."""
 
     type: Literal["redacted_thinking"]
@@ -99,7 +106,7 @@ def _check_kind(block: object) -> None:
         raise PydanticCustomError("content", "must hold blocks, which are objects with a type")
 
 
-class ToolResultBlock(LenientModel):
+class ToolResultBlock(StrictModel):
     """What a call returned."""
 
     type: Literal["tool_result"]
@@ -121,7 +128,6 @@ Block = Annotated[
     | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
     Discriminator(_tag),
 ]
-_KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 
 
 def _parse_content(value: object) -> object:
@@ -198,7 +204,7 @@ def _kind(block: object) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-class InputMessage(LenientModel):
+class InputMessage(StrictModel):
     """One message of a conversation."""
 
     role: Annotated[_Role, one_of(*get_args(_Role))]

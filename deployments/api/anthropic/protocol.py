@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Discriminator, FailFast, Field, Tag
+from pydantic import ConfigDict, Discriminator, FailFast, Field, JsonValue, Tag
 
 from deployments.api.anthropic.content import (
     InputMessage,
@@ -18,7 +18,7 @@ from deployments.api.anthropic.content import (
 from deployments.api.request.field_values import other_than, taking
 from deployments.api.request.fields import IgnoredFields
 from deployments.api.request.protocol import Int
-from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.request.strict_model import StrictModel
 from deployments.api.tools.offered import name_left_out
 from deployments.api.tools.protocol import FunctionName, OtherTool, kind_of
 
@@ -29,7 +29,7 @@ _Effort = Literal["low", "medium", "high", "xhigh", "max"]
 _Thinking = Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
-class SchemaTool(LenientModel):
+class SchemaTool(StrictModel):
     """A tool that the client runs, and describes with a schema."""
 
     name: FunctionName
@@ -58,32 +58,42 @@ _Tool = Annotated[
 ]
 
 
-class ToolPreference(LenientModel):
+_ONE_BY_NAME: dict[str, JsonValue] = {
+    "anyOf": [
+        {"properties": {"type": {"const": "tool"}, "name": {"type": "string"}}, "required": ["name"]},
+        {"properties": {"type": {"not": {"const": "tool"}}}},
+    ]
+}
+
+
+class ToolPreference(StrictModel):
     """Whether the model may ("auto"), must ("any", or "tool" by name) or must not ("none") use a tool."""
+
+    model_config = ConfigDict(json_schema_extra=_ONE_BY_NAME)
 
     type: Annotated[_Preference, one_of(*get_args(_Preference))]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingConfig(LenientModel):
+class ThinkingConfig(StrictModel):
     """Whether the model is to think before it answers, for templates that know it."""
 
     type: Annotated[_Thinking, one_of(*get_args(_Thinking))]
-    budget_tokens: Int | None = None
+    budget_tokens: Annotated[Int, Field(json_schema_extra={"minimum": 1, "maximum": 2**31 - 1})] | None = None
     """Most tokens of thinking, for models whose thinking ends with a token of its own."""
     display: str | None = None
     """With "omitted", blocks of thinking have no text."""
 
 
-class OutputFormat(LenientModel):
+class OutputFormat(StrictModel):
     """What an answer must match."""
 
     type: Annotated[Literal["json_schema"], one_of("json_schema")]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(LenientModel):
+class OutputConfig(StrictModel):
     """How the model answers."""
 
     format: OutputFormat | None = None
@@ -91,12 +101,20 @@ class OutputConfig(LenientModel):
     """How much the model is to think, for templates that know it."""
 
 
-Label = Annotated[Any, Field(default=None, description="Accepted, and changes nothing.")]
+_LABEL = "Accepted, and changes nothing."
+Label = Annotated[Any, Field(default=None, description=_LABEL)]
+
+
+def _name_those_of_answers(schema: dict[str, Any]) -> None:
+    """Describe the fields that counting takes with any value: clients send the body that they want answered."""
+    for name in sorted(of_answers()):
+        schema["properties"].setdefault(name, {"description": _LABEL})
 
 
 class CountTokensRequest(StrictModel):
     """Body of POST /v1/messages/count_tokens, and a part of that of POST /v1/messages."""
 
+    model_config = ConfigDict(json_schema_extra=_name_those_of_answers)
     unsupported = UNSUPPORTED
 
     model: str
@@ -146,3 +164,8 @@ class MessagesRequest(CountTokensRequest):
     priority: Int | None = None
     prompt_cache_key: str | None = None
     seed: Int | None = None
+
+
+def of_answers() -> Set[str]:
+    """Return the names of fields that change nothing in a body to be counted: only an answer needs them."""
+    return MessagesRequest.model_fields.keys() - CountTokensRequest.model_fields.keys()

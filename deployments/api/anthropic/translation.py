@@ -24,6 +24,7 @@ from deployments.api.anthropic.protocol import (
     OutputFormat,
     SchemaTool,
     ToolPreference,
+    of_answers,
 )
 from deployments.api.errors import ApiError, invalid
 from deployments.api.request.answer_forms import JsonSchemaFormat, ResponseFormat
@@ -75,16 +76,14 @@ def parse_messages(body: dict[str, Any], limits: Limits) -> tuple[AskedMessage, 
     )
     thinking = request.thinking
     budget = None if thinking is None else thinking.budget_tokens
-    in_range("thinking.budget_tokens", budget, 1, 2**31 - 1)
     is_hidden = thinking is not None and thinking.display == "omitted"
     return AskedMessage(chat, budget, not is_hidden), ignored
 
 
 def parse_count(body: dict[str, Any], limits: Limits) -> tuple[ChatRequest, Sequence[str]]:
     """Return a body of /v1/messages/count_tokens, and the names of ignored fields. Raises `ApiError` 400."""
-    # What only an answer needs changes nothing.
-    of_answers = MessagesRequest.model_fields.keys() - CountTokensRequest.model_fields.keys()
-    counted = {name: value for name, value in body.items() if name not in of_answers}
+    without_effect = of_answers()
+    counted = {name: value for name, value in body.items() if name not in without_effect}
     request, ignored = _parsed(counted, CountTokensRequest, limits)
     return _chat(request), ignored
 
@@ -114,6 +113,8 @@ def _parsed(body: dict[str, Any], kind: type[_Kind], limits: Limits) -> tuple[_K
 
 def _chat(request: CountTokensRequest, **fields: Any) -> ChatRequest:
     preference = request.tool_choice
+    if request.thinking is not None:
+        in_range("thinking.budget_tokens", request.thinking.budget_tokens, 1, 2**31 - 1)
     form = (request.output_config and request.output_config.format) or request.output_format
     return ChatRequest(
         model=request.model,

@@ -6,12 +6,13 @@ messages that name the setting: `request/counts.py`, `request/sampling.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, Literal
 
 from deployments.api.batches.batches import MAX_UNITS, UNIT_S
 from deployments.api.request.field_values import MAX_ID_DIGITS
 from deployments.api.request.metadata import MAX_NAME_CHARS, MAX_PAIRS, MAX_TEXT_CHARS
+from deployments.api.request.strict_model import LEFT_OUT
 from deployments.api.request.template_options import OWN
 from deployments.api.service import ApiService
 from deployments.config.files import FileSettings
@@ -44,7 +45,7 @@ def bounds_of(service: ApiService) -> dict[str, Keywords]:
     }
     names = {"maxProperties": MAX_PAIRS, "propertyNames": {"maxLength": MAX_NAME_CHARS}}
     metadata: Keywords = {"object": names, "string": {"maxLength": MAX_TEXT_CHARS}}
-    inputs = {"array": {"maxItems": limits.max_inputs}}
+    inputs, some = {"array": {"maxItems": limits.max_inputs}}, {"array": {"minItems": 1}}
     return {
         "temperature": {"number": {"minimum": 0, "maximum": 100}},
         "top_p": {"number": {"exclusiveMinimum": 0, "maximum": 1}},
@@ -66,6 +67,7 @@ def bounds_of(service: ApiService) -> dict[str, Keywords]:
         "priority": _integer(-limits.max_priority, limits.max_priority),
         "truncate_prompt_tokens": {"integer": truncated},
         "thinking_token_budget": _integer(-1, context),
+        "max_tool_calls": _integer(-(2**63), 2**63 - 1),
         "dimensions": _integer(1, max(card.hidden_size for card in cards) or 1),
         "top_n": _integer(0, MAX_COUNT),
         "stop": stops,
@@ -78,7 +80,7 @@ def bounds_of(service: ApiService) -> dict[str, Keywords]:
         "tokens": {"array": {"maxItems": context}, "integer": token},
         "CompletionRequest.prompt": {"integer": token, "string": {"minLength": 1}},
         "EmbeddingsRequest.input": {"integer": token},
-        **{f"{kind}.input": {"array": {"minItems": 1}} for kind in ("ResponsesRequest", "InputTokensRequest")},
+        **dict.fromkeys(("ResponsesRequest.input", "InputTokensRequest.input"), some),
         **dict.fromkeys(("documents", "text_1", "text_2"), inputs),
         **dict.fromkeys(_WITH_METADATA, metadata),
         "chat_template_kwargs": {"object": {"propertyNames": _VARIABLE}},
@@ -99,6 +101,18 @@ def bound(body: dict[str, Any], bounds: Mapping[str, Keywords]) -> None:
         own = bounds.get(name, bounds.get(f"{body['title']}.{name}", {}))
         for part in _parts(field):
             part |= own.get(part.get("type", ""), {})
+
+
+def open_to_others(schema: dict[str, Any], harmless: Set[str], *, refuses: bool) -> None:
+    """Have the schema of an object in requests take what is left out of it: `harmless` fields, values that ask for
+    nothing and, unless the service refuses them, all others.
+    """
+    if schema.pop(LEFT_OUT, False) and refuses:
+        schema["not"] = {}
+    if schema.get("additionalProperties") is False:
+        label = {"description": "Accepted, and changes nothing."}
+        schema["patternProperties"] = {f"^({'|'.join(sorted(harmless))})$": label}
+        schema["additionalProperties"] = {"enum": [None, []]} if refuses else True
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:

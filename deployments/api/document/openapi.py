@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from deployments.api.anthropic.errors import is_ours
-from deployments.api.document.bounds import bound, bounds_of
+from deployments.api.document.bounds import bound, bounds_of, open_to_others
 from deployments.api.document.operations import EVENTS, JSON, OPERATIONS, AnswerType, EndpointAnswers
 from deployments.api.document.reports import Error, MessageError
+from deployments.api.request.fields import HARMLESS, LABELS
 from deployments.api.service import ApiService
 
 _PREFIX = "#/components/schemas/"
@@ -69,11 +70,12 @@ def _completed(document: dict[str, Any], service: ApiService) -> dict[str, Any]:
         body = operation.get("requestBody", {"content": {}})["content"].get(JSON)
         if body is not None:
             bound(body["schema"], bounds)
-            if refuses:
-                body["schema"]["additionalProperties"] = {"type": "null"}  # which is no value
+            open_to_others(body["schema"], HARMLESS, refuses=refuses)
         one = known[method, path]
         if one is not None:
             _complete(operation, path, one, by_type)
+    for schema in document["components"]["schemas"].values():
+        open_to_others(schema, LABELS, refuses=refuses)
     return document
 
 

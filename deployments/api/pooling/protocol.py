@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import at_most
 from deployments.api.request.field_values import are_ids, one_of, parse_service_tier, taking, whole, whole_ids
 from deployments.api.request.fields import IgnoredFields, keep_known
 from deployments.api.request.protocol import CompletionRequest, Int, ServiceTier, TruncationSide, parse
-from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.request.strict_model import StrictModel
 from deployments.config.limits import Limits
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "messages": ()}
@@ -107,7 +107,7 @@ def _parse_texts(value: object) -> object:
     return texts
 
 
-class TextObject(LenientModel):
+class TextObject(StrictModel):
     """A document, as /openapi.json describes it."""
 
     text: _Text
@@ -128,8 +128,22 @@ class RerankRequest(PooledRequest):
     """false: their texts are not returned."""
 
 
+COUPLES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+"""Names of the two sides of pairs, of which a request has one couple."""
+
+
+def _only(couple: Sequence[str]) -> JsonValue:
+    """Return the schema of bodies with these sides and no others."""
+    sides: dict[str, JsonValue] = {
+        name: {"not": {"type": "null"}} if name in couple else {"type": "null"} for name in _SIDES
+    }
+    return {"required": [*couple], "properties": sides}
+
+
 class ScoreRequest(PooledRequest):
     """Body of POST /v1/score: two sides of pairs, under one couple of names."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [_only(couple) for couple in COUPLES]})
 
     text_1: _AnyTexts = None
     text_2: _AnyTexts = None

@@ -10,13 +10,10 @@ from deployments.api.generation_plan import GenerationPlan
 from deployments.api.output.response_encoder import ResponseContext
 from deployments.api.pooling.pairs import score_pairs
 from deployments.api.pooling.plan import NUMBER_CHARS, PooledEncoder, context_of, numbered, pooled_plan
-from deployments.api.pooling.protocol import ScoreRequest
+from deployments.api.pooling.protocol import COUPLES, ScoreRequest
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
 from engine.embedding import Vector
-
-_NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-"""Names of the two sides of pairs, of which a request has one couple."""
 
 
 async def plan_score(limits: Limits, served: ServedModel, request: ScoreRequest) -> GenerationPlan:
@@ -38,10 +35,10 @@ async def plan_score(limits: Limits, served: ServedModel, request: ScoreRequest)
 
 def _names(request: ScoreRequest) -> tuple[str, str]:
     """Return the names of the sides that a request gives. Raises `ApiError` unless they are one couple."""
-    given = {name for couple in _NAMES for name in couple if getattr(request, name) is not None}
-    found = [couple for couple in _NAMES if set(couple) == given]
+    given = {name for couple in COUPLES for name in couple if getattr(request, name) is not None}
+    found = [couple for couple in COUPLES if set(couple) == given]
     if not found:
-        couples = ", ".join(" and ".join(couple) for couple in _NAMES)
+        couples = ", ".join(" and ".join(couple) for couple in COUPLES)
         has = f"; it has {', '.join(sorted(given))}" if given else ""
         raise invalid(f"The body must have one of these couples: {couples}{has}.", "text_1")
     return found[0]

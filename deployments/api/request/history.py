@@ -22,7 +22,9 @@ _OF_ROLE = {
     "assistant": (*_OF_ALL, "tool_calls", "reasoning"),
     "tool": (*_OF_ALL, "tool_call_id"),
 }
-_KNOWN = frozenset(
+_CALL, _CUSTOM = {"id", "type", "custom"}, {"name", "input"}
+"""Fields of a call of a custom tool, and of the tool in it."""
+KNOWN = frozenset(
     {*_OF_ALL, "tool_calls", "reasoning", "tool_call_id", "function_call", "reasoning_content", "refusal"}
     | {"reasoning_details", "thinking_blocks", "images", "provider_specific_fields", "type"}
 )
@@ -45,13 +47,15 @@ def taken_messages(messages: list[Any], ignored: IgnoredFields) -> list[Any]:
 
 
 def _taken(given: dict[str, Any], ids: dict[object, str], ignored: IgnoredFields, path: str) -> dict[str, Any]:
-    given = keep_known(given, _KNOWN, {}, ignored, f"{path}.")
+    given = keep_known(given, KNOWN, {}, ignored, f"{path}.")
     role = given.get("role")
     if role == "function":  # the name of OpenAI's older API
         role, name = "tool", given.get("name")
         given |= {"role": role, "tool_call_id": ids.get(name) if isinstance(name, str) else None}
     elif (
-        role == "assistant" and isinstance(call := given.get("function_call"), dict) and "tool_calls" not in given
+        role == "assistant"
+        and isinstance(call := given.get("function_call"), dict)
+        and not given.get("tool_calls")
     ):
         name = f"call_{path.removeprefix('messages.')}"
         given["tool_calls"] = [{"id": name, "function": call}]
@@ -60,7 +64,8 @@ def _taken(given: dict[str, Any], ids: dict[object, str], ignored: IgnoredFields
     fields = _OF_ROLE.get(role, _OF_ALL) if isinstance(role, str) else _OF_ALL
     taken = {name: value for name in fields if (value := given.get(name)) is not None}
     if "content" in taken:
-        taken["content"] = readable(taken["content"], ignored, f"{path}.content", _PARTS)
+        kinds = _PARTS if role == "assistant" else TEXTS
+        taken["content"] = readable(taken["content"], ignored, f"{path}.content", kinds)
     if isinstance(calls := taken.get("tool_calls"), list):
         taken["tool_calls"] = _taken_calls(calls, ignored, f"{path}.tool_calls")
     if role == "assistant":
@@ -74,12 +79,14 @@ def _taken_calls(calls: list[Any], ignored: IgnoredFields, path: str) -> list[An
     """Return calls as calls of functions, without those of tools that other servers run."""
     taken = []
     for index, call in enumerate(calls):
-        kind = call.get("type") if isinstance(call, dict) else None
+        kind, where = call.get("type") if isinstance(call, dict) else None, f"{path}.{index}"
         if kind == "custom":
+            call = keep_known(call, _CALL, {}, ignored, f"{where}.")
             custom = call.get("custom")
-            call = {"id": call.get("id"), "function": as_function(custom) if isinstance(custom, dict) else custom}
+            if isinstance(custom, dict):
+                custom = as_function(keep_known(custom, _CUSTOM, {}, ignored, f"{where}.custom."))
+            call = {"id": call.get("id"), "function": custom}
         elif isinstance(kind, str) and kind != "function":
-            where = f"{path}.{index}"
             ignored.leave_out(where, kind, f"is a call of the type {quoted(kind)}, which this server cannot use")
             continue
         taken.append(call)

@@ -1,7 +1,7 @@
 """What /openapi.json says of requests' bodies, which the framework does not parse: it is told here.
 
-pydantic describes what the models take. Before them, `fields.py` takes fields that change nothing, those that are
-not supported as long as their value has no effect, and unknown ones, unless the service's settings refuse these.
+pydantic describes what the models take. Before them, `fields.py` takes fields that are not supported as long as
+their value has no effect. What objects may have besides is the setting's: `document/bounds.py` adds it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any
 
 from deployments.api.request.answer_forms import STRUCTURED_OUTPUTS_UNSUPPORTED
-from deployments.api.request.fields import HARMLESS
-from deployments.api.request.history import THOUGHTS
+from deployments.api.request.history import KNOWN, THOUGHTS
 from deployments.api.request.strict_model import StrictModel
 
 _PREFIX = "#/components/schemas/"
@@ -32,11 +31,7 @@ def body_of(kind: type[StrictModel]) -> dict[str, Any]:
 def _schema(kind: type[StrictModel]) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template=_PREFIX + "{model}")
     schema.setdefault("$defs", {})
-    del schema["additionalProperties"]
-    if kind.unsupported:
-        harmless = sorted(HARMLESS - schema["properties"].keys())
-        label = {"description": "Accepted, and changes nothing."}
-        schema["properties"] |= dict.fromkeys(harmless, label) | _without_effect(kind.unsupported)
+    schema["properties"] |= _without_effect(kind.unsupported)
     for name, fields in _OF_PARTS.items():
         if name in schema["$defs"]:
             schema["$defs"][name]["properties"] |= _without_effect(fields)
@@ -50,24 +45,27 @@ def _as_cleaned(message: dict[str, Any]) -> None:
     role's.
     """
     fields, text = message["properties"], {"required": ["content"]}
-    calls, reasoning, result = (fields.pop(name) for name in ("tool_calls", "reasoning", "tool_call_id"))
-    content = fields.pop("content")
+    content, calls, reasoning, result = (
+        fields.pop(name) for name in ("content", "tool_calls", "reasoning", "tool_call_id")
+    )
+    fields |= {name: {} for name in sorted(KNOWN - fields.keys())}
     words, parts, nothing = content["anyOf"]
     thoughts = {"type": "object", "required": ["type"], "properties": {"type": {"enum": [*THOUGHTS]}}}
     answer = [words, nothing, {"type": "array", "items": {"anyOf": [parts["items"], thoughts]}}]
     answered = {
+        "role": {"const": "assistant"},
         "content": {"anyOf": answer},
-        "tool_calls": {"anyOf": [calls, nothing]},
         "reasoning": reasoning,
         "reasoning_content": reasoning,
     }
+    none, called = [nothing, {"const": []}], {"$ref": f"{_PREFIX}CalledFunction"}
+    older = {"anyOf": [called, {"not": {"type": "object"}}]}
     message["required"].remove("content")
     message["anyOf"] = [
-        {"properties": {"role": {"const": "assistant"}, **answered}},
-        {
-            "properties": {"role": {"enum": ["tool", "function"]}, "content": content, "tool_call_id": result},
-            **text,
-        },
+        {"properties": {**answered, "tool_calls": {**calls, "minItems": 1}}, "required": ["tool_calls"]},
+        {"properties": {**answered, "tool_calls": {"anyOf": none}, "function_call": older}},
+        {"properties": {"role": {"const": "tool"}, "content": content, "tool_call_id": result}, **text},
+        {"properties": {"role": {"const": "function"}, "content": content}, **text},
         {
             "properties": {
                 "role": {"enum": ["system", "developer", "user"]},

@@ -17,8 +17,10 @@ from deployments.api.request.answer_forms import (
     ResponseFormat,
     StructuredOutputs,
 )
+from deployments.api.request.content_parts import TEXT_OF
 from deployments.api.request.counts import check_counts
 from deployments.api.request.field_values import (
+    described_as,
     join_content,
     none_as_empty,
     one_of,
@@ -43,10 +45,10 @@ from deployments.api.request.fields import (
 from deployments.api.request.history import taken_messages
 from deployments.api.request.nested_fields import keep_known_within
 from deployments.api.request.schema_notes import note_unknown
-from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.request.strict_model import LeftOut, StrictModel
 from deployments.api.request.validation_errors import translated
 from deployments.api.tools.offered import allowed, name_left_out
-from deployments.api.tools.protocol import AnyTool, Function, FunctionCall, ToolCall, ToolChoice
+from deployments.api.tools.protocol import AnyCall, AnyTool, Function, FunctionCall, ToolCall, ToolChoice
 from deployments.config.limits import Limits
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -59,39 +61,47 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ReasoningEffort = Annotated[
     Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, one_of(*_EFFORTS)
 ]
-Int = Annotated[int, BeforeValidator(whole, json_schema_input_type=int), Field(ge=-(2**63), lt=2**63)]
+Int = Annotated[int, taking(whole, int), Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
 T = TypeVar("T")
 _Some: TypeAlias = Annotated[list[T], Field(min_length=1)]
 
 
-class TextPart(LenientModel):
+class TextPart(StrictModel):
     """A part of a message's content, as /openapi.json describes it."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class OtherPart(LenientModel):
+class RefusalPart(StrictModel):
+    """A text with which an answer refuses."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class OtherPart(LeftOut):
     """A part that a text model cannot read: a text stands in its place."""
 
-    type: Annotated[str, other_than("text")]
+    type: Annotated[str, other_than(*TEXT_OF)]
 
 
+AnyPart: TypeAlias = TextPart | RefusalPart | OtherPart
 _AnyRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 _Ids = _Some[int]
 _Prompts = str | _Ids | _Some[str] | _Some[_Ids]
 
 
-class Message(LenientModel):
+class Message(StrictModel):
     """One message of a conversation, once `history.taken_messages` has taken it. `developer` is the newer name of
     `system`, and `function` the older one of `tool`.
     """
 
     role: Annotated[Role, taking(parse_role, _AnyRole)]
-    content: Annotated[str, taking(join_content, str | _Some[TextPart | OtherPart] | None)]
+    content: Annotated[str, taking(join_content, str | _Some[AnyPart] | None)]
     """ "" of an assistant's message without an answer, where it may be null or left out."""
-    tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default_factory=list)
+    tool_calls: Annotated[list[ToolCall], FailFast(), described_as(list[AnyCall])] = Field(default_factory=list)
     """Functions that the assistant called."""
     tool_call_id: str | None = None
     """Id of the call that a result answers."""
@@ -101,7 +111,7 @@ class Message(LenientModel):
     """What the assistant thought before it answered; also `reasoning_content`."""
 
 
-class StreamOptions(LenientModel):
+class StreamOptions(StrictModel):
     """What a stream carries besides its text."""
 
     include_usage: bool | None = None

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict
 if TYPE_CHECKING:
     from deployments.api.request.fields import IgnoredFields
 
+LEFT_OUT = "x-raydix-left-out"
+"""Marks the schemas of `LeftOut` until the document is complete."""
+
 
 class StrictModel(BaseModel):
     """Converts no types (strings to numbers, numbers to booleans) and refuses NaN and unknown fields."""
@@ -29,7 +32,8 @@ class StrictModel(BaseModel):
         return fields
 
 
-class LenientModel(StrictModel):
-    """Leaves out unknown fields: those of conversations and tools, which clients and other servers label."""
+class LeftOut(StrictModel):
+    """An object of a type that this server cannot use: it is left out, whatever it has, or refused."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", json_schema_extra={LEFT_OUT: True})
+    type: str

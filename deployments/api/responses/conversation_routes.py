@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import FastAPI
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,24 +18,20 @@ from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.transport import json_response, name_ignored
 from deployments.api.off_loop import off_loop
 from deployments.api.output.response_encoder import encode_json
+from deployments.api.request.field_values import described_as
 from deployments.api.request.fields import IgnoredFields
 from deployments.api.request.metadata import checked_metadata
 from deployments.api.request.openapi import body_of
 from deployments.api.request.protocol import parse
 from deployments.api.request.strict_model import StrictModel
 from deployments.api.responses.conversations import Conversations, StoredConversation, unknown_item
-from deployments.api.responses.item_schema import KeptItem
+from deployments.api.responses.item_schema import AnyItem
 from deployments.api.responses.items import Item, usable_items
 from deployments.api.responses.stored import Shelf
 from deployments.api.routes.paging import is_newest_first, page_of, page_size
 from deployments.api.service import ApiService
 
 PAGE, LARGEST_PAGE = 20, 100
-
-
-def _described_as(form: Any) -> BeforeValidator:
-    """Have a field be described by `form`; what it has is checked later, item by item."""
-    return BeforeValidator(lambda value: value, json_schema_input_type=form)
 
 
 class _Items(StrictModel):
@@ -52,7 +48,7 @@ class _Items(StrictModel):
 class NewConversation(_Items):
     """Body of POST /v1/conversations."""
 
-    items: Annotated[list[Any] | None, _described_as(list[KeptItem] | None)] = None
+    items: Annotated[list[Any] | None, described_as(list[AnyItem] | None)] = None
     metadata: dict[str, str] | None = None
 
 
@@ -65,7 +61,7 @@ class ConversationChange(StrictModel):
 class NewItems(_Items):
     """Body of POST /v1/conversations/{id}/items."""
 
-    items: Annotated[list[Any], _described_as(Annotated[list[KeptItem], Field(min_length=1)])]
+    items: Annotated[list[Any], described_as(Annotated[list[AnyItem], Field(min_length=1)])]
     include: list[str] | None = None
 
 

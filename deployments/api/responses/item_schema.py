@@ -4,35 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from deployments.api.request.strict_model import LenientModel
-
-
-class TextOfMessage(LenientModel):
-    """A text in a message, or in a function's result."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
+from deployments.api.request.field_values import other_than
+from deployments.api.request.protocol import AnyPart
+from deployments.api.request.strict_model import LeftOut, StrictModel
+from deployments.api.responses.items import KNOWN
 
 
-class RefusalPart(LenientModel):
-    """A text with which an answer refuses."""
+class TextOfReasoning(StrictModel):
+    """A text that the model thought, or what sums it up. Only the text is read."""
 
-    type: Literal["refusal"]
-    refusal: str
-
-
-class TextOfReasoning(LenientModel):
-    """A text that the model thought, or what sums it up."""
+    model_config = ConfigDict(extra="allow")
 
     text: str
 
 
-_Content = str | Annotated[list[TextOfMessage | RefusalPart], Field(min_length=1)]
-
-
-class _Named(LenientModel):
+class _Named(StrictModel):
     id: str | None = None
 
 
@@ -41,7 +29,7 @@ class MessageToModel(_Named):
 
     type: Literal["message"] | None = None
     role: Literal["user", "system", "developer"]
-    content: _Content
+    content: str | Annotated[list[AnyPart], Field(min_length=1)]
 
 
 class MessageOfModel(_Named):
@@ -49,24 +37,36 @@ class MessageOfModel(_Named):
 
     type: Literal["message"] | None = None
     role: Literal["assistant"]
-    content: str | list[TextOfMessage | RefusalPart] | None = None
+    content: str | list[AnyPart] | None = None
 
 
-class FunctionCall(_Named):
+class _OfCall(_Named):
+    call_id: str
+
+
+class FunctionCall(_OfCall):
     """A call of a function."""
 
     type: Literal["function_call"]
-    call_id: str
     name: str
+    namespace: str | None = None
     arguments: str | None = None
 
 
-class FunctionResult(_Named):
-    """What a called function returned."""
+class CustomToolCall(_OfCall):
+    """A call of a custom tool."""
 
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[TextOfMessage | RefusalPart] | None = None
+    type: Literal["custom_tool_call"]
+    name: str
+    namespace: str | None = None
+    input: str | None = None
+
+
+class ToolResult(_OfCall):
+    """What a called function or tool returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    output: str | list[AnyPart] | None = None
 
 
 class Reasoning(_Named):
@@ -77,4 +77,36 @@ class Reasoning(_Named):
     content: list[TextOfReasoning] | None = None
 
 
-KeptItem = MessageToModel | MessageOfModel | FunctionCall | FunctionResult | Reasoning
+class ItemReference(StrictModel):
+    """A stored item, by its name."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+class ItemName(StrictModel):
+    """The same in its shorter form."""
+
+    model_config = ConfigDict(json_schema_extra={"not": {"required": ["role"]}})
+
+    type: None = None
+    id: str
+
+
+class OtherItem(LeftOut):
+    """An item that this server cannot use."""
+
+    type: Annotated[str, other_than(*KNOWN)]
+
+
+AnyItem = (
+    MessageToModel
+    | MessageOfModel
+    | FunctionCall
+    | CustomToolCall
+    | ToolResult
+    | Reasoning
+    | ItemReference
+    | ItemName
+    | OtherItem
+)

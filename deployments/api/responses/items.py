@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from deployments.api.errors import at_most, invalid, quoted
+from deployments.api.errors import ApiError, at_most, invalid, quoted
 from deployments.api.request.content_parts import TEXT_OF, readable
 from deployments.api.request.fields import IgnoredFields, keep_known
 from deployments.api.responses.ids import input_id
@@ -29,7 +29,7 @@ _PREFIXES = {
     "reasoning": "rs",
 }
 _LABELS = {"type", "id"}
-_KNOWN: Mapping[str, Set[str]] = {
+KNOWN: Mapping[str, Set[str]] = {
     "message": {"role", "content"} | _LABELS,
     "function_call": {"call_id", "name", "namespace", "arguments"} | _LABELS,
     "function_call_output": {"call_id", "output"} | _LABELS,
@@ -58,11 +58,11 @@ def _usable(item: object, ignored: IgnoredFields, path: str) -> object:
     kind = _kind(item)
     if not isinstance(item, dict) or kind is None:
         return item
-    if kind not in _KNOWN:
+    if kind not in KNOWN:
         reason = f"is an item of the type {quoted(kind)}, which this server cannot use"
         ignored.leave_out(path, kind, reason)
         return _LEFT_OUT
-    known = keep_known(item, _KNOWN[kind], {}, ignored, f"{path}.")
+    known = keep_known(item, KNOWN[kind], {}, ignored, f"{path}.")
     for field in ("content", "output") if kind != "reasoning" else ():
         if field in known:
             known[field] = readable(known[field], ignored, f"{path}.{field}")
@@ -130,9 +130,10 @@ def _kind(item: object) -> str | None:
 def _referred(item: Item, path: str, known: Mapping[str, Item]) -> Item:
     name = _text(item, "id", path)
     if name not in known:
-        raise invalid(
+        raise ApiError(
+            404,
             f"{path}.id refers to the item {quoted(name)}, which no stored response has; send the item itself.",
-            f"{path}.id",
+            param=f"{path}.id",
         )
     return known[name]
 

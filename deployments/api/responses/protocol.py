@@ -10,8 +10,9 @@ from pydantic_core import PydanticCustomError
 from deployments.api.errors import quoted
 from deployments.api.request.field_values import none_as_empty, taking
 from deployments.api.request.fields import RESPONSES_UNSUPPORTED, IgnoredFields
-from deployments.api.request.protocol import Int, OtherPart, ReasoningEffort, SampledRequest, Verbosity
-from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.request.protocol import Int, ReasoningEffort, SampledRequest, Verbosity
+from deployments.api.request.strict_model import StrictModel
+from deployments.api.responses.item_schema import AnyItem
 from deployments.api.responses.items import usable_items
 from deployments.api.responses.tools import FLAT, AnyFlatTool
 from deployments.api.tools.offered import allowed, name_left_out
@@ -74,37 +75,13 @@ def _parse_conversation(value: object) -> object:
     return name
 
 
-class InputPart(LenientModel):
-    """A part of a message, or of a function's result, as /openapi.json describes it."""
-
-    type: Literal["input_text", "output_text", "text", "refusal"]
-    text: str = ""
-    refusal: str = ""
-
-
-class InputItem(LenientModel):
-    """An item of `input`, as /openapi.json describes it."""
-
-    type: str | None = None
-    """message, function_call, custom_tool_call, their outputs, reasoning, item_reference; others are left out."""
-    id: str | None = None
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[dict[str, Any]] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    namespace: str | None = None
-    arguments: str | None = None
-    input: str | None = None
-    output: str | list[InputPart | OtherPart] | None = None
-
-
-class ConversationName(LenientModel):
+class ConversationName(StrictModel):
     """A conversation, by its name."""
 
     id: str
 
 
-class TextFormat(LenientModel):
+class TextFormat(StrictModel):
     """What the answer's text must match."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -137,7 +114,7 @@ class ResponsesRequest(SampledRequest):
 
     unsupported = RESPONSES_UNSUPPORTED
 
-    input: Annotated[Any, BeforeValidator(_parse_input, json_schema_input_type=str | list[InputItem])]
+    input: Annotated[Any, BeforeValidator(_parse_input, json_schema_input_type=str | list[AnyItem])]
     """A text from the user, or the items of a conversation."""
     instructions: str | None = None
     """What the system says first; not kept for responses that continue this one."""
@@ -200,4 +177,4 @@ class ResponsesRequest(SampledRequest):
 class InputTokensRequest(ResponsesRequest):
     """Body of POST /v1/responses/input_tokens: that of a response, whose prompt is counted."""
 
-    input: Annotated[Any, taking(_parse_input, str | list[InputItem])] = Field(default_factory=list)
+    input: Annotated[Any, taking(_parse_input, str | list[AnyItem])] = Field(default_factory=list)

@@ -16,7 +16,7 @@ from pydantic import Tag as Tagged
 
 from deployments.api.errors import invalid, quoted
 from deployments.api.request.field_values import other_than
-from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.request.strict_model import StrictModel
 from deployments.api.tools.offered import NAMESPACE, OFFERED
 from deployments.api.tools.protocol import OtherTool, kind_of, tag_of
 
@@ -25,7 +25,7 @@ FLAT = OFFERED | {NAMESPACE}
 _BETWEEN = "__"
 
 
-class FlatFunction(LenientModel):
+class FlatFunction(StrictModel):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -43,7 +43,7 @@ class FlatFormat(StrictModel):
     definition: str | None = None
 
 
-class FlatCustomTool(LenientModel):
+class FlatCustomTool(StrictModel):
     """A tool whose input is a text."""
 
     type: Literal["custom"]
@@ -66,7 +66,7 @@ _Single = Annotated[
 ]
 
 
-class ToolNamespace(LenientModel):
+class ToolNamespace(StrictModel):
     """Tools whose names belong together."""
 
     type: Literal["namespace"]

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
 from deployments.api.request.field_values import other_than
-from deployments.api.request.strict_model import LenientModel, StrictModel
+from deployments.api.request.strict_model import LeftOut, StrictModel
 from deployments.api.tools.custom import SCHEMA
 from deployments.api.tools.offered import OFFERED
 
@@ -62,7 +62,7 @@ class Function(StrictModel):
     """Whether arguments must match the schema."""
 
 
-class Tool(LenientModel):
+class Tool(StrictModel):
     """A function."""
 
     type: FunctionType
@@ -91,7 +91,7 @@ class Custom(StrictModel):
     format: CustomFormat | None = None
 
 
-class CustomTool(LenientModel):
+class CustomTool(StrictModel):
     """A tool whose input is a text."""
 
     type: Literal["custom"]
@@ -108,7 +108,7 @@ class CustomTool(LenientModel):
         )
 
 
-class OtherTool(LenientModel):
+class OtherTool(LeftOut):
     """A tool that this server would have to run, and does not offer to the model."""
 
     type: Annotated[str, other_than(*OFFERED)]
@@ -214,7 +214,7 @@ def _parse_call_type(value: object) -> object:
     return "function" if value is None else _parse_type(value)
 
 
-class CalledFunction(LenientModel):
+class CalledFunction(StrictModel):
     """The function that a model called, and the arguments."""
 
     name: str
@@ -225,7 +225,7 @@ class CalledFunction(LenientModel):
     """What the model wrote. It should be a JSON object, but may have been cut off, or malformed."""
 
 
-class ToolCall(LenientModel):
+class ToolCall(StrictModel):
     """A call in an assistant's message."""
 
     id: str | None = None
@@ -234,3 +234,27 @@ class ToolCall(LenientModel):
         Literal["function"], BeforeValidator(_parse_call_type, json_schema_input_type=Literal["function"] | None)
     ] = "function"
     function: CalledFunction
+
+
+class CalledCustom(StrictModel):
+    """The custom tool that a model called, and the input."""
+
+    name: str
+    input: Any = None
+
+
+class CustomCall(StrictModel):
+    """A call of a custom tool, as /openapi.json describes it."""
+
+    id: str | None = None
+    type: Literal["custom"]
+    custom: CalledCustom
+
+
+class OtherCall(LeftOut):
+    """A call of a tool that other servers run."""
+
+    type: Annotated[str, other_than(*OFFERED)]
+
+
+AnyCall = ToolCall | CustomCall | OtherCall
