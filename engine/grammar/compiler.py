@@ -106,6 +106,8 @@ def explained(error: str) -> str:
         )
     if error.startswith("NoExtension"):
         return "it allows no output at all"
+    if "Regex is empty" in error:  # what follows shows the regular expression as llguidance has it
+        return "no text matches its patterns with the lengths that it asks for"
     # The text before "(in regex): " repeats the expression, and lines with a bar show the grammar around it.
     error = re.sub(r"\A.*?\(in regex\): ", "", error, count=1, flags=re.DOTALL)
     error = error.partition("<backtrace>")[0].replace("panic:", "llguidance cannot follow it:")

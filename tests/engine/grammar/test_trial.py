@@ -127,6 +127,10 @@ def test_nothing_is_left_when_it_is_closed(trial: Trial) -> None:
         (Grammar("json_schema", '{"$ref":"#"}'), "leads back to itself without end"),
         (Grammar("regex", "(a"), "^regex parse error: .* unclosed group$"),
         (Grammar("regex", r"(a)\1"), "backreferences are not supported$"),
+        (
+            Grammar("json_schema", '{"type":"string","pattern":"^aaa$","maxLength":2}'),
+            "^no text matches its patterns with the lengths that it asks for$",
+        ),
         (Grammar("regex", "(" * 20000), "regex"),
         (Grammar("choice", "[]"), "at least one"),
         (Grammar("choice", '["a",1]'), "array of at least one string"),
