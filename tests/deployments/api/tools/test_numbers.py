@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,13 @@ USER = ASK["messages"][0]
 
 def squeezed(text: str) -> str:
     return text.replace(" ", "")
+
+
+def as_message(it: Talk) -> Any:
+    """Return what Messages answers with what the engine says."""
+    tools = [{"name": "find", "input_schema": SCHEMA}]
+    asked = {"model": ASK["model"], "max_tokens": 2000, "messages": [USER], "tools": tools}
+    return it.client.post("/v1/messages", asked, headers={"anthropic-version": "2023-06-01"})
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -54,10 +62,7 @@ def test_anthropics_objects_and_the_texts_of_responses_have_them_too(talk: Make)
     it = talk(HERMES)
     for arguments in ARGUMENTS:
         it.engine.says = FORMATS["hermes"].spell_all([("find", arguments)])
-        tool = {"name": "find", "input_schema": SCHEMA}
-        asked = {"model": ASK["model"], "max_tokens": 2000, "messages": [USER], "tools": [tool]}
-        answer = it.client.post("/v1/messages", asked, headers={"anthropic-version": "2023-06-01"})
-        assert f'"input":{squeezed(arguments)}' in answer.text
+        assert f'"input":{squeezed(arguments)}' in as_message(it).text
         body = {"model": ASK["model"], "input": "?", "tools": [{"type": "function", **FIND}]}
         (call,) = it.client.post("/v1/responses", body).json()["output"]
         assert call["arguments"] == arguments
@@ -66,18 +71,14 @@ def test_anthropics_objects_and_the_texts_of_responses_have_them_too(talk: Make)
 def test_an_input_that_was_cut_off_has_its_numbers(talk: Make) -> None:
     it = talk(HERMES)
     it.engine.says = '<tool_call>{"name": "find", "arguments": {"count": 0.10, "of": [1E5, "-0", -0, 1e400, "Os'
-    asked = {"model": ASK["model"], "max_tokens": 2000, "messages": [USER]}
-    tools = [{"name": "find", "input_schema": SCHEMA}]
-    answer = it.client.post("/v1/messages", {**asked, "tools": tools}, headers={"anthropic-version": "2023-06-01"})
+    answer = as_message(it)
     assert '"input":{"count":0.10,"of":[1E5,"-0",-0,1e400,"Os"]}' in answer.text
 
 
 def test_an_input_with_line_breaks_in_a_text_has_the_text(talk: Make) -> None:
     it = talk(HERMES)
     it.engine.says = '<tool_call>{"name": "find", "arguments": {"of": "a\n\tb"}}</tool_call>'
-    asked = {"model": ASK["model"], "max_tokens": 2000, "messages": [USER]}
-    tools = [{"name": "find", "input_schema": SCHEMA}]
-    answer = it.client.post("/v1/messages", {**asked, "tools": tools}, headers={"anthropic-version": "2023-06-01"})
+    answer = as_message(it)
     assert answer.json()["content"][0]["input"] == {"of": "a\n\tb"}
 
 
@@ -109,9 +110,7 @@ def test_an_input_that_is_no_json_is_given_as_the_model_wrote_it(talk: Make, tex
     """Messages has objects only: a client that gets {} could not know that the model wrote anything."""
     it = talk(HERMES)
     it.engine.says = f'<tool_call>{{"name": "find", "arguments": {text}}}</tool_call>'
-    asked = {"model": ASK["model"], "max_tokens": 2000, "messages": [USER]}
-    tools = [{"name": "find", "input_schema": SCHEMA}]
-    answer = it.client.post("/v1/messages", {**asked, "tools": tools}, headers={"anthropic-version": "2023-06-01"})
+    answer = as_message(it)
     assert answer.json()["content"][0]["input"] == {"arguments": text}
 
 
