@@ -125,7 +125,7 @@ class Choice:
         return taken
 
     def _pieces(self, whole: ChoiceDelta, spelled: SpelledText) -> list[ChoiceDelta]:
-        """Cut a delta of at most one token where its tokens spell no more of its text."""
+        """Return a delta of at most one token in pieces, so that the tokens of each piece spell its text."""
         is_last = whole.finish_reason is not None
         is_settled = is_last or bool(whole.reasoning or whole.calls)
         pieces = spelled.add(whole.logprobs, whole.text, is_settled=is_settled, is_last=is_last)

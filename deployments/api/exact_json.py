@@ -16,7 +16,7 @@ import pydantic_core
 from deployments.api.randomness import random_hex
 
 _LONGEST_INT = 256
-"""Digits; Python refuses to convert texts of thousands."""
+"""Most digits of a number that is converted to an int: Python refuses to convert thousands of digits."""
 _STRING_OR_NUMBER = re.compile(
     r"""("(?:[^"\\]|\\.)*"?)|(-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?)(?=[\s,}\]])""", re.DOTALL
 )
