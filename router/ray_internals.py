@@ -155,6 +155,12 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
             breaks="`raydix serve` fails at its start",
         ),
         PrivateName(
+            "ray._private.worker._global_node.dead_processes",
+            use="`raydix serve` ends when the raylet or the GCS that it has started is gone",
+            why="Ray tells a driver nothing when its raylet dies, and nothing starts another",
+            breaks="`raydix serve` stays and answers every request with 503 after the raylet's death",
+        ),
+        PrivateName(
             "HEAD_NODE_RESOURCE_NAME",
             use="tells which node of the cluster is its head",
             why="ray.nodes() says so only by this resource",
@@ -276,6 +282,14 @@ def deploy(config: ServeDeploySchema) -> None:
         controller_options=config.controller_options,
     )
     client.deploy_apps(config, _blocking=False)
+
+
+def ended_ray_processes() -> list[str]:
+    """The kinds of processes that `ray.init` has started here and that have ended, such as "raylet"."""
+    from ray._private import worker
+
+    node = worker._global_node
+    return [] if node is None else [kind for kind, _ in node.dead_processes()]
 
 
 def is_head(resources: Mapping[str, float]) -> bool:

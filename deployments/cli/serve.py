@@ -1,6 +1,6 @@
 """`raydix serve`: `serve run CONFIG` on a Ray of its own, reporting when it is ready or why it failed.
 
-check config, port and model ─▶ Ray ─▶ Serve ─▶ deploy ─▶ healthy ─▶ wait for a signal ─▶ shut down
+check config, port and model ─▶ Ray ─▶ Serve ─▶ deploy ─▶ healthy ─▶ watch, until a signal ─▶ shut down
 """
 
 from __future__ import annotations
@@ -25,21 +25,32 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from deployments.cli.errors import UserError, one_line
+from deployments.cli.left_behind import Guard, adopt_orphans, descendants, end_descendants
 from deployments.cli.ray_environment import RAY_ENVIRONMENT
 from deployments.cli.request_lines import shown_requests
 from deployments.cli.serve_config import Overrides, address, check_metrics_ports, check_port, load, models
-from router.ray_internals import deploy, serve_namespace
+from router.ray_internals import deploy, ended_ray_processes, serve_namespace
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
 POLL_S = 0.2
+WATCH_S = 2.0
+"""Seconds between two looks whether Ray and Serve still run."""
+CONTROLLER_S = 120.0
+"""Seconds without an answer of Serve's controller after which it counts as gone. Ray starts a dead one again."""
+END_S = 15.0
+"""Seconds in which Ray's processes can end by themselves."""
 _READY = ("healthy", "unloaded")
 """States of /health in which all models that are loaded at the start are up."""
 
 
 class _Stopped(Exception):
     """Raised after a signal that asks to end."""
+
+
+class _Gone(UserError):
+    """Ray or Serve has ended, so this server can only end too."""
 
 
 class Signals:
@@ -100,21 +111,27 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
     signals = Signals()
     started = time.monotonic()
     url = f"http://{_reachable(own_host)}:{own_port}"
+    adopt_orphans()
+    guard = Guard()
     try:
         with console.status("Starting Ray"), _quiet(verbose):
             _start_ray(cluster, verbose)
             signals.install()
+            guard.follow(descendants())
         with console.status("Starting the replicas"), _quiet(verbose):
             names = _deploy(schema)
             _wait_until_ready(names, url, signals)
         _announce(console, url, time.monotonic() - started)
-        while True:
-            signals.check(wait=60.0)
+        _watch(signals, guard)
     except _Stopped:
         console.print("[dim]Shutting down when open streams have ended. Ctrl-C again does not wait for them.[/]")
     finally:
         with _quiet(verbose):
-            _shut_down(signals)
+            if not isinstance(sys.exc_info()[1], _Gone):
+                _end_serve(signals)
+            _end_ray()
+            guard.dismiss()
+            end_descendants(END_S)
 
 
 @contextmanager
@@ -152,6 +169,7 @@ def _start_ray(cluster: str | None, verbose: bool) -> None:
             ray.init(address=cluster, **quiet)
         else:
             ray.init(address="local", include_dashboard=False, **quiet)
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a call after Ray's end would start another one
     except Exception as error:
         raise UserError(f"Ray does not start: {one_line(error)}") from None
 
@@ -177,6 +195,7 @@ def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
 
     while True:
         signals.check(wait=POLL_S)
+        _check_ray()
         applications = serve.status().applications
         for name in names:
             if name in applications and applications[name].status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
@@ -184,6 +203,51 @@ def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
         running = all(name in applications and applications[name].status.value == "RUNNING" for name in names)
         if running and _is_healthy(url):
             return
+
+
+def _watch(signals: Signals, guard: Guard) -> None:
+    """Watch Ray and Serve until a signal comes. Raises _Gone when one of them has ended."""
+    controller = _ControllerWatch()
+    while True:
+        signals.check(wait=WATCH_S)
+        _check_ray()
+        controller.check()
+        guard.follow(descendants())
+
+
+def _check_ray() -> None:
+    """Raise _Gone when a process of Ray has ended without which Ray starts and replaces nothing."""
+    if gone := _ended_of_ray():
+        raise _Gone(f"Ray's {' and '.join(gone)} ended, and with it what runs here; start the server again")
+
+
+def _ended_of_ray() -> list[str]:
+    return [kind for kind in ended_ray_processes() if kind in ("raylet", "gcs_server")]
+
+
+class _ControllerWatch:
+    """Asks Serve's controller for its applications, in a thread of its own, as it may not answer."""
+
+    def __init__(self) -> None:
+        self._has_applications = True
+        self._answered_at = time.monotonic()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def check(self) -> None:
+        """Raise _Gone when the controller is, or all applications are."""
+        if time.monotonic() - self._answered_at > CONTROLLER_S:
+            raise _Gone(f"Serve's controller has not answered for {CONTROLLER_S:.0f} s; start the server again")
+        if not self._has_applications:
+            raise _Gone("all applications were deleted from Serve, so nothing is left to serve")
+
+    def _ask(self) -> None:
+        from ray import serve
+
+        while True:
+            with suppress(Exception):  # it is being started again, or gone
+                self._has_applications = bool(serve.status().applications)
+                self._answered_at = time.monotonic()
+            time.sleep(2 * WATCH_S)
 
 
 def _is_healthy(url: str) -> bool:
@@ -233,7 +297,8 @@ def _own_name() -> str:
     return "raydix" if shutil.which("raydix") else os.path.relpath(sys.argv[0])
 
 
-def _shut_down(signals: Signals) -> None:
+def _end_serve(signals: Signals) -> None:
+    """End the applications when their streams have ended, then Serve."""
     import ray
     from ray import serve
 
@@ -248,6 +313,11 @@ def _shut_down(signals: Signals) -> None:
         pass
     except Exception as error:  # the controller may be gone already, and ray.shutdown() ends the rest
         logging.getLogger(__name__).debug("serve.shutdown: %s", error)
+
+
+def _end_ray() -> None:
+    import ray
+
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     ray.shutdown()

@@ -13,6 +13,7 @@ from typing import Any
 
 from deployments.client.protocol import Unavailable
 from deployments.config.settings import MetricsSettings
+from deployments.control.orphan import end_with_raylet
 from deployments.hub.roster import Roster
 from deployments.hub.server import MetricsServer, listen
 from deployments.hub.warm_up_board import PrefixReport, WarmUpBoard
@@ -35,6 +36,7 @@ class MetricsHub:
 
         Raises MetricsPortError when the hub cannot listen on the port in the settings.
         """
+        end_with_raylet()
         settings = settings or MetricsSettings()
         mirrors = (gateway_gauges,) if settings.inference_gateway else ()
         self._hub = Hub(

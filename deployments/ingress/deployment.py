@@ -26,6 +26,7 @@ from deployments.config.shown import shown_settings
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import Cluster
 from deployments.control.controller_client import ControllerClient
+from deployments.control.orphan import end_with_raylet
 from deployments.hub.calls import HubCalls
 from deployments.hub.keeper import MetricsKeeper
 from deployments.ingress.access_file import with_access_file
@@ -72,6 +73,7 @@ class Ingress:
         context = serve.get_replica_context()
         self._name = name = context.replica_id.unique_id
         log_through_serve()
+        end_with_raylet()
         allow_open_files()
         use_cpu_policy(args.cpu_policy)
         self._tracer = open_tracing(args.tracing, name)

@@ -22,6 +22,7 @@ from typing import Any
 from deployments.client.outgoing import message_of
 from deployments.client.protocol import CallOutcome, GenerateRequest
 from deployments.config.version import raydix_version
+from deployments.control.orphan import end_with_raylet
 from deployments.hub.calls import HubCalls
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.intake import Intake, Refusal
@@ -89,6 +90,7 @@ class EngineReplica:
         is_stopping: Callable[[], bool] = serve_is_stopping,
     ) -> None:
         log_through_serve()
+        end_with_raylet()
         use_cpu_policy(settings.cpu_policy)
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -58,20 +59,32 @@ def ray_directory() -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def test_serve_is_ready_answers_and_leaves_nothing_behind(ray_directory: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def port() -> str:
+    """A free port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+        return str(free.getsockname()[1])
+
+
+@contextmanager
+def a_server(command: list[str], ray_directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that is ready, on a Ray of its own; its output goes to `log`."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     env |= {"RAY_TMPDIR": str(ray_directory), "PYTHONPATH": str(Path(__file__).parents[2])}
-    log = tmp_path / "serve.log"
     with log.open("w") as output:
-        server = subprocess.Popen(
-            [*RAYDIX, "serve", "--port", str(port), "--replicas", "1"],
-            stdout=output, stderr=subprocess.STDOUT, env=env, cwd=tmp_path,
-        )  # fmt: skip
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
     try:
         _wait_for("is ready at", log, server)
-        url = f"http://127.0.0.1:{port}"
+        yield server
+    finally:
+        if server.poll() is None:
+            server.terminate()
+            server.wait(timeout=60)
+
+
+def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directory: Path, tmp_path: Path) -> None:
+    log, url = tmp_path / "serve.log", f"http://127.0.0.1:{port}"
+    with a_server([*RAYDIX, "serve", "--port", port, "--replicas", "1"], ray_directory, log) as server:
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "healthy"
         body = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
@@ -91,10 +104,25 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(ray_directory: Path, t
         assert server.wait(timeout=60) == 0, log.read_text()
         assert "Traceback" not in log.read_text()
         assert psutil.wait_procs(family, timeout=60)[1] == []
-    finally:
-        if server.poll() is None:
-            server.terminate()
-            server.wait(timeout=60)
+
+
+def test_serve_ends_with_a_message_when_its_raylet_dies(port: str, ray_directory: Path, tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    with a_server([*RAYDIX, "serve", "--port", port, "--replicas", "1"], ray_directory, log) as server:
+        family = psutil.Process(server.pid).children(recursive=True)
+        next(process for process in family if process.name() == "raylet").kill()
+        assert server.wait(timeout=60) == 1, log.read_text()
+        assert "Ray's raylet ended" in log.read_text() and "Traceback" not in log.read_text()
+        assert psutil.wait_procs(family, timeout=60)[1] == []
+
+
+def test_a_killed_server_leaves_no_process_behind(port: str, ray_directory: Path, tmp_path: Path) -> None:
+    command = [*RAYDIX, "serve", "--port", port, "--replicas", "1"]
+    with a_server(command, ray_directory, tmp_path / "serve.log") as server:
+        family = psutil.Process(server.pid).children(recursive=True)
+        server.kill()
+        server.wait()
+        assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
 def _wait_for(text: str, log: Path, server: subprocess.Popen[bytes]) -> None:

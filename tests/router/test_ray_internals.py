@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import ray
 from ray._common import constants as ray_constants
+from ray._private import worker
+from ray._private.node import Node
 from ray._private.worker import global_worker
 from ray.serve import context
 from ray.serve._private import api, client, constants, controller, replica
@@ -333,6 +335,14 @@ def _() -> None:
 def _() -> None:
     parameters = inspect.signature(client.ServeControllerClient.deploy_apps).parameters
     assert list(parameters)[:3] == ["self", "config", "_blocking"]
+
+
+@contract("ray._private.worker._global_node.dead_processes")
+def _() -> None:
+    assert worker._global_node is None, "a Ray runs in this process"
+    assert ray_internals.ended_ray_processes() == []
+    parameters = inspect.signature(Node.dead_processes).parameters
+    assert list(parameters) == ["self"], f"it takes {list(parameters)}"
 
 
 @contract("HEAD_NODE_RESOURCE_NAME")
