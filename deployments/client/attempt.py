@@ -136,7 +136,7 @@ class DispatchContext:
 
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
         """Fail all attempts at a replica at once; the replica counts as lost, until its next message or, if its
-        process is gone, for good.
+        process is said to be gone, until it answers.
 
         Unless it was silent or was being stopped, it died of what it ran, possibly.
         """
@@ -148,7 +148,7 @@ class DispatchContext:
         for attempt in attempts:
             attempt.lose(loss, reason, attempt.blame(suspects) if has_died else None)
         if connection is not None and loss == "died":
-            connection.end()
+            connection.doubt()
         elif connection is not None:
             connection.suspect()
 

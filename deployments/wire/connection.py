@@ -140,7 +140,9 @@ class WireConnection:
         self._last_hello = self._counted_until = clock()
         self._silence = 0.0  # since the last message, in seconds that this process was there to hear
         self._num_silent = 0  # hellos since the last message
-        self._was_lost = self._is_over = False
+        self._was_lost = False
+        self._hello_number = 0  # of the last hello
+        self._proof: int | None = None  # number of the first hello whose answer proves that the replica lives
         self._model = model
         self._epoch, self._next_seq = -1, 0
         self._block_tokens = 0
@@ -155,9 +157,10 @@ class WireConnection:
         """Introduce this ingress; the replica then resends all tokens that were not received."""
         self._last_hello = self._clock()
         self._num_silent += 1
+        self._hello_number = next(_hello_numbers)
         received = dict(self._listener.received(self.address.replica))
         self._send(
-            messages.Hello(messages.WIRE_VERSION, next(_hello_numbers), self._ingress_id, self._model, received)
+            messages.Hello(messages.WIRE_VERSION, self._hello_number, self._ingress_id, self._model, received)
         )
 
     def abort(self, request_id: str) -> None:
@@ -225,7 +228,7 @@ class WireConnection:
     def tick(self) -> None:
         """Say hello again after silence, and detect that a replica is lost. Call a few times a second."""
         self.receive_all()
-        if self._socket.closed or self._is_over:
+        if self._socket.closed:
             return
         now = self._clock()
         self._silence += min(now - self._counted_until, STILL_S)
@@ -247,10 +250,14 @@ class WireConnection:
             self._was_lost, self.is_answering = True, False
             self._listener.on_answering(self.address.replica, False)
 
-    def end(self) -> None:
-        """Treat the replica as lost for good: its process is gone, and what it had sent before is dropped."""
-        self._is_over = True
+    def doubt(self) -> None:
+        """Treat the replica as lost, because its process is said to be gone, until it answers a hello of now.
+
+        What it had sent before is dropped: it proves nothing.
+        """
         self.suspect()
+        self.hello()
+        self._proof = self._hello_number
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
@@ -280,7 +287,7 @@ class WireConnection:
         self._connect()
 
     def _handle(self, message: messages.ToIngress) -> None:
-        if self._is_over:
+        if self._proof is not None and not self._has_proof(message):
             return
         if isinstance(message, messages.Refused):
             self._refuse(message.reason)
@@ -309,6 +316,14 @@ class WireConnection:
         # Messages arrive in order, so each one also says that all earlier changes of the cache are known.
         if self.knows_hottest:
             self.cache_known_at = self.last_message_at
+
+    def _has_proof(self, message: messages.ToIngress) -> bool:
+        """Return whether a message was sent after the replica was said to be gone."""
+        if not isinstance(message, messages.Welcome) or message.hello < (self._proof or 0):
+            return False
+        logger.warning("replica %s answers, although its process was said to be gone", self.address.replica)
+        self._proof = None
+        return True
 
     def _is_next(self, message: messages.Sequenced) -> bool:
         """Return whether to handle a message, which is false for old ones and those of another epoch.

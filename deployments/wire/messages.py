@@ -36,7 +36,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.member import ReplicaLoad
 
-WIRE_VERSION = 14
+WIRE_VERSION = 15
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -158,6 +158,8 @@ class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """`fingerprint` of the model that the replica runs; "" when it has none."""
     block_tokens: int
     """Number of tokens per block of its prefix hashes."""
+    hello: int = 0
+    """The number of the hello that it answers."""
 
 
 class Refused(msgspec.Struct, tag=11, array_like=True, frozen=True):

@@ -404,7 +404,9 @@ class WireServer:
             self.counts["replayed"] += 1
             return None
         session = self._sender.begin(hello.ingress_id, identity, hello.number)
-        welcome = messages.Welcome(self.epoch, session.seq, self.replica, self._model, self._block_tokens)
+        welcome = messages.Welcome(
+            self.epoch, session.seq, self.replica, self._model, self._block_tokens, hello.number
+        )
         if self._sender.post(hello.ingress_id, session, messages.encode(welcome)):
             self._resume(hello.ingress_id, hello.received)
 

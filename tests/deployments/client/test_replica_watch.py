@@ -157,13 +157,18 @@ def test_a_replica_that_lives_although_its_death_was_told_is_told_to_stop_before
     assert order == sorted(order)
 
 
-def test_what_a_dead_replica_sent_before_does_not_bring_it_back() -> None:
-    """Messages may still be on their way when its process is gone: a request sent there would wait for silence."""
+def test_only_an_answer_brings_a_replica_back_whose_death_was_told() -> None:
+    """Messages may still be on their way when its process is gone: a request sent there would wait for silence.
+    But a replica that answers lives, whatever the control plane says.
+    """
 
     async def scenario() -> None:
         watcher = ScriptedWatcher(ReplicaDied("gone"))
         async with ClientAndEngines(2, watcher=watcher) as (client, engines):
-            await until(lambda: len(client._dispatch.reachable()) == 2)
+            connections = client._dispatch.connections
+            await until(lambda: [c.is_answering for c in connections.values()] == [True, True])
+            greet = engines.replicas[0]._wire._greet
+            engines.replicas[0]._wire._greet = lambda *_: None  # type: ignore[method-assign]
             watcher.go.set()
             await until(lambda: client._dispatch.reachable() == {"r1"})
             sender = engines.replicas[0]._wire._sender
@@ -178,5 +183,7 @@ def test_what_a_dead_replica_sent_before_does_not_bring_it_back() -> None:
             sender.post = counted  # type: ignore[method-assign,assignment]
             await until(lambda: num_sent > 5)
             assert client._dispatch.reachable() == {"r1"}
+            engines.replicas[0]._wire._greet = greet  # type: ignore[method-assign]
+            await until(lambda: client._dispatch.reachable() == {"r0", "r1"})
 
     run_scenario(scenario())

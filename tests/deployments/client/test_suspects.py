@@ -313,7 +313,7 @@ def test_replicas_killed_in_turn_under_a_stream_that_runs_on_are_not_its_fault()
             for number in range(3):
                 await until(partial(_runs_at, stream, f"r{number}"))
                 await until(partial(_has_tokens, stream, stream.journal.num_tokens + CLEARED_TOKENS + 1))
-                client._dispatch.lose(f"r{number}", "died", "its process died")
+                die(client, engines, number)
             assert await ended(stream) == TOKENS
             assert len(stream.timeline.migrations) == 3
 
