@@ -160,6 +160,9 @@ class RemoteEngines:
         except asyncio.CancelledError:
             await stream.aclose()
             raise
+        except BaseException:
+            del stream, failover, task  # the error's traceback holds this frame, and the stream holds the error
+            raise
         return stream
 
     async def health(self) -> FleetHealth:

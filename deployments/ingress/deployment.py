@@ -37,7 +37,7 @@ from deployments.ingress.model_link import ModelLink
 from deployments.ingress.opening import until_useful
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.ingress.roll_call import RollCall
-from deployments.telemetry.garbage import GarbagePauses
+from deployments.telemetry.garbage import OFTEN, GarbagePauses
 from deployments.telemetry.line_file import LineFile
 from deployments.telemetry.loop_lag import LoopLag
 from deployments.telemetry.metrics_push import MetricsPusher
@@ -135,7 +135,7 @@ class Ingress:
             await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
         self._roll_call.start()
         app = create_app(service, at_once=True)
-        self._garbage.settle()
+        self._garbage.settle(full=OFTEN)
         self._lag.start()
         self._many = ManyPrompts(app, service, self._args.batch, serve_is_stopping)
         if self._spool is not None:

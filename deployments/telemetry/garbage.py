@@ -16,13 +16,15 @@ from typing import Any
 from engine.huge_pages import collapse_memory
 from monitoring.metrics import Metrics
 
-THRESHOLDS = (1_000, 5, 2_000)
-"""Objects gained before a collection of the young ones, and how many of these precede each of an older generation.
-
-A thousand objects take a tenth of a millisecond, five thousand less than one. What outlives these is mostly the
-tree of cached prefixes, which can have millions of objects and no garbage, so a full collection is rare: it comes
-when ten million objects were gained, and only if there are then a quarter more than after the one before.
-"""
+YOUNG = (1_000, 5)
+"""Objects gained before a collection of the young ones, and how many of these precede one of the older ones: a
+thousand objects take a tenth of a millisecond, five thousand less than one."""
+RARE = 2_000
+"""Collections of older objects before a full one in an engine: what outlives those is mostly the tree of cached
+prefixes, which can have millions of objects and no garbage. Python also waits until there are a quarter more."""
+OFTEN = 20
+"""The same in an ingress, after 100,000 objects gained: it keeps little for long, so a full collection takes
+milliseconds, and a connection's objects refer to each other."""
 _MAX_PENDING = 10_000
 """Pauses kept for the next report; older ones are forgotten."""
 
@@ -36,13 +38,13 @@ class GarbagePauses:
         self._pauses: deque[tuple[int, float]] = deque(maxlen=_MAX_PENDING)
         gc.callbacks.append(self._on_collection)
 
-    def settle(self) -> None:
+    def settle(self, full: int = RARE) -> None:
         """Collect what the start has left, freeze the rest and keep it in large pages. Call it when the process is
-        ready to serve.
+        ready to serve. A full collection comes after `full` of older objects.
         """
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*THRESHOLDS)
+        gc.set_threshold(*YOUNG, full)
         collapse_memory()
 
     def report(self, metrics: Metrics) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from deployments.api.choice import ChoiceDelta
@@ -75,9 +76,9 @@ class ResponsesEncoder:
         each log-probability.
         """
         self.context = context
-        self._codec, self._form, self._num_top = codec, form, num_top
+        self._form = form
         self._is_background = is_background
-        self._answer = GrowingOutput(context.id, self._spelled, names)
+        self._answer = GrowingOutput(context.id, partial(_spelled, codec, num_top), names)
         self._num_events = 0
         self._is_begun = False
         self.is_failed = False
@@ -163,8 +164,10 @@ class ResponsesEncoder:
             self._num_events += 1
         return b"".join(encoded)  # which lets other threads go on where it is large
 
-    def _spelled(self, logprobs: Sequence[TokenLogprobs]) -> bytes:
-        return encode_json(chat_logprobs(self._codec, logprobs, self._num_top)["content"])[1:-1]
+
+# Not a method, which would refer to the encoder that refers to it: what has ended is freed without a collection.
+def _spelled(codec: TextCodec, num_top: int, logprobs: Sequence[TokenLogprobs]) -> bytes:
+    return encode_json(chat_logprobs(codec, logprobs, num_top)["content"])[1:-1]
 
 
 def _usage(chat: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from tests.support.metric_values import snapshot_of
 
 SETTLED = """
 import gc
-from deployments.telemetry.garbage import THRESHOLDS, GarbagePauses
+from deployments.telemetry.garbage import RARE, YOUNG, GarbagePauses
 
 GarbagePauses().settle()
-assert gc.get_threshold() == THRESHOLDS
+assert gc.get_threshold() == (*YOUNG, RARE)
 print(len(gc.get_objects()) < gc.get_freeze_count() / 10)
 """
 
