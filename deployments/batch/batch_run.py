@@ -45,6 +45,9 @@ class BatchRun:
         """Without `post`, nothing is sent: the batch can only be cancelled or expire."""
         self._claim, self._folder, self._post = claim, folder, post
         self._settings, self._max_line_bytes = settings, max_line_bytes
+        self._runner: BatchRunner | None = None
+        self.is_leaving = False
+        """Whether it only answers what is in flight, and leaves the rest to a later run."""
         self._news = asyncio.Event()
         self._saved: tuple[int, int, int] | None = None
 
@@ -56,6 +59,12 @@ class BatchRun:
     def look(self) -> None:
         """Look at once whether the batch was cancelled or has expired."""
         self._news.set()
+
+    def leave(self) -> None:
+        """Send no more requests. The run ends when those in flight are answered."""
+        self.is_leaving = True
+        if self._runner is not None:
+            self._runner.leave()
 
     async def run(self) -> bool:
         """Work on the batch. Return whether it has ended; it has not where it is to be tried again later."""
@@ -109,7 +118,9 @@ class BatchRun:
     async def _send(self, batch: BatchFile, output: PartialOutput) -> Outcome | None:
         assert self._post is not None, "without it, the batch was due"
         fields = {"priority": self._settings.priority}
-        runner = BatchRunner(self._post, self._settings)
+        self._runner = runner = BatchRunner(self._post, self._settings)
+        if self.is_leaving:
+            return None
         sending = asyncio.create_task(answer_rest(batch, output, runner, fields, self._note))
         try:
             while True:
@@ -127,7 +138,8 @@ class BatchRun:
                 finally:
                     news.cancel()
                 if sending.done():
-                    return _ended(sending)
+                    outcome = _ended(sending)
+                    return None if self.is_leaving else outcome
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)

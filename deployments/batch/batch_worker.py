@@ -1,6 +1,10 @@
 """Works on the batches of a spool, beside other processes that do the same: each batch has one owner at a time.
 
 An owner that dies leaves its locks, and the next process that looks goes on where the answers end.
+
+Tenants share the places of a process (`files.max_running`). A tenant may have all of them while no other tenant
+has a batch that waits. When another has, the tenant with most places gives one back: a batch of it answers what is
+in flight, and goes on later. More tenants than places take turns, so none waits for the end of another's batch.
 """
 
 from __future__ import annotations
@@ -8,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from deployments.batch.batch_run import BatchRun, PostFor
 from deployments.batch.spool import Spool, entries, read_record
@@ -21,6 +27,23 @@ logger = logging.getLogger(__name__)
 
 SWEEP_S = 60.0
 """Seconds between two searches for what has expired."""
+TURN_S = 30.0
+"""Seconds for which a tenant with one place keeps it although others have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A batch that is worked on here."""
+
+    run: BatchRun
+    task: asyncio.Task[None]
+    since: float
+    """The loop's time at which it began."""
+
+    @property
+    def tenant(self) -> str:
+        """Who left the batch."""
+        return self.run.record.tenant
 
 
 class BatchWorker:
@@ -37,7 +60,8 @@ class BatchWorker:
         """`post_for` returns how requests of a tenant are sent. Once `is_stopping`, batches are left to others."""
         self._spool, self._settings, self._post_for = spool, settings, post_for
         self._max_line_bytes, self._is_stopping = max_line_bytes, is_stopping
-        self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
+        self._places: dict[str, _Place] = {}
+        self._last_turns: dict[str, float] = {}  # by tenant, when it got a place
         self._ended: set[str] = set()  # these need not be read again
         self._news = asyncio.Event()
         self._swept_at = float("-inf")
@@ -51,13 +75,13 @@ class BatchWorker:
     def look(self) -> None:
         """Look at once, as something has changed."""
         self._news.set()
-        for run, _ in self._runs.values():
-            run.look()
+        for place in self._places.values():
+            place.run.look()
 
     async def aclose(self) -> None:
         """Leave all batches to others. Idempotent."""
         self._spool.changed = lambda: None
-        tasks = [task for task in (self._task, *(task for _, task in self._runs.values())) if task is not None]
+        tasks = [task for task in (self._task, *self._tasks()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -73,25 +97,50 @@ class BatchWorker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._spool.settings.poll_s):
                     await self._news.wait()
-        for _, task in self._runs.values():
+        for task in self._tasks():
             task.cancel()
 
-    async def _take_more(self) -> None:
-        """Take batches that nobody works on, those of tenants first of whom there are fewest here."""
-        if len(self._runs) >= self._spool.settings.max_running:
-            return
-        waiting = [record for record in await asyncio.to_thread(self._waiting) if record.id not in self._runs]
-        while waiting and len(self._runs) < self._spool.settings.max_running:
-            here = Counter(run.record.tenant for run, _ in self._runs.values())
-            record = min(waiting, key=lambda found: (here[found.tenant], found.created_at, found.id))
-            waiting.remove(record)
-            await self._take(record)
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [place.task for place in self._places.values()]
 
-    async def _take(self, record: BatchRecord) -> None:
+    async def _take_more(self) -> None:
+        """Take batches that nobody works on, the tenants in turn, while there are places for them."""
+        waiting = [record for record in await asyncio.to_thread(self._waiting) if record.id not in self._places]
+        while waiting:
+            num_places = Counter(place.tenant for place in self._staying())
+            record = min(waiting, key=lambda found: (*self._turn(num_places, found), found.created_at, found.id))
+            waiting.remove(record)
+            leaves = None
+            if num_places.total() >= self._spool.settings.max_running:
+                leaves = self._to_leave(num_places, record.tenant)
+                if leaves is None:
+                    return
+            if await self._take(record) and leaves is not None:
+                leaves.run.leave()
+
+    def _turn(self, num_places: Counter[str], record: BatchRecord) -> tuple[int, float]:
+        """Return a sort key: those first who have fewest places, then those whose last turn is longest ago."""
+        return num_places[record.tenant], self._last_turns.get(record.tenant, -math.inf)
+
+    def _staying(self) -> list[_Place]:
+        return [place for place in self._places.values() if not place.run.is_leaving]
+
+    def _to_leave(self, num_places: Counter[str], tenant: str) -> _Place | None:
+        """Return whose place a tenant gets when all are taken; None: it has to wait."""
+        staying = self._staying()
+        if len(self._places) >= 2 * len(staying):
+            return None  # Half of them only answer what they have in flight, and are bounded too.
+        place = max(staying, key=lambda found: (num_places[found.tenant], -found.since))
+        lead = num_places[place.tenant] - num_places[tenant]
+        has_had_its_turn = asyncio.get_running_loop().time() - place.since >= TURN_S
+        return place if lead > 1 or (lead == 1 and has_had_its_turn) else None
+
+    async def _take(self, record: BatchRecord) -> bool:
+        """Begin to work on a batch; False when it is another process's."""
         folder = self._spool.of(record.tenant)
         claim = await asyncio.to_thread(StoredBatches(folder).claim, record.id)
         if claim is None:
-            return
+            return False
         run = BatchRun(claim, folder, self._post_for(record.tenant), self._settings, self._max_line_bytes)
 
         async def work() -> None:
@@ -102,11 +151,14 @@ class BatchWorker:
                 logger.exception("batch %s is tried again later", record.id)
             finally:
                 claim.close()
-                del self._runs[record.id]
-            if run.record.has_ended:
+                del self._places[record.id]
+            if run.record.has_ended or run.is_leaving:
                 self._news.set()
 
-        self._runs[record.id] = run, asyncio.create_task(work())
+        now = asyncio.get_running_loop().time()
+        self._last_turns[record.tenant] = now
+        self._places[record.id] = _Place(run, asyncio.create_task(work()), now)
+        return True
 
     def _waiting(self) -> list[BatchRecord]:
         """Return the batches of all tenants that have not ended."""

@@ -91,6 +91,12 @@ class BatchRunner:
     def __init__(self, post: Post, settings: BatchSettings) -> None:
         self._post, self._settings = post, settings
         self._throttle = Throttle(settings.max_in_flight)
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Send nothing more: what is in flight is answered, and nothing is yielded for all other requests."""
+        self._is_leaving = True
+        self._throttle.open()
 
     async def run(
         self, calls: Iterable[BatchCall[K]], *, reads_in_thread: bool = False
@@ -107,8 +113,10 @@ class BatchRunner:
 
         async def work() -> None:
             try:
-                while (call := await source.next()) is not None:
-                    await results.put((call, await self._last_reply(call)))
+                while not self._is_leaving and (call := await source.next()) is not None:
+                    reply = await self._last_reply(call)
+                    if reply is not None:
+                        await results.put((call, reply))
                 await results.put(None)
             except Exception as error:
                 await results.put(error)
@@ -131,11 +139,15 @@ class BatchRunner:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _last_reply(self, call: BatchCall[K]) -> Reply | NoReply:
-        """Send a request until its reply is final or it was sent often enough. Raises BatchStopped."""
+    async def _last_reply(self, call: BatchCall[K]) -> Reply | NoReply | None:
+        """Send a request until its reply is final or it was sent often enough; None when it is left to a later
+        run. Raises BatchStopped.
+        """
         num_failures = 0
         while True:
             reply = await self._attempt(call)
+            if reply is None:
+                return None
             if isinstance(reply, Reply) and not _can_change(reply):
                 self._check_key(reply)
                 return reply
@@ -148,8 +160,11 @@ class BatchRunner:
                 seconds = f"{self._settings.patience_s:g} seconds"
                 raise BatchStopped(f"the API has taken no request for {seconds}; the last attempt: {_said(reply)}")
 
-    async def _attempt(self, call: BatchCall[K]) -> Reply | NoReply:
+    async def _attempt(self, call: BatchCall[K]) -> Reply | NoReply | None:
         await self._throttle.enter()
+        if self._is_leaving:
+            self._throttle.left()
+            return None
         try:
             reply: Reply | NoReply = await self._post(call.url, call.body)
         except NoReply as error:

@@ -23,7 +23,7 @@ class Throttle:
         self._most, self._limit = most, float(most)
         self._num_out = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_paused = False
+        self._is_paused = self._is_open = False
         self._pause_s = FIRST_PAUSE_S
         self._stuck_since: float | None = None
 
@@ -68,6 +68,11 @@ class Throttle:
         self._pause_s, self._stuck_since = FIRST_PAUSE_S, None
         self._give_turns()
 
+    def open(self) -> None:
+        """Bound nothing from now on: all that wait may enter."""
+        self._is_open = True
+        self._give_turns()
+
     def _pause(self, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
         if self._stuck_since is None:
@@ -81,7 +86,7 @@ class Throttle:
         self._give_turns()
 
     def _has_room(self) -> bool:
-        return self._num_out < int(self._limit) and not self._is_paused
+        return self._is_open or (self._num_out < int(self._limit) and not self._is_paused)
 
     def _give_turns(self) -> None:
         while self._waiting and self._has_room():

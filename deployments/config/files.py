@@ -32,7 +32,7 @@ class FileSettings(Settings):
     max_batches: int = Field(default=1000, ge=1)
     """Most batches of a tenant. The oldest that has ended is forgotten for a new one; its files stay."""
     max_running: int = Field(default=4, ge=1)
-    """Most batches that an ingress works on at once."""
+    """Most batches that an ingress works on at once. Tenants share these places at all times."""
     max_window_s: int = Field(default=7 * DAY_S, ge=1)
     """Longest `completion_window`, in seconds."""
     keep_s: int = Field(default=30 * DAY_S, ge=1)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deployments.batch import batch_worker
 from deployments.batch.batch_worker import BatchWorker
 from deployments.batch.runner import Reply
 from deployments.batch.spool import Spool
@@ -33,11 +34,16 @@ PATIENCE_S = 60.0
 class Desk:
     """A spool, and what one tenant does there."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, tenant: str = "t") -> None:
         self.settings = FileSettings(directory=str(root / "spool"), poll_s=0.01)
         self.spool = Spool(self.settings)
-        self.folder = self.spool.of("t")
+        self.root, self.tenant = root, tenant
+        self.folder = self.spool.of(tenant)
         self.batches, self.files = StoredBatches(self.folder), StoredFiles(self.folder)
+
+    def of(self, tenant: str) -> Desk:
+        """Another tenant's desk in the same spool."""
+        return Desk(self.root, tenant)
 
     def leave(self, names: list[str] = NAMES, **fields: Any) -> str:
         """Leave a batch; return its name."""
@@ -46,7 +52,7 @@ class Desk:
         file = self.files.keep(upload, "in.jsonl", "batch", None)
         upload.close()
         now = int(self.spool.clock())
-        record = BatchRecord(new_batch_id(), "t", URL, file.id, "24h", now, now + 86_400, **fields)
+        record = BatchRecord(new_batch_id(), self.tenant, URL, file.id, "24h", now, now + 86_400, **fields)
         self.batches.create(record, self.files.content(file.id))
         return record.id
 
@@ -209,31 +215,90 @@ def test_answers_that_somebody_has_spoilt_end_the_batch_with_a_reason(desk: Desk
     assert str(desk.settings.directory) not in found.errors[0].message
 
 
-def test_one_tenants_many_batches_do_not_keep_anothers_waiting(desk: Desk) -> None:
-    """One batch at a time: the other tenant's, which came last, is the second."""
-    mine = [desk.leave([f"mine{number}"]) for number in range(5)]
-    other = Desk(desk.folder.path.parent.parent)
-    other.folder = other.spool.of("u")
-    other.batches, other.files = StoredBatches(other.folder), StoredFiles(other.folder)
-    upload = other.files.begin()
-    upload.write(request_line("theirs").encode())
-    file = other.files.keep(upload, "in", "batch", None)
-    record = BatchRecord(new_batch_id(), "u", URL, file.id, "24h", 2**31, 2**31 + 86_400)
-    other.batches.create(record, other.files.content(file.id))
-    order: list[str] = []
+class Held(Shuffling):
+    """Answers no request of some tenants, whose names they begin with, until it is told to."""
 
-    class Held(Shuffling):
-        async def post(self, url: str, body: bytes) -> Reply:
-            order.append(json.loads(body)["prompt"])
-            while len(order) < 2:
-                await asyncio.sleep(0)
-            return await super().post(url, body)
+    def __init__(self, *tenants: str) -> None:
+        super().__init__()
+        self._tenants, self.answers = tenants, asyncio.Event()
 
-    desk.settings = desk.settings.model_copy(update={"max_running": 2})
+    async def post(self, url: str, body: bytes) -> Reply:
+        if json.loads(body)["prompt"].startswith(self._tenants):
+            await self.answers.wait()
+        return await super().post(url, body)
+
+
+def lines(tenant: str, batch: int, count: int) -> list[str]:
+    return [f"{tenant}{batch}-{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("num_places", [2, 4])
+def test_a_tenants_batch_is_answered_while_anothers_batches_have_all_places(desk: Desk, num_places: int) -> None:
+    """The other's requests take for ever. In the end each of them was sent once."""
+    mine = [desk.leave(lines("t", batch, 30)) for batch in range(num_places + 2)]
+    desk.settings = desk.settings.model_copy(update={"max_running": num_places})
+    other = desk.of("u")
+
+    async def work() -> list[str]:
+        api = Held("t")
+        async with desk.worker(api):
+            while sum(desk.find(name).status == "in_progress" for name in mine) < num_places:
+                await asyncio.sleep(0.005)
+            for batch in range(3):  # one after the other
+                await other.until_ended(other.leave(lines("u", batch, 30)))
+            assert not any(desk.find(name).has_ended for name in mine)
+            api.answers.set()
+            await desk.until_ended(*mine)
+        return api.prompts
+
+    sent = Counter(asyncio.run(work()))
+    assert set(sent.values()) == {1} and len(sent) == 30 * (num_places + 5)
+    for batch, name in enumerate(mine):
+        assert list(desk.answers(name)) == lines("t", batch, 30)
+
+
+def test_tenants_share_the_places_and_none_takes_a_place_from_one_that_has_fewer(desk: Desk) -> None:
+    mine = [desk.leave(lines("t", batch, 9)) for batch in range(6)]
+    other = desk.of("u")
+
+    def num_begun(desk: Desk, names: list[str]) -> int:
+        return sum(desk.find(name).status == "in_progress" for name in names)
 
     async def work() -> None:
-        async with desk.worker(Held()):
+        api = Held("t", "u")
+        async with desk.worker(api):
+            while num_begun(desk, mine) < 4:
+                await asyncio.sleep(0.005)
+            theirs = [other.leave(lines("u", batch, 9)) for batch in range(6)]
+            while num_begun(other, theirs) < 2:
+                await asyncio.sleep(0.005)
+            for _ in range(10):
+                await asyncio.sleep(0.01)  # it looks again
+                assert num_begun(other, theirs) == 2 and num_begun(desk, mine) == 4
+            api.answers.set()
             await desk.until_ended(*mine)
+            await other.until_ended(*theirs)
 
     asyncio.run(work())
-    assert "theirs" in order[:2]
+
+
+def test_more_tenants_than_places_take_turns(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One place: the first tenant's batch takes for ever, and the others' are answered meanwhile."""
+    monkeypatch.setattr(batch_worker, "TURN_S", 0.0)
+    desk.settings = desk.settings.model_copy(update={"max_running": 1})
+    mine = desk.leave(lines("t", 0, 30))
+    others = {tenant: desk.of(tenant) for tenant in ("u", "v", "w")}
+
+    async def work() -> None:
+        api = Held("t")
+        async with desk.worker(api):
+            while desk.find(mine).status == "validating":
+                await asyncio.sleep(0.005)
+            left = {tenant: other.leave(lines(tenant, 0, 5)) for tenant, other in others.items()}
+            for tenant, other in others.items():
+                await other.until_ended(left[tenant])
+            api.answers.set()
+            await desk.until_ended(mine)
+
+    asyncio.run(work())
+    assert list(desk.answers(mine)) == lines("t", 0, 30)
