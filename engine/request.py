@@ -35,6 +35,8 @@ class QueuePosition(NamedTuple):
     last.
     """
 
+    is_deferrable: bool
+    """Whether it stands behind all that are not."""
     effective_arrival: float
     """Seconds on the engine's clock at which a request of priority 0 would have this position."""
     arrival: float
@@ -47,12 +49,15 @@ class QueuePosition(NamedTuple):
     def can_preempt(self, running: QueuePosition) -> bool:
         """Whether a waiting request at this position may preempt a running one at the other.
 
-        Equals never preempt each other, so a preempted request does not preempt one that was admitted since.
+        Whatever is not deferrable may preempt what is. Equals never preempt each other, so a preempted request
+        does not preempt one that was admitted since.
         """
+        if self.is_deferrable != running.is_deferrable:
+            return running.is_deferrable
         return self.queue == running.queue and self.preemption_level > running.preemption_level and self < running
 
 
-_NOT_QUEUED = QueuePosition(0.0, 0.0, "", 0)
+_NOT_QUEUED = QueuePosition(False, 0.0, 0.0, "", 0)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -82,6 +87,8 @@ class Request:
     """Lower goes first and is preempted last, as in vLLM."""
     tenant: str = ""
     """Name of the tenant that sent it."""
+    is_deferrable: bool = False
+    """Whether it gives way to every request that is not, as the requests of a batch do."""
     constraint: Constraint | None = None
     """Its state in `sampling.grammar`; only the sampler uses it."""
     needs_previous_result: bool = False
@@ -147,6 +154,7 @@ class Request:
         output_ids: Sequence[int] = (),
         priority: int = 0,
         tenant: str = "",
+        is_deferrable: bool = False,
         num_prompt_reported: int = 0,
         source: KVSource | None = None,
     ) -> Request:
@@ -162,6 +170,7 @@ class Request:
             namespace,
             priority,
             tenant,
+            is_deferrable,
             num_resumed=len(output_ids),
             num_prompt_reported=num_prompt_reported,
             tokens=[*prompt_ids, *output_ids],

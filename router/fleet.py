@@ -40,6 +40,7 @@ class Fleet:
         self._lock = threading.Lock()
         self._members: dict[str, Member] = {}
         self._placed: dict[str, str | None] = {}  # open request id -> replica
+        self._deferrable: set[str] = set()  # open requests that give way to all others
         self._listeners: list[Callable[[], None]] = []
         self.version = 0
         """Grows whenever a replica joins, leaves, moves, falls silent or answers again."""
@@ -160,11 +161,13 @@ class Fleet:
                 member.see(request_id)
             self._change(replica)
 
-    def open(self, request_id: str) -> None:
+    def open(self, request_id: str, *, is_deferrable: bool = False) -> None:
         """Announce a request that this process is about to send. It counts as load where it is booked, until
-        `release`.
+        `release`. One that is deferrable gives way to all others, and is no load to them.
         """
         with self._lock:
+            if is_deferrable:
+                self._deferrable.add(request_id)
             self._placed[request_id] = None
 
     def book(self, request_id: str, replica: str, num_tokens: int = 0) -> None:
@@ -183,6 +186,9 @@ class Fleet:
                 return
             self._placed[request_id] = replica
             member.own.add(request_id)
+            if request_id in self._deferrable:
+                member.own_deferrable.add(request_id)
+                num_tokens = 0
             member.num_dispatches += 1
             member.unseen[request_id] = (member.num_dispatches, num_tokens)
             member.num_unseen_tokens += num_tokens
@@ -201,6 +207,7 @@ class Fleet:
     def release(self, request_id: str) -> None:
         """Forget a request that has ended, in whatever way."""
         with self._lock:
+            self._deferrable.discard(request_id)
             replica = self._placed.pop(request_id, None)
             if replica in self._members:
                 self._drop(replica, request_id)
@@ -230,6 +237,14 @@ class Fleet:
         with self._lock:
             self._close_circuits()
             return self._make_ready().shortest_queue()
+
+    def num_idle(self) -> int:
+        """Return how many requests the replicas that can serve now could run besides those that are there.
+        O(replicas).
+        """
+        with self._lock:
+            now = self._clock()
+            return sum(member.num_idle for member in self._members.values() if member.state(now) == "available")
 
     def utilisation(self) -> float:
         """Return the share of the fleet's prefill capacity that is in use, 0..1."""
@@ -285,8 +300,7 @@ class Fleet:
 
     def _drop(self, replica: str, request_id: str) -> None:
         member = self._members[replica]
-        member.own.discard(request_id)
-        member.see(request_id)
+        member.drop(request_id)
         self._change(replica)
 
     def _change(self, replica: str) -> None:

@@ -51,6 +51,10 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     """Tokens/s whose KV it copies to its device, by the tier below it (cache/tiers.py): host memory first."""
     fetch_rate: float = 0.0
     """Tokens/s whose KV it fetches from another replica; 0 where it fetches none."""
+    num_deferrable: int = 0
+    """Those of `num_requests` that give way to all others: of batches."""
+    deferrable_prefill_tokens: int = 0
+    """Those of `queued_prefill_tokens` that are theirs."""
 
 
 @dataclass(slots=True)
@@ -63,6 +67,8 @@ class Member:
     is_lost: bool = False
     own: set[str] = field(default_factory=set)
     """Open requests of this process."""
+    own_deferrable: set[str] = field(default_factory=set)
+    """Those of them that give way to all others."""
     num_dispatches: int = 0
     unseen: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Dispatches of this process that no heartbeat counts yet: request id -> (number, uncached tokens)."""
@@ -70,6 +76,12 @@ class Member:
     """Tokens of `unseen`."""
     num_failures: int = 0
     circuit_open_until: float = 0.0
+
+    def drop(self, request_id: str) -> None:
+        """Forget an open request of this process."""
+        self.own.discard(request_id)
+        self.own_deferrable.discard(request_id)
+        self.see(request_id)
 
     def see(self, request_id: str) -> None:
         """Forget an unseen dispatch, if it is one."""
@@ -94,13 +106,20 @@ class Member:
             return "draining"
         return "circuit_open" if now < self.circuit_open_until else "available"
 
+    @property
+    def num_idle(self) -> int:
+        """Number of requests that it could run besides those that are there."""
+        return max(0, (self.load.max_running or 1) - self.num_requests)
+
     def candidate(self, replica: str, *, is_available: bool) -> Candidate:
-        """Return what placement reads of it."""
+        """Return what placement reads of it. Requests that give way to all others are no load to these."""
         load = self.load
+        num_deferrable = max(load.num_deferrable, len(self.own_deferrable))
+        to_prefill = load.queued_prefill_tokens - load.deferrable_prefill_tokens
         return Candidate(
             replica=replica,
-            queued_prefill_tokens=load.queued_prefill_tokens + self.num_unseen_tokens,
-            num_running=self.num_requests,
+            queued_prefill_tokens=to_prefill + self.num_unseen_tokens,
+            num_running=max(0, self.num_requests - num_deferrable),
             pages_free=load.pages_free,
             pages_total=load.pages_total,
             evict_price=load.evict_price,

@@ -7,6 +7,9 @@ An engine orders its own queue, by priority and arrival unless its policy is "fa
 request over. Therefore only about `ttft_target_s` of work is sent to engines, and the order of the rest is decided
 late. One tenant's flood then delays another by at most that much, and a turn of each tenant that waits.
 
+Requests of batches have a queue of their own. One is sent only while no other request waits and an engine could
+run it at once, so batches take what others leave. What an engine has of them does not make others wait.
+
 A request leaves the queue when it is sent or refused, or when its client leaves; its place and charge go with it.
 """
 
@@ -46,6 +49,10 @@ class LoadView(Protocol):
         """
         ...
 
+    def num_idle(self) -> int:
+        """Return how many requests the engines could run at once besides those that they have."""
+        ...
+
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """Return the number of prompt tokens that the engine to be chosen would have to compute."""
         ...
@@ -59,6 +66,8 @@ class _Place:
     turn: asyncio.Future[None]
     is_apart: bool
     """Whether its prompt goes to replicas that only compute prompts."""
+    is_deferrable: bool
+    """Whether it gives way to all that are not."""
 
 
 class Admission:
@@ -78,6 +87,7 @@ class Admission:
         self._load, self._settings, self._tenants, self._metrics = load, settings, tenants, metrics
         weights = {name: tenant.weight for name, tenant in tenants.items()}
         self._queue: FairQueue[_Place] = FairQueue(weights, settings)
+        self._deferrable: FairQueue[_Place] = FairQueue(weights, settings)
         self._sending: dict[str, int] = {}  # uncached tokens of requests that are not placed yet
         self._drain = BusyRate()
         self._is_apart, self._work = is_apart, WaitingWork()
@@ -89,9 +99,9 @@ class Admission:
         arrival, asked_at = _now(), time.monotonic()
         cost = max(1, self._load.uncached_tokens(request))
         turn_comes = asyncio.get_running_loop().create_future()
-        place = _Place(request.request_id, turn_comes, self._is_apart(cost))
+        place = _Place(request.request_id, turn_comes, self._is_apart(cost), request.is_deferrable)
         entry = Waiting(place, request.tenant, cost, request.priority)
-        has_waited = bool(self._queue.num_waiting) or not self._has_room()
+        has_waited = bool(self._queue_of(request).num_waiting) or not self._has_room(request)
         if has_waited:
             try:
                 await self._wait(entry, request)
@@ -99,7 +109,7 @@ class Admission:
                 self._work.turn_away(cost, is_apart=place.is_apart)
                 raise
         else:
-            self._sending[request.request_id] = cost
+            self._begin_sending(place, cost)
         tenant = self._tenants.get(request.tenant)
         if tenant is not None and tenant.priority is not None:
             # A client's own priority orders its tenant's requests; between tenants the operator's counts.
@@ -124,12 +134,12 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Number of requests that wait here."""
-        return self._queue.num_waiting
+        return self._queue.num_waiting + self._deferrable.num_waiting
 
     @property
     def num_waiting_tokens(self) -> int:
         """Number of uncached prompt tokens of the requests that wait here."""
-        return self._queue.num_tokens
+        return self._queue.num_tokens + self._deferrable.num_tokens
 
     def backlog(self, role: str = "") -> Backlog:
         """Return what waits here, and what was turned away, for the autoscaler of a role's replicas, or of all."""
@@ -148,7 +158,7 @@ class Admission:
             reason = f"the wait for an engine is about {expected:.0f} s, and this request's limit is {limit}"
             raise Overloaded(reason, self._retry_after(expected, longest), "deadline")
         try:
-            self._queue.push(entry)
+            self._queue_of(entry.item).push(entry)
         except AdmissionQueueFull as full:
             kind: OverloadKind = "tenant_queue_full" if full.whose == "tenant" else "queue_full"
             raise Overloaded(full.reason, self._retry_after(expected, longest), kind) from None
@@ -171,9 +181,9 @@ class Admission:
         """Take a request out that will not be sent, even if its turn has just come."""
         if entry.item.turn.done():
             self._sending.pop(entry.item.request_id, None)
-            self._queue.charge(entry.tenant, -entry.cost)
+            self._queue_of(entry.item).charge(entry.tenant, -entry.cost)
         else:
-            self._queue.remove(entry)
+            self._queue_of(entry.item).remove(entry)
             self._work.remove(entry.cost, is_apart=entry.item.is_apart)
         self._on_queue_change()
         self._give_turns()
@@ -181,36 +191,58 @@ class Admission:
     def _give_turns(self) -> None:
         """Give requests their turns while an engine has room; check again after a tick while any wait."""
         try:
-            while self._queue.num_waiting and self._has_room():
-                entry = self._queue.pop()
-                assert entry is not None
+            while (entry := self._next()) is not None:
                 self._work.remove(entry.cost, is_apart=entry.item.is_apart)
-                self._drain.add(entry.cost, _now())
-                self._sending[entry.item.request_id] = entry.cost
+                if not entry.item.is_deferrable:
+                    self._drain.add(entry.cost, _now())
+                self._begin_sending(entry.item, entry.cost)
                 entry.item.turn.set_result(None)
                 self._on_queue_change()
         finally:
-            if self._queue.num_waiting and self._timer is None:
+            if self.num_waiting and self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
 
     def _on_tick(self) -> None:
         self._timer = None
         self._give_turns()
 
-    def _has_room(self) -> bool:
+    def _next(self) -> Waiting[_Place] | None:
+        """Take the request out whose turn it is; None if none has one now."""
+        if self._queue.num_waiting:
+            return self._queue.pop() if self._has_engine() else None
+        if self._deferrable.num_waiting and self._has_idle_engine():
+            return self._deferrable.pop()
+        return None
+
+    def _queue_of(self, request: GenerateRequest | _Place) -> FairQueue[_Place]:
+        return self._deferrable if request.is_deferrable else self._queue
+
+    def _begin_sending(self, place: _Place, cost: int) -> None:
+        self._sending[place.request_id] = 0 if place.is_deferrable else cost
+
+    def _has_room(self, request: GenerateRequest) -> bool:
+        return self._has_idle_engine() if request.is_deferrable else self._has_engine()
+
+    def _has_idle_engine(self) -> bool:
+        """Whether an engine could run another request at once, and no request of a client waits for that."""
+        return not self._queue.num_waiting and self._load.num_idle() > len(self._sending) and self._has_engine()
+
+    def _has_engine(self) -> bool:
         return self._load.queue_seconds(sum(self._sending.values())) < self._settings.ttft_target_s
 
     def _on_queue_change(self) -> None:
         """Update the busy state and the metrics after a change of the queue."""
         self._drain.set_busy(self._queue.num_waiting > 0, _now())
         if self._metrics is not None:
-            self._metrics.set("admission_waiting_requests", self._queue.num_waiting)
-            self._metrics.set("admission_waiting_tokens", self._queue.num_tokens)
+            self._metrics.set("admission_waiting_requests", self.num_waiting)
+            self._metrics.set("admission_waiting_tokens", self.num_waiting_tokens)
 
     def _expected_wait(self, entry: Waiting[_Place]) -> float:
-        """Return the seconds until a request's turn at the measured rate; 0 before one was measured."""
+        """Return the seconds until a request's turn at the measured rate; 0 before one was measured, and for one
+        of a batch, which may wait for as long as it is allowed to.
+        """
         rate = self._drain.rate(_now())
-        if rate is None:
+        if rate is None or entry.item.is_deferrable:
             return 0.0
         return self._queue.tokens_before(entry.tenant, entry.cost, entry.priority) / rate
 
@@ -224,9 +256,9 @@ class Admission:
         if self._sending.pop(request_id, None) is not None:
             self._give_turns()
 
-    def _correct(self, tenant: str, tokens: float) -> None:
-        """Charge the tenant for tokens computed beyond those charged; a negative number is a refund."""
-        self._queue.charge(tenant, tokens)
+    def _correct(self, request: GenerateRequest, tokens: float) -> None:
+        """Charge a request's tenant for tokens computed beyond those charged; a negative number is a refund."""
+        self._queue_of(request).charge(request.tenant, tokens)
 
 
 class AdmittedTurn:
@@ -251,13 +283,13 @@ class AdmittedTurn:
     def refused(self) -> None:
         """Refund the tenant's charge."""
         if self._charged is not None:
-            self._admission._correct(self.request.tenant, -self._charged)
+            self._admission._correct(self.request, -self._charged)
 
     def began(self, delta: StreamDelta) -> None:
         """Correct the charge to the tokens really computed; the engine may have room for another request."""
         if self._charged is not None and delta.token_ids:
             computed = len(self.request.prompt_ids) + len(self.request.output_ids) - delta.num_cached
-            self._admission._correct(self.request.tenant, computed - self._charged)
+            self._admission._correct(self.request, computed - self._charged)
         self._admission._give_turns()
 
 

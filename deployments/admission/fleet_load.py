@@ -28,6 +28,10 @@ class FleetLoad:
         wait_s, rate = shortest
         return wait_s + num_sending / rate  # What is not placed yet will go to a replica with little to do.
 
+    def num_idle(self) -> int:
+        """Return how many places in their batches the engines that answer have free, with nothing waiting."""
+        return self._fleet.num_idle()
+
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """Return the predicted number of uncached tokens."""
         return self._uncached_tokens(request)

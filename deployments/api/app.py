@@ -43,7 +43,7 @@ from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.origins import Origins
 from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.request_lines import RequestLines
-from deployments.api.http.scopes import header, request_id
+from deployments.api.http.scopes import header, is_deferrable, request_id
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
 from deployments.api.http.wrong_path import on_http_error
@@ -386,4 +386,5 @@ def _hints(request: Request, limits: Limits) -> Hints:
     session_id, explains = header(request.scope, b"x-session-id"), header(request.scope, b"x-raydix-explain")
     if session_id is not None:
         at_most(limits, "max_hint_chars", "x-session-id", len(session_id), "characters")
-    return Hints(session_id, explains is not None and explains.lower() in ("1", "true"), _max_wait_s(request))
+    does_explain = explains is not None and explains.lower() in ("1", "true")
+    return Hints(session_id, does_explain, _max_wait_s(request), is_deferrable(request.scope))

@@ -73,7 +73,8 @@ class Exchange:
         self._num_sequences = len(plan.encoder.context.prompts) * plan.num_candidates if parts else 0
         self._hints, self._ticket = hints, caller.ticket
         self._num_prompt_tokens = plan.encoder.context.num_prompt_tokens
-        is_silent = plan.sampling.beams is not None  # A beam search sends nothing before its end.
+        # A beam search sends nothing before its end, and a request of a batch while others need the engines.
+        is_silent = plan.sampling.beams is not None or hints.is_deferrable
         idle_timeout_s = limits.request_timeout_s if is_silent else limits.idle_timeout_s
         # Of a cache that it shares with others, a tenant is told only what the configuration says is there.
         reported = plan.served.shared.longest if caller.tenant.shares_cache else _all_cached

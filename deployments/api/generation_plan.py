@@ -67,6 +67,8 @@ class Hints:
     """x-raydix-explain: the answer explains the choice of its replica."""
     max_wait_s: float | None = None
     """x-max-wait-s: the longest wait for an engine that is of use to the client, in seconds."""
+    is_deferrable: bool = False
+    """Not a header: whether a batch sent it, so that it gives way to all requests of clients."""
 
 
 def _priority(request: ChatRequest | CompletionRequest) -> int:
@@ -108,6 +110,7 @@ def engine_requests(
             salt=tenant.salt(request.cache_salt or ""),
             session_id=hints.session_id or request.prompt_cache_key,
             tenant=tenant.name,
+            is_deferrable=hints.is_deferrable,
             max_wait_s=hints.max_wait_s,
         )
         # What is pooled has no text, so that one parser does for all.

@@ -1,4 +1,7 @@
-"""Sends requests to the API within its own process: checked, limited, counted and logged like any other."""
+"""Sends requests to the API within its own process: checked, limited, counted and logged like any other.
+
+They give way to all requests of clients, as nobody waits for a single one of them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from deployments.api.http.access import as_tenant
-from deployments.api.http.scopes import request_id
+from deployments.api.http.scopes import as_deferrable, request_id
 from deployments.batch.runner import Reply
 from deployments.config.tenants import Tenant
 
@@ -32,7 +35,7 @@ class InProcessApi:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        scope = as_tenant(_scope(url), self._tenant)
+        scope = as_deferrable(as_tenant(_scope(url), self._tenant))
         await self._app(scope, receive, send)
         start, *rest = sent
         content = b"".join(message.get("body", b"") for message in rest)

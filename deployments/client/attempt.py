@@ -233,7 +233,7 @@ class Attempt:
         dispatch = self._dispatch
         generated: list[int] = []
         try:
-            dispatch.fleet.open(self.wire_id)
+            dispatch.fleet.open(self.wire_id, is_deferrable=self._request.is_deferrable)
             dispatch.attempts[self.wire_id] = self
             failure = self._send() or await self._outcome
             if failure is None and not self.is_muted:

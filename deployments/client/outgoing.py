@@ -26,6 +26,7 @@ def message_of(
         request.tenant,
         trial,
         origin,
+        request.is_deferrable,
     )
 
 

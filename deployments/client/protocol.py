@@ -42,6 +42,8 @@ class GenerateRequest(Struct, frozen=True):
     """Hint that requests belong together; never needed for correctness."""
     tenant: str = ""
     """Name of the tenant that sent the request."""
+    is_deferrable: bool = False
+    """Whether it gives way to every request that is not, as the requests of a batch do."""
     max_wait_s: float | None = None
     """Longest wait for an engine that is of use to the client, in seconds; None for the service's own limit."""
     block_hashes: Sequence[int] | None = None

@@ -381,7 +381,7 @@ class BatchSettings(Settings):
     patience_s: float = Field(default=600.0, gt=0)
     """Seconds after which a batch stops when all its requests are refused and none is in flight."""
     priority: int = 10
-    """Priority of requests that give none; interactive ones have 0, and lower goes first."""
+    """Priority of requests that give none, among those of batches; all of them are behind interactive ones."""
 
 
 class WarmUpSettings(Settings):

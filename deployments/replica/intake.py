@@ -76,6 +76,7 @@ class Intake:
                 output_ids=unpack_tokens(request.output_ids),
                 num_prompt_reported=request.num_prompt_reported,
                 priority=request.priority,
+                is_deferrable=request.is_deferrable,
                 tenant=request.tenant,
                 compiled=compiled,
                 source=None if request.origin is None else source_of(request.origin),

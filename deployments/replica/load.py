@@ -91,6 +91,8 @@ class LoadReporter:
             finish_rate=self._finish_rate(),
             load_rates=self._load_rates(),
             fetch_rate=self._fetch_rate(),
+            num_deferrable=load.num_deferrable,
+            deferrable_prefill_tokens=load.deferrable_prefill_tokens,
         )
 
     def _decayed(self) -> float:

@@ -134,6 +134,8 @@ class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     refuses one that is to run alone while it has others, and accepts it before its engine gets it."""
     origin: KVOrigin | None = None
     """Whom to ask for KV; None: nobody."""
+    is_deferrable: bool = False
+    """Whether it gives way to every request that is not."""
 
 
 class Backlog(msgspec.Struct, tag=5, array_like=True, frozen=True):

@@ -106,21 +106,38 @@ class KVAllocator:
             self.denied = request
         return outcome
 
-    def preempt_for_denied(self, step: StepBuilder, now: float) -> None:
-        """Preempt less urgent requests if that makes the request fit that was denied admission."""
-        request, self.denied = self.denied, None
-        if request is None or request.status is not Status.WAITING:
-            return
+    def preempt_for_waiting(self, step: StepBuilder, now: float) -> None:
+        """Preempt less urgent requests if that makes those fit that wait for their pages or rows."""
+        while (request := self._to_start()) is not None and self._preempt_for(step, request, now):
+            pass
+
+    def _to_start(self) -> Request | None:
+        """Return the waiting request that others may have to give way to: the one that was denied admission, or an
+        urgent one that would be, as deferrable ones run.
+        """
+        denied, self.denied = self.denied, None
+        if denied is not None and denied.status is not Status.WAITING:
+            denied = None
+        if (denied is None or denied.is_deferrable) and self.running and self.running[-1].is_deferrable:
+            urgent = self.waiting.first_urgent()
+            if urgent is not None and not self._would_fit(urgent, ()):
+                return urgent
+        return denied
+
+    def _preempt_for(self, step: StepBuilder, request: Request, now: float) -> bool:
+        """Start a request in place of less urgent ones; False if it does not fit in their place, or not yet."""
         victims = [other for other in self.running if request.queue_position.can_preempt(other.queue_position)]
         if not victims or not self._would_fit(request, victims):
-            return
+            return False
         if self.is_in_flight:
             self.is_starved, self.denied = True, request
-            return
+            return False
         while victims:
             self._preempt(step, victims.pop(), now)
-            if self._start_if_it_fits(step, request, now) is not AdmissionOutcome.NO_MEMORY:
-                return
+            outcome = self._start_if_it_fits(step, request, now)
+            if outcome is not AdmissionOutcome.NO_MEMORY:
+                return outcome is AdmissionOutcome.STARTED
+        return False
 
     def _would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
         """Whether `request` would fit without `victims`; overestimates the room if they share pages."""

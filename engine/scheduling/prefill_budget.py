@@ -30,8 +30,14 @@ _DECODES_ONLY_EVERY = 32
 _MAX_SAMPLES = 2
 # Most debt that prompts pay by waiting: a step that was held up by something else may look like their own cost.
 _MOST_DEBT_SECONDS = 0.1
+# A step without deferrable decodes measures again how long the others take, after this many with them.
+_OTHERS_ONLY_EVERY = 8
 # Most of a fit's mean that its slopes may explain.
 _MOST_OF = 0.9
+
+DEFERRABLE_SHARE = 1 / 3
+"""What all deferrable decodes together, and all deferrable prompts together, may add to a step beside others'
+decodes, as a share of what each prompt of others may."""
 
 
 class PrefillBudget:
@@ -57,6 +63,8 @@ class PrefillBudget:
         # Seconds per prompt token of the last steps, decodes included, without the first step, which is slow.
         self._paces: deque[float] = deque(maxlen=_NUM_PACES)
         self._is_first = True
+        self._num_beside, self._since_others = 0, _OTHERS_ONLY_EVERY  # deferrable decodes, and steps with them
+        self._unused = self._saved = 0.0  # seconds that deferrable decodes, and prompts, may take besides
         self.prefill_rate = 0.0
         """Prompt tokens per second of steps that prefill, decodes included; 0 until there was one.
 
@@ -93,12 +101,58 @@ class PrefillBudget:
         """Seconds of a step without prefill; 0 until there was one."""
         return self._decodes.mean
 
+    def num_beside(self, num_decodes: int) -> int:
+        """Return how many deferrable requests may decode in a step in which others decode, on the average. Without
+        others, as many as fit into the longest step, which delays those that come meanwhile.
+        """
+        if not num_decodes:
+            return self._decodes_within(self._max_seconds)
+        if self._max_stretch is None:
+            return self._max_tokens
+        self._since_others += 1
+        if self._since_others > _OTHERS_ONLY_EVERY or not self._decodes.is_known:
+            self._since_others = 0
+            return 0
+        allowed = DEFERRABLE_SHARE * self._max_stretch * self._decodes.at(num_decodes)
+        per_decode = max(self._decodes.slopes[0], allowed / self._max_tokens)
+        self._unused = min(self._unused, per_decode) + allowed
+        # It doubles at most, as a pace that was measured with few of them says little about many.
+        self._num_beside = min(int(self._unused / per_decode), 2 * self._num_beside + 1)
+        self._unused -= self._num_beside * per_decode
+        return self._num_beside
+
     @property
     def _fixed(self) -> float:
         """Seconds that any prompt in a step costs."""
         return self._pace.slopes[1]
 
-    def room(self, num_decodes: int, num_prompts: int) -> Room:
+    def _decodes_within(self, seconds: float) -> int:
+        """Return how many decodes fit into a step, at least one; all if steps as measured are short enough."""
+        fit = self._decodes
+        if fit.slopes[0]:
+            return max(1, int(min((seconds - fit.start) / fit.slopes[0], self._max_tokens)))
+        if fit.mean <= seconds:
+            return self._max_tokens
+        return max(1, int(fit.center * seconds / fit.mean))  # Steps of one size do not tell the slope.
+
+    def deferrable_room(self, num_decodes: int, num_prompts: int, *, is_beside_others: bool) -> Room:
+        """Return what `num_prompts` deferrable prompts may take of a step without other prompts. Even without
+        decodes it is no longer than others' steps, as it delays requests that come meanwhile.
+        """
+        if num_decodes == 0 and self.prefill_rate and self._max_seconds < math.inf:
+            return Room(min(self._max_tokens, max(_MIN_TOKENS, int(self._max_seconds * self.prefill_rate))))
+        if not is_beside_others:
+            return self.room(num_decodes, num_prompts)
+        if self._max_stretch is not None:
+            # The least that a prompt gets may take longer than it may add: it then gets that in some steps only.
+            least = self._fixed + _MIN_TOKENS * self._pace.start
+            self._saved = min(self._saved, least) + DEFERRABLE_SHARE * self._max_stretch * self.decode_seconds
+            if self._saved < least:
+                return Room(0)
+            self._saved -= least
+        return self.room(num_decodes, DEFERRABLE_SHARE)
+
+    def room(self, num_decodes: int, num_prompts: float) -> Room:
         """Return what `num_prompts` prompts may take of the next step beside `num_decodes` decoding requests.
 
         Where their fixed cost alone is more than they may add, many small steps would cost most: prompts then wait
@@ -209,6 +263,11 @@ class _RunningFit:
     def is_known(self) -> bool:
         """Whether there are any points."""
         return self._weight > 0
+
+    @property
+    def center(self) -> float:
+        """Mean of the points' first x."""
+        return self._means[0]
 
     @property
     def start(self) -> float:

@@ -5,12 +5,14 @@ Queues take turns: `room` goes round in quanta (engine/scheduling/round_robin.py
     the first in order      a sixteenth, so that it always gets on
     all prompts             the rest, the most urgent first and then the shortest remainder, so that a
                             prompt of 100k tokens does not delay one of 50
+
+Deferrable prompts get tokens in steps in which no other prompt can use any.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine.request import Request, Status
 from engine.scheduling.kv_allocator import AdmissionOutcome, KVAllocator
@@ -47,6 +49,17 @@ class PrefillSharing:
                 queues.setdefault(prompt.queue_position.queue, []).append(prompt)
         self._turns.take_part(queues)
         shares = _StepShares(step, allocator, room, now, whole_prompts=self._whole_prompts)
+        deferrable = {name for name in queues if _is_deferrable(queues[name] or waiting.first(name, 1))}
+        self._take_turns(shares, allocator, {name: queues[name] for name in queues if name not in deferrable})
+        if not shares.given:
+            self._take_turns(shares, allocator, {name: queues[name] for name in queues if name in deferrable})
+        return {request: shares.given[request] for request in sorted(shares.given, key=precedence)}
+
+    def _take_turns(
+        self, shares: _StepShares, allocator: KVAllocator, queues: Mapping[str, Sequence[Request]]
+    ) -> None:
+        """Give the room to queues in turn, of which the running prompts are given."""
+        room, waiting = shares.room, allocator.waiting
         open_queues: dict[str, _Queue | None] = dict.fromkeys(queues)
         while not room.is_full and (name := self._turns.turn(among=open_queues)) is not None:
             queue = open_queues[name]
@@ -62,7 +75,6 @@ class PrefillSharing:
                 del open_queues[name]  # none of its prompts can use more
             if not shares.has_memory:  # nor can queues in which all prompts wait for admission
                 open_queues = {name: queue for name, queue in open_queues.items() if queue or queues[name]}
-        return {request: shares.given[request] for request in sorted(shares.given, key=precedence)}
 
     def charge(self, chunks: Iterable[Chunk]) -> None:
         """Charge the queues for chunks that are not shared here: decodes."""
@@ -73,6 +85,10 @@ class PrefillSharing:
     def give_back(self, request: Request, num_tokens: int) -> None:
         """Refund a share that was not computed."""
         self._turns.charge(request.queue_position.queue, -num_tokens)
+
+
+def _is_deferrable(prompts: Sequence[Request]) -> bool:
+    return bool(prompts) and prompts[0].is_deferrable
 
 
 class _StepShares:

@@ -12,6 +12,9 @@ of waiting. The lead that a more urgent newcomer has over a waiting request ther
 and no request is overtaken by one that arrives more than `half_life` seconds per level later: a flood of urgent
 requests does not starve the others.
 
+Requests of batches are deferrable: under every policy they stand behind all others, which preempt them without
+waiting, whatever their priorities. Among themselves, tenants take turns.
+
 The ratio of two claims does not change with time, as both double together:
 
     claim(a) / claim(b) = 2 ** ((priority_b + arrival_b / half_life) - (priority_a + arrival_a / half_life))
@@ -43,7 +46,7 @@ class FirstComeFirstServed:
 
     def position(self, request: Request) -> QueuePosition:
         """Order by arrival."""
-        return QueuePosition(request.arrival, request.arrival, "", 0)
+        return QueuePosition(request.is_deferrable, request.arrival, request.arrival, "", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class PriorityWithAgeing:
     def position(self, request: Request) -> QueuePosition:
         """Order by claim."""
         effective_arrival = request.arrival + self.half_life_s * request.priority
-        return QueuePosition(effective_arrival, request.arrival, "", -request.priority)
+        return QueuePosition(request.is_deferrable, effective_arrival, request.arrival, "", -request.priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,12 @@ POLICIES: Mapping[str, Callable[[float], QueuePolicy]] = MappingProxyType(
         "fair": FairAmongTenants,
     }
 )
+
+
+def position_of(request: Request, policy: QueuePolicy) -> QueuePosition:
+    """Return the position of a request: by the policy, but behind all others if it is deferrable."""
+    position = policy.position(request)
+    return position._replace(queue=f"{request.tenant}/deferrable") if request.is_deferrable else position
 
 
 def policy_named(policy: str | QueuePolicy, half_life_s: float = 30.0) -> QueuePolicy:

@@ -7,6 +7,9 @@ order:
     prompts     as many tokens as the time they take allows (engine/scheduling/prefill_budget.py),
                 shared so that each makes progress (engine/scheduling/prefill_sharing.py)
 
+Deferrable requests, those of batches, get what others leave: nothing in a step that computes another's prompt, and
+beside others' decodes no more than makes these a little slower.
+
 `schedule` returns the step as a value, and `apply` takes its result in. While the step is in flight, the next one
 can be planned. Nothing else changes a request.
 """
@@ -30,7 +33,7 @@ from engine.scheduling.peers import LentPages
 from engine.scheduling.plan import Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.prefill_sharing import PrefillSharing
-from engine.scheduling.queue_policy import policy_named
+from engine.scheduling.queue_policy import policy_named, position_of
 from engine.scheduling.recurrent import plan_state
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.stats import EngineLoad
@@ -114,7 +117,7 @@ class Scheduler:
         request.longest = max(min(request.num_prompt + max_tokens, self.max_model_len), request.num_prompt + 1)
         if params.beams is not None:
             beam_group.begin(request)
-        request.queue_position = self._policy.position(request)
+        request.queue_position = position_of(request, self._policy)
         self._requests[request.request_id] = request
         self.allocator.welcome(request, now)
         last = request.tokens[-1]
@@ -171,7 +174,7 @@ class Scheduler:
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
         step, allocator = StepBuilder(), self.allocator
         allocator.begin_step(is_in_flight=self._num_in_flight > 0)
-        allocator.preempt_for_denied(step, now)
+        allocator.preempt_for_waiting(step, now)
         self._place_decodes(step, now)
         self._sharing.charge(step.chunks)
         self._place_prompts(step, now)
@@ -183,17 +186,26 @@ class Scheduler:
         return plan
 
     def _place_decodes(self, step: StepBuilder, now: float) -> None:
-        decodes, searches = [], []
+        """Give each running request its next token, the deferrable ones as far as others leave room for them."""
+        urgent: list[Request] = []
         for request in self.allocator.running:
             num_tokens = len(request.tokens)
-            if request.beams:
-                searches.append(request)
-            elif num_tokens - request.num_planned > 1:
+            if not request.beams and num_tokens - request.num_planned > 1:
                 step.prompts.append(request)
-            elif num_tokens < request.longest:  # otherwise the step in flight samples its last token
-                decodes.append(request)
-        for request in searches:
-            if request.status is Status.RUNNING and self.allocator.grow_beams(step, request, now):
+            elif request.beams or num_tokens < request.longest:  # else the step in flight samples its last token
+                (step.deferrable if request.is_deferrable else urgent).append(request)
+        self._decode(step, urgent, now)
+        if step.deferrable and not self._num_urgent_prompts(step):
+            self._decode(step, step.deferrable[: self._budget.num_beside(len(step.chunks))], now)
+
+    def _decode(self, step: StepBuilder, requests: Sequence[Request], now: float) -> None:
+        decodes = [request for request in requests if not request.beams]
+        for request in requests:
+            if (
+                request.beams
+                and request.status is Status.RUNNING
+                and self.allocator.grow_beams(step, request, now)
+            ):
                 for beam in request.beams:
                     self._place(step, beam, beam.num_to_compute, now)
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks]) + len(decodes)
@@ -202,16 +214,30 @@ class Scheduler:
             if request.status is Status.RUNNING:  # otherwise it was preempted for one before it
                 self._place(step, request, 1, now, drafts)
 
+    def _num_urgent_prompts(self, step: StepBuilder) -> int:
+        """Number of prompts that could get tokens and are not deferrable."""
+        num_running = sum(prompt.status is Status.RUNNING and not prompt.is_deferrable for prompt in step.prompts)
+        return num_running + self._num_startable(len(self.waiting) - self.waiting.num_deferrable)
+
+    def _num_startable(self, num_waiting: int) -> int:
+        return min(num_waiting, self._max_running - len(self.allocator.running))
+
     def _place_prompts(self, step: StepBuilder, now: float) -> None:
         """Share the step's room for prefill, and admit waiting requests that get some of it."""
-        num_running = sum(prompt.status is Status.RUNNING for prompt in step.prompts)
-        num_startable = min(len(self.waiting), self._max_running - len(self.allocator.running))
         num_decodes = sum([chunk.num_tokens for chunk in step.chunks])
-        room = self._budget.room(num_decodes, num_running + num_startable)
+        num_prompts = self._num_urgent_prompts(step)
+        num_deferrable = len(step.prompts) + self._num_startable(self.waiting.num_deferrable)
+        if num_prompts or not num_deferrable:
+            room = self._budget.room(num_decodes, num_prompts)
+        else:
+            is_beside = any(not chunk.request.is_deferrable for chunk in step.chunks)
+            room = self._budget.deferrable_room(num_decodes, num_deferrable, is_beside_others=is_beside)
         shares = self._sharing.share(step, self.allocator, room, now)
         for prompt, num_tokens in shares.items():
             if prompt.status is not Status.RUNNING or not self._place(step, prompt, num_tokens, now):
                 self._sharing.give_back(prompt, num_tokens)
+        if not step.chunks:  # those that the others' prompts wait for
+            self._decode(step, step.deferrable, now)
 
     def _place(
         self, step: StepBuilder, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
@@ -427,12 +453,14 @@ class Scheduler:
 
     def load(self, now: float) -> EngineLoad:
         """Return a snapshot of how busy this engine is. O(requests)."""
+        deferrable = [request for request in self._requests.values() if request.is_deferrable]
         return EngineLoad(
             num_running=len(self.allocator.running),
             num_waiting=len(self.waiting),
             num_deferred=min(self.allocator.num_deferred, len(self.waiting)),
-            waiting_prefill_tokens=self.waiting.num_uncached
-            + sum(request.num_to_compute for request in self.allocator.running if request.num_to_compute > 1),
+            waiting_prefill_tokens=self.waiting.num_uncached + sum(map(_to_prefill, self.allocator.running)),
+            num_deferrable=len(deferrable),
+            deferrable_prefill_tokens=sum(map(_to_prefill, deferrable)),
             oldest_wait_seconds=max((now - request.arrival for request in self.waiting), default=0.0),
             pages=self.account(),
             states=self.cache.state_account(),
@@ -458,3 +486,10 @@ class Scheduler:
         self.allocator.num_preemptions = self.allocator.num_swapped = 0
         self.cache.stats = CacheStats()
         self.cache.page_ages.drain()
+
+
+def _to_prefill(request: Request) -> int:
+    """Tokens of its prompt that are to be computed."""
+    if request.status is Status.WAITING:
+        return request.num_tokens - request.num_expected_cached
+    return request.num_to_compute if request.num_to_compute > 1 else 0

@@ -63,6 +63,10 @@ class EngineLoad(Struct, frozen=True):
     waiting_prefill_tokens: int = 0
     """Tokens still to compute of waiting and running prompts, without those that were cached, or on their way from
     files or another engine, when a waiting one arrived."""
+    num_deferrable: int = 0
+    """Requests of batches, running and waiting: they give way to all others."""
+    deferrable_prefill_tokens: int = 0
+    """Those of `waiting_prefill_tokens` that are theirs."""
     oldest_wait_seconds: float = 0.0
     pages: PageAccount = field(default_factory=lambda: PageAccount(0, 0, 0, 0))
     states: StateAccount = StateAccount(0, 0, 0, 0)

@@ -18,6 +18,8 @@ class StepBuilder:
         self.copies: list[PageCopy] = []
         self.prompts: list[Request] = []
         """Running requests with more than one token to compute."""
+        self.deferrable: list[Request] = []
+        """Running requests with one token to compute that give way to all others."""
         self.preempted: list[Request] = []
         self.to_host, self.from_host = Copies([], []), Copies([], [])
 

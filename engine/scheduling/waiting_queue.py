@@ -21,6 +21,8 @@ class WaitingQueue:
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._queues: dict[str, list[Request]] = {}  # none of them empty
         self._num_requests = 0
+        self.num_deferrable = 0
+        """Waiting requests that give way to all others."""
         self.num_tokens = 0
         """Prompt and output tokens of all waiting requests."""
         self.num_uncached = 0
@@ -57,9 +59,16 @@ class WaitingQueue:
         """The next `count` requests of a queue in order."""
         return self._queues.get(queue, [])[:count]
 
+    def first_urgent(self) -> Request | None:
+        """The first in order of the requests that are not deferrable. O(queues)."""
+        if self.num_deferrable == self._num_requests:
+            return None
+        return min((queue[0] for queue in self._queues.values()), key=precedence)
+
     def _count(self, request: Request, sign: int) -> None:
         num_tokens = sign * len(request.tokens)
         self._num_requests += sign
+        self.num_deferrable += sign * request.is_deferrable
         self.num_tokens += num_tokens
         self.num_uncached += num_tokens - sign * request.num_expected_cached
 

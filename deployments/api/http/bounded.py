@@ -9,11 +9,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.api.http.access import OPEN_PATHS, tenant_in
 from deployments.api.http.error_response import error_response
-from deployments.api.http.scopes import route_path
+from deployments.api.http.scopes import is_deferrable, route_path
 
 
 class Bounded:
-    """The ASGI middleware that counts open requests. Only POST is refused: health and metrics always answer."""
+    """The ASGI middleware that counts open requests. Only POST is refused: health and metrics always answer.
+
+    Requests of batches, which have bounds of their own, take no places of clients.
+    """
 
     def __init__(self, app: ASGIApp, max_open: int, *, num_tenants: int = 0) -> None:
         """Of several tenants, which are in the scope by now, each may have half of the places."""
@@ -24,7 +27,7 @@ class Bounded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with a 429."""
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http" or scope["method"] != "POST" or is_deferrable(scope):
             await self._app(scope, receive, send)
             return
         tenant = tenant_in(scope).name

@@ -8,6 +8,8 @@ REQUEST_ID = "raydix.request_id"
 """Where `Envelope` leaves a request's id."""
 
 
+DEFERRABLE = "raydix.deferrable"
+"""Where a scope says that its request gives way to all requests of clients."""
 _ERROR = "raydix.error"
 _SEND = "raydix.send"
 
@@ -30,6 +32,16 @@ def route_path(scope: Scope) -> str:
     """Return the path below the application's route prefix, as routes see it."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def as_deferrable(scope: Scope) -> Scope:
+    """Return the scope of a request that gives way to all requests of clients."""
+    return {**scope, DEFERRABLE: True}
+
+
+def is_deferrable(scope: Scope) -> bool:
+    """Return whether a request gives way to all requests of clients: a batch has sent it, in this process."""
+    return DEFERRABLE in scope
 
 
 def note_send(scope: Scope, send: Send) -> None:

@@ -17,12 +17,14 @@ from starlette.types import ASGIApp, Message, Scope
 
 from deployments.admission.rate_limits import Ticket
 from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.http.scopes import DEFERRABLE
 from deployments.api.responses.encoder import ResponsesEncoder
 from deployments.config.tenants import ANONYMOUS
 
 _JOB = "raydix.response_job"
 _COPIED = (
-    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path", "client", "server"
+    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path", "client", "server",
+    DEFERRABLE,  # a batch's, which the client does not choose
 )  # fmt: skip
 
 

@@ -350,3 +350,56 @@ def test_a_flood_at_20_times_leaves_anothers_ttft_within_half_again_of_alone() -
     unfair = run(quiet_p95(20, 1e9))
     assert flooded <= 1.5 * alone, (alone, flooded)
     assert unfair > 10 * alone  # so the test would detect a failure
+
+
+def test_deferrable_requests_take_what_others_leave_whatever_their_priority() -> None:
+    """300 of one tenant wait first; each of the others' is sent as if it were alone."""
+
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admitting(fleet, ttft_target_s=0.5, max_wait_s=100)
+        flood = [
+            asyncio.create_task(ask(client, f"d{n}", "a", 100, priority=-100, is_deferrable=True))
+            for n in range(300)
+        ]
+        await asyncio.sleep(2)
+        assert client.num_waiting > 200
+        for n in range(10):
+            assert await ask(client, f"i{n}", "b", 100, priority=100) <= 0.21  # its own and the one that is begun
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*flood)
+        assert now() == pytest.approx(31, abs=3.1), "and they took what was left"
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())
+
+
+def test_a_waiting_deferrable_request_makes_no_other_wait_or_be_refused() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admitting(fleet, ttft_target_s=0.5, max_wait_s=3.0, max_waiting_per_tenant=20)
+        urgent = [asyncio.create_task(ask(client, f"i{n}", "b", 100)) for n in range(20)]
+        await asyncio.sleep(0.01)
+        flood = [asyncio.create_task(ask(client, f"d{n}", "b", 100, is_deferrable=True)) for n in range(40)]
+        answers = await asyncio.gather(*urgent)
+        assert max(answers) == pytest.approx(2, abs=0.1)
+        found = await asyncio.gather(*flood, return_exceptions=True)
+        refused = [error for error in found if isinstance(error, Overloaded)]
+        assert len(refused) >= 20 and all(isinstance(error, Overloaded | float) for error in found)
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())
+
+
+def test_tenants_take_turns_with_their_deferrable_requests() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admitting(fleet, quantum_tokens=100)
+        flood = [asyncio.create_task(ask(client, f"a{n}", "a", 100, is_deferrable=True)) for n in range(200)]
+        await asyncio.sleep(1)
+        assert await ask(client, "b", "b", 100, is_deferrable=True) < 0.6
+        for task in flood:
+            task.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+
+    run(scenario())

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from deployments.api import ApiService, create_app
 from deployments.api.http.access import AccessControl
+from deployments.api.in_process import InProcessApi
 from deployments.api.record import RequestRecord
 from deployments.batch.errors import BatchStopped
 from deployments.batch.prompts import Answer, Prompt
 from deployments.client.protocol import GenerateRequest, Overloaded, Turn
 from deployments.config.settings import BatchSettings
-from deployments.config.tenants import KeyRing, TenantSettings, hash_key
+from deployments.config.tenants import ANONYMOUS, KeyRing, TenantSettings, hash_key
 from deployments.ingress.many import ManyPrompts
 from monitoring.metrics import Metrics
 from tests.deployments.support.scripted_api import ScriptedEngine, ScriptedGeneration
@@ -92,7 +95,7 @@ def test_a_wrong_prompt_is_an_answer_and_the_others_are_answered(
     assert len(engine.requests) == 1
 
 
-def test_requests_yield_to_interactive_ones_unless_they_say_otherwise(
+def test_requests_give_way_to_all_others_whatever_priority_they_ask_for(
     service: ApiService, engine: ScriptedEngine
 ) -> None:
     ask(["a", {"prompt": "b", "priority": 5}], many(service), {"max_tokens": 1})
@@ -100,6 +103,39 @@ def test_requests_yield_to_interactive_ones_unless_they_say_otherwise(
     assert [(request.priority, request.tenant) for request in engine.requests] == [
         (10, "batch"), (5, "batch"), (3, "batch"),
     ]  # fmt: skip
+    ask([{"prompt": "d", "priority": -100, "service_tier": "priority"}], many(service), {"max_tokens": 1})
+    assert all(request.is_deferrable for request in engine.requests)
+
+
+@pytest.mark.parametrize(
+    ("url", "fields"),
+    [
+        ("/v1/completions", {"prompt": "a", "n": 2, "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/responses", {"input": "a", "background": True}),
+    ],
+)
+@pytest.mark.parametrize("is_of_batch", [True, False])
+def test_what_a_batch_sends_gives_way_and_what_clients_send_does_not(
+    service: ApiService, engine: ScriptedEngine, url: str, fields: dict[str, Any], is_of_batch: bool
+) -> None:
+    app = create_app(replace(service, max_open=0 if is_of_batch else 1))
+
+    async def scenario() -> None:
+        body = {"model": next(iter(service.models)), "max_tokens": 16, "max_output_tokens": 16, **fields}
+        body.pop("max_tokens" if "responses" in url else "max_output_tokens")
+        if is_of_batch:  # it needs none of the places of clients
+            assert (await InProcessApi(app, ANONYMOUS).post(url, json.dumps(body).encode())).status == 200
+        else:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
+                assert (await client.post(url, json=body)).status_code == 200
+        while not engine.requests:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert {request.is_deferrable for request in engine.requests} == {is_of_batch}
 
 
 def test_at_most_so_many_are_in_flight_and_a_call_may_ask_for_fewer(

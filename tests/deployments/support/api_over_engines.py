@@ -35,6 +35,9 @@ class Idle:
     def queue_seconds(self, num_sending: int) -> float:
         return 0.0
 
+    def num_idle(self) -> int:
+        return 1000
+
     def uncached_tokens(self, request: GenerateRequest) -> int:
         return len(request.prompt_ids)
 

@@ -100,6 +100,9 @@ class VirtualFleet:
         rate = sum(replica.rate for replica in self.replicas)
         return min(replica.queue_seconds() for replica in self.replicas) + num_sending / rate
 
+    def num_idle(self) -> int:
+        return sum(not replica.queue_seconds() for replica in self.replicas)
+
     def uncached_tokens(self, request: GenerateRequest) -> int:
         return len(request.prompt_ids)
 

@@ -49,6 +49,9 @@ class Busy:
         self.num_checks -= 1
         return 0.0 if self.num_checks < 0 else 1000.0
 
+    def num_idle(self) -> int:
+        return 1000
+
     def uncached_tokens(self, request: GenerateRequest) -> int:
         return len(request.prompt_ids)
 

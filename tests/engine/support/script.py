@@ -32,7 +32,7 @@ from tests.engine.support.hash_model import next_token as next_token
 from tests.engine.support.memory_runner import MemoryRunner
 from tests.engine.support.scripted_tier import ScriptedTier
 
-_OF_REQUEST = ("output_ids", "priority", "tenant", "num_prompt_reported", "source")
+_OF_REQUEST = ("output_ids", "priority", "tenant", "is_deferrable", "num_prompt_reported", "source")
 
 
 @dataclass

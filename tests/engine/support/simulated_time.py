@@ -44,7 +44,15 @@ class SimulatedEngine:
 
         return run
 
-    def arrive(self, num_prompt: int, max_tokens: int = 1, priority: int = 0, tenant: str = "") -> str:
+    def arrive(
+        self,
+        num_prompt: int,
+        max_tokens: int = 1,
+        priority: int = 0,
+        tenant: str = "",
+        *,
+        is_deferrable: bool = False,
+    ) -> str:
         """Submit a request now and return its name; no two prompts share a prefix."""
         name = f"r{len(self.requests)}"
         request = Request.make(
@@ -56,6 +64,7 @@ class SimulatedEngine:
             namespace=Namespace("m"),
             priority=priority,
             tenant=tenant,
+            is_deferrable=is_deferrable,
         )
         self.now += 1e-9  # arrivals are in order
         self.requests[name], self.token_times[name] = request, []
