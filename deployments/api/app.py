@@ -43,7 +43,7 @@ from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.origins import Origins
 from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.request_lines import RequestLines
-from deployments.api.http.scopes import header, is_deferrable, request_id
+from deployments.api.http.scopes import address_of, header, is_deferrable, request_id
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
 from deployments.api.http.wrong_path import on_http_error
@@ -293,7 +293,7 @@ class _Endpoints:
         """Begin to work on a request in its tenant's name; return the room for what is read of it."""
         tenant = tenant_of(request).name
         take_share(self._threads, tenant)
-        return self._bodies.open(tenant)
+        return self._bodies.open(tenant if self._service.access.weights else address_of(request.scope))
 
     def _record(self, request: Request) -> RequestRecord:
         record, tenant = record_of(request), tenant_of(request).name

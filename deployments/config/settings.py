@@ -275,7 +275,8 @@ class IngressSettings(DeploymentSettings):
     """Ingress replicas, and how clients reach them."""
 
     max_ongoing: int = Field(default=1000, ge=1)
-    """Most open requests of an ingress, streams included. More get a 429, or wait in Serve's proxy."""
+    """Most open requests of an ingress whose bodies have arrived, streams included. More get a 429, or wait in
+    Serve's proxy. Each tenant, or each address on an open server, may have as many whose bodies are arriving."""
     http: Literal["direct", "serve"] = "direct"
     """"direct": clients connect to an ingress; the ingresses of one machine share the port. "serve": they connect
     to Serve's HTTP proxy, at its `http_options`; of the settings below, `allowed_hosts` and `cors_origins` alone

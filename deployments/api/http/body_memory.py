@@ -26,11 +26,13 @@ class BodyMemory:
     """The room for bodies of one service. Thread-safe."""
 
     def __init__(self, max_bytes: int, *, has_tenants: bool) -> None:
-        """`max_bytes` are for all bodies together; where there are tenants, each may take half of them."""
-        self._max_bytes, self._has_tenants = max_bytes, has_tenants
+        """`max_bytes` are for all bodies together. Each tenant may take half of them; where there are none, each
+        address three quarters.
+        """
+        self._max_bytes, self._most_each = max_bytes, max_bytes // 2 if has_tenants else max_bytes - max_bytes // 4
         self.lock = threading.RLock()
         """Held while what is taken changes."""
-        self._taken: Counter[str] = Counter()  # bytes by tenant
+        self._taken: Counter[str] = Counter()  # bytes by tenant or address
         self.num_bytes = 0
         """Number of bytes that are taken now."""
 
@@ -39,10 +41,12 @@ class BodyMemory:
         return BodyRoom(self, tenant)
 
     def take(self, tenant: str, num_bytes: int) -> None:
-        """Take room for a tenant. Raises `ApiError` 429 when there is not enough."""
+        """Take room for a tenant, or where there are none for an address. Raises `ApiError` 429 when there is not
+        enough.
+        """
         with self.lock:
-            most = self._max_bytes // 2 if self._has_tenants else self._max_bytes
-            if self.num_bytes + num_bytes > self._max_bytes or self._taken[tenant] + num_bytes > most:
+            is_too_much = self._taken[tenant] + num_bytes > self._most_each
+            if is_too_much or self.num_bytes + num_bytes > self._max_bytes:
                 raise _no_room(self._max_bytes)
             self.num_bytes += num_bytes
             self._taken[tenant] += num_bytes

@@ -44,6 +44,12 @@ def is_deferrable(scope: Scope) -> bool:
     return DEFERRABLE in scope
 
 
+def address_of(scope: Scope) -> str:
+    """Return the address of a request's client, without its port; "" where it is not known."""
+    client = scope.get("client")
+    return "" if client is None else str(client[0])
+
+
 def note_send(scope: Scope, send: Send) -> None:
     """Leave the server's own `send` for bodies: the layers around an endpoint look at heads alone."""
     scope[_SEND] = send

@@ -7,6 +7,7 @@ import gzip
 import json
 import threading
 import tracemalloc
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -185,6 +186,40 @@ def test_a_thread_that_works_on_after_its_request_was_cancelled_takes_no_room(
     monkeypatch.setattr("deployments.api.http.body.most_values", most)
     asyncio.run(play())  # which waits for the thread
     assert memory.num_bytes == 0
+
+
+def test_where_there_are_no_tenants_one_address_leaves_room_to_the_others(service: ApiService) -> None:
+    """Bodies of which all but the end has come take at most three quarters of the room."""
+    limits = Limits(max_body_bytes=1024, max_total_body_bytes=4096, max_json_values=1024)
+    app = create_app(replace(service, limits=limits))
+    body = b'{"model": "demo", "prompt": "hi", "max_tokens": 1}'
+
+    async def scenario() -> None:
+        stay, num_begun = asyncio.Event(), 0
+
+        async def unfinished() -> AsyncIterator[bytes]:
+            nonlocal num_begun
+            yield b" " * 1000
+            num_begun += 1
+            await stay.wait()
+
+        async def post(address: str, content: Any) -> int:
+            transport = httpx.ASGITransport(app, client=(address, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+                headers = {"content-type": "application/json"}
+                return (await client.post("/v1/completions", headers=headers, content=content)).status_code
+
+        slow = [asyncio.create_task(post("10.0.0.1", unfinished())) for _ in range(3)]
+        while num_begun < 3:
+            await asyncio.sleep(0.001)
+        assert await post("10.0.0.1", body + b" " * 900) == 429
+        assert await post("10.0.0.2", body) == 200
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        assert await post("10.0.0.1", body) == 200
+
+    asyncio.run(scenario())
 
 
 def test_no_tenant_takes_more_than_half() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.api.errors import ApiError
 from deployments.api.http.access import AccessControl, Gate
 from deployments.api.http.bounded import Bounded
+from deployments.api.http.error_response import error_response
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 
 
@@ -76,5 +78,130 @@ def test_of_several_tenants_each_may_have_half_of_the_places(names: tuple[str, .
             held.go.set()
             assert {answer.status_code for answer in await asyncio.gather(*first)} == {200}
             assert (await post("a")).status_code == 200
+
+    asyncio.run(scenario())
+
+
+class _Peer:
+    """A client that sends a body piece by piece, and what it is answered."""
+
+    def __init__(self, app: Any, address: str, headers: list[tuple[bytes, bytes]]) -> None:
+        self._pieces: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.statuses: list[int] = []
+        self.scope = {
+            "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions",
+            "query_string": b"", "root_path": "", "headers": headers, "client": (address, 1), "server": None,
+            "scheme": "http", "http_version": "1.1",
+        }  # fmt: skip
+        self.task = asyncio.create_task(app(self.scope, self._pieces.get, self._send))
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.statuses.append(message["status"])
+
+    async def send(self, body: bytes, *, more_body: bool) -> None:
+        self._pieces.put_nowait({"type": "http.request", "body": body, "more_body": more_body})
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def leave(self) -> None:
+        self._pieces.put_nowait({"type": "http.disconnect"})
+        await self.task
+
+
+class Reading:
+    """An application that reads the body, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] == "http.request" and message["more_body"]:
+            pass
+        if message["type"] == "http.disconnect":
+            return
+        await self.go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+BODIES = pytest.mark.parametrize("header", [(b"content-length", b"9"), (b"transfer-encoding", b"chunked")])
+
+
+@BODIES
+def test_bodies_that_do_not_end_take_no_place(header: tuple[bytes, bytes]) -> None:
+    async def scenario() -> None:
+        reading = Reading()
+        app = Bounded(reading, max_open=3)
+        half = [_Peer(app, f"10.0.0.{n % 4}", [header]) for n in range(12)]
+        for peer in half:
+            await peer.send(b"{", more_body=True)
+        whole = [_Peer(app, "10.0.1.1", [header]) for _ in range(3)]
+        for peer in whole:
+            await peer.send(b"{}", more_body=False)
+        reading.go.set()
+        await asyncio.gather(*(peer.task for peer in whole))
+        assert [peer.statuses for peer in whole] == [[200]] * 3
+        reading.go.clear()
+        held = [_Peer(app, "10.0.1.1", [header]) for _ in range(3)]
+        for peer in held:
+            await peer.send(b"{}", more_body=False)
+        for peer in half[:6]:  # a client that leaves needs no place
+            await peer.leave()
+        reading.go.set()
+        await asyncio.gather(*(peer.task for peer in held))
+        for peer in half[6:]:  # they end late, and have places then
+            await peer.send(b"}", more_body=False)
+            await peer.task
+            assert peer.statuses == [200]
+        assert app._num_open == 0 and not app._unfinished_of and not +app._open_of
+
+    asyncio.run(scenario())
+
+
+@BODIES
+def test_one_address_has_no_more_unfinished_bodies_than_there_are_places(header: tuple[bytes, bytes]) -> None:
+    async def scenario() -> None:
+        reading = Reading()
+        reading.go.set()
+        app = Bounded(reading, max_open=3)
+        half = [_Peer(app, "10.0.0.1", [header]) for _ in range(3)]
+        for peer in half:
+            await peer.send(b"{", more_body=True)
+        for address, status in (("10.0.0.1", 429), ("10.0.0.2", 200)):
+            other = _Peer(app, address, [header])
+            await other.send(b"{}", more_body=False)
+            await other.task
+            assert other.statuses == [status]
+        for peer in half:
+            await peer.leave()
+        again = _Peer(app, "10.0.0.1", [header])
+        await again.send(b"{}", more_body=False)
+        await again.task
+        assert again.statuses == [200]
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_ends_while_all_places_are_taken_is_refused() -> None:
+    async def scenario() -> None:
+        reading = Reading()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await reading(scope, receive, send)
+            except ApiError as error:
+                await error_response(error, scope)(scope, receive, send)
+
+        bounded, header = Bounded(app, max_open=1), (b"content-length", b"2")
+        late = _Peer(bounded, "10.0.0.1", [header])
+        await late.send(b"{", more_body=True)
+        first = _Peer(bounded, "10.0.0.2", [header])
+        await first.send(b"{}", more_body=False)
+        await late.send(b"}", more_body=False)
+        await late.task
+        reading.go.set()
+        await first.task
+        assert (late.statuses, first.statuses) == ([429], [200])
 
     asyncio.run(scenario())

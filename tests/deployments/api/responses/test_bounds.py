@@ -74,7 +74,8 @@ def test_stored_conversations_are_read_only_where_there_is_room(ask: Make, memor
         path = f"{RESPONSES}/{first['id']}/input_items"
         for room, status in ((100_000, 200), (10_000, 429)):
             taken = 400_000 - room
-            memory.take("another", taken)
+            memory.take("another", taken // 2)
+            memory.take("a third", taken - taken // 2)
             listed = await http.get(path)
             continued = await http.post(
                 RESPONSES, json=ASK | {"previous_response_id": first["id"], "truncation": "auto"}
@@ -83,7 +84,8 @@ def test_stored_conversations_are_read_only_where_there_is_room(ask: Make, memor
             assert [listed.status_code, continued.status_code, named.status_code] == [status] * 3
             if status == 429:
                 assert "limits.max_total_body_bytes" in listed.json()["error"]["message"]
-            memory.give_back("another", taken)
+            memory.give_back("another", taken // 2)
+            memory.give_back("a third", taken - taken // 2)
             assert memory.num_bytes == 0
 
     it.play(scene)
