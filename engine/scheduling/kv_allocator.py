@@ -20,6 +20,7 @@ from engine.scheduling import beam_group, recurrent
 from engine.scheduling.host_kv import HostKV
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.step_builder import StepBuilder
+from engine.scheduling.tenant_shares import to_give_way
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
 
 # Tokens by which a preempted request, and all that run beside it, must have room to grow before it is admitted
@@ -107,9 +108,17 @@ class KVAllocator:
         return outcome
 
     def preempt_for_waiting(self, step: StepBuilder, now: float) -> None:
-        """Preempt less urgent requests if that makes those fit that wait for their pages or rows."""
-        while (request := self._to_start()) is not None and self._preempt_for(step, request, now):
-            pass
+        """Preempt less urgent requests, and those of a tenant that has more than its share, if that makes requests
+        fit that wait for pages or rows.
+        """
+        while (request := self._to_start()) is not None:
+            victims = [other for other in self.running if request.queue_position.can_preempt(other.queue_position)]
+            if not self._preempt_for(step, request, victims, now):
+                break
+        while not self.is_starved and (found := to_give_way(self.running, self.waiting)) is not None:
+            request, victims = found
+            if self._would_fit(request, ()) or not self._preempt_for(step, request, victims, now):
+                break
 
     def _to_start(self) -> Request | None:
         """Return the waiting request that others may have to give way to: the one that was denied admission, or an
@@ -124,9 +133,8 @@ class KVAllocator:
                 return urgent
         return denied
 
-    def _preempt_for(self, step: StepBuilder, request: Request, now: float) -> bool:
-        """Start a request in place of less urgent ones; False if it does not fit in their place, or not yet."""
-        victims = [other for other in self.running if request.queue_position.can_preempt(other.queue_position)]
+    def _preempt_for(self, step: StepBuilder, request: Request, victims: list[Request], now: float) -> bool:
+        """Start a request in place of others, the last first; False if it does not fit there, or not yet."""
         if not victims or not self._would_fit(request, victims):
             return False
         if self.is_in_flight:

@@ -185,7 +185,7 @@ def test_a_higher_priority_takes_as_much_memory_as_it_needs_and_no_more(overlap:
 @pytest.mark.parametrize(("policy", "priority"), [("priority", 0), ("fcfs", -1), ("fair", 0)])
 def test_a_request_that_may_preempt_none_waits(policy: str, priority: int) -> None:
     script = Script(num_pages=200, limits={"max_running": 2, "policy": policy})
-    first = [script.arrive([i + 1] * 12, max_tokens=10, tenant="a") for i in range(2)]
+    first = [script.arrive([i + 1] * 12, max_tokens=10, tenant=tenant) for i, tenant in enumerate("ac")]
     script.step()
     script.arrive([9] * 12, max_tokens=5, priority=priority, tenant="b")
     script.run()
