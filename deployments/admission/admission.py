@@ -6,6 +6,7 @@
 An engine orders its own queue, by priority and arrival unless its policy is "fair", and no other engine takes a
 request over. Therefore only about `ttft_target_s` of work is sent to engines, and the order of the rest is decided
 late. One tenant's flood then delays another by at most that much, and a turn of each tenant that waits.
+Where there are no tenants, the addresses of clients take turns instead.
 
 Requests of batches have a queue of their own. One is sent only while no other request waits and an engine could
 run it at once, so batches take what others leave. What an engine has of them does not make others wait.
@@ -100,7 +101,7 @@ class Admission:
         cost = max(1, self._load.uncached_tokens(request))
         turn_comes = asyncio.get_running_loop().create_future()
         place = _Place(request.request_id, turn_comes, self._is_apart(cost), request.is_deferrable)
-        entry = Waiting(place, request.tenant, cost, request.priority)
+        entry = Waiting(place, request.sharer, cost, request.priority)
         has_waited = bool(self._queue_of(request).num_waiting) or not self._has_room(request)
         if has_waited:
             try:
@@ -258,7 +259,7 @@ class Admission:
 
     def _correct(self, request: GenerateRequest, tokens: float) -> None:
         """Charge a request's tenant for tokens computed beyond those charged; a negative number is a refund."""
-        self._queue_of(request).charge(request.tenant, tokens)
+        self._queue_of(request).charge(request.sharer, tokens)
 
 
 class AdmittedTurn:

@@ -330,7 +330,7 @@ class _Endpoints:
         tenant, name = tenant_of(request), request_id(request.scope)
         try:
             ticket = ticket or self._service.access.start(tenant)
-            hints = _hints(request, self._service.limits)
+            hints = _hints(request, self._service.limits, is_open=self._service.access.is_open)
             if hints.explains:
                 self._service.access.check_may_explain(tenant)
             caller = Caller(tenant, ticket)
@@ -382,9 +382,10 @@ async def _on_defect(request: Request, error: Exception) -> Response:
     return error_response(internal(request_id(request.scope)), request.scope)
 
 
-def _hints(request: Request, limits: Limits) -> Hints:
+def _hints(request: Request, limits: Limits, *, is_open: bool) -> Hints:
     session_id, explains = header(request.scope, b"x-session-id"), header(request.scope, b"x-raydix-explain")
     if session_id is not None:
         at_most(limits, "max_hint_chars", "x-session-id", len(session_id), "characters")
     does_explain = explains is not None and explains.lower() in ("1", "true")
-    return Hints(session_id, does_explain, _max_wait_s(request), is_deferrable(request.scope))
+    address = address_of(request.scope) if is_open else ""
+    return Hints(session_id, does_explain, _max_wait_s(request), address, is_deferrable(request.scope))

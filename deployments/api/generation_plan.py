@@ -67,6 +67,8 @@ class Hints:
     """x-raydix-explain: the answer explains the choice of its replica."""
     max_wait_s: float | None = None
     """x-max-wait-s: the longest wait for an engine that is of use to the client, in seconds."""
+    address: str = ""
+    """Not a header: the client's address, where there are no tenants."""
     is_deferrable: bool = False
     """Not a header: whether a batch sent it, so that it gives way to all requests of clients."""
 
@@ -110,6 +112,7 @@ def engine_requests(
             salt=tenant.salt(request.cache_salt or ""),
             session_id=hints.session_id or request.prompt_cache_key,
             tenant=tenant.name,
+            address=hints.address,
             is_deferrable=hints.is_deferrable,
             max_wait_s=hints.max_wait_s,
         )

@@ -23,7 +23,7 @@ def message_of(
         request.num_prompt_reported,
         request.priority,
         request.salt,
-        request.tenant,
+        request.sharer,
         trial,
         origin,
         request.is_deferrable,

@@ -42,6 +42,8 @@ class GenerateRequest(Struct, frozen=True):
     """Hint that requests belong together; never needed for correctness."""
     tenant: str = ""
     """Name of the tenant that sent the request."""
+    address: str = ""
+    """The client's address where there are no tenants; addresses then share the engines as tenants do."""
     is_deferrable: bool = False
     """Whether it gives way to every request that is not, as the requests of a batch do."""
     max_wait_s: float | None = None
@@ -49,6 +51,11 @@ class GenerateRequest(Struct, frozen=True):
     block_hashes: Sequence[int] | None = None
     """Prefix hashes of the blocks of `prompt_ids` and `output_ids`, as `router.placer.Placer` computes them;
     None before that."""
+
+    @property
+    def sharer(self) -> str:
+        """Who shares the engines with others: a tenant, or an address where there are no tenants."""
+        return f"{self.tenant}@{self.address}" if self.address else self.tenant
 
     @property
     def num_reusable(self) -> int:

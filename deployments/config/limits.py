@@ -26,8 +26,8 @@ class Limits(BaseModel):
     """Largest request body, in bytes, packed and unpacked; a larger one is refused with 413 while it is read."""
     max_total_body_bytes: int = Field(default=64 * MIB, ge=4096)
     """Bytes of all bodies that an ingress reads and works on at once, each value in them counted as 8 more; beyond
-    it a request gets a 429. At least 4 times `max_body_bytes`. Each tenant may use half; where there are none, each
-    address three quarters."""
+    it a request gets a 429. At least 4 times `max_body_bytes`. Each tenant may use half; where there are none,
+    each address three quarters."""
     max_json_values: int = Field(default=400_000, ge=1024)
     """Most values in a body, and in all arguments of its tool calls, counted before any is made. A value with a
     name counts 5 more, an array or object 10."""

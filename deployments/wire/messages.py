@@ -129,6 +129,7 @@ class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     priority: int = 0
     salt: str = ""
     tenant: str = ""
+    """Who shares the engine with others: a tenant, or an address where there are no tenants."""
     trial: Trial | None = None
     """How it runs if it may have ended another replica's engine, until it has CLEARED_TOKENS tokens. A replica
     refuses one that is to run alone while it has others, and accepts it before its engine gets it."""

@@ -403,3 +403,17 @@ def test_tenants_take_turns_with_their_deferrable_requests() -> None:
         await asyncio.gather(*flood, return_exceptions=True)
 
     run(scenario())
+
+
+def test_where_there_are_no_tenants_addresses_take_turns() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admitting(fleet, ttft_target_s=0.2, quantum_tokens=100, max_wait_s=100)
+        flood = [asyncio.create_task(ask(client, f"f{n}", "anonymous", 100, address="a")) for n in range(200)]
+        await asyncio.sleep(1)
+        for n in range(5):
+            assert await ask(client, f"one {n}", "anonymous", 100, address="b") < 0.7
+        await asyncio.gather(*flood)
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())

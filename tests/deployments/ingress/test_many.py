@@ -138,6 +138,27 @@ def test_what_a_batch_sends_gives_way_and_what_clients_send_does_not(
     assert {request.is_deferrable for request in engine.requests} == {is_of_batch}
 
 
+@pytest.mark.parametrize("has_tenants", [False, True])
+def test_clients_share_the_engines_by_address_where_there_are_no_tenants(
+    service: ApiService, engine: ScriptedEngine, has_tenants: bool
+) -> None:
+    if has_tenants:
+        service = closed(service, TenantSettings(name="red", key_hashes=(hash_key("key"),)))
+    app = create_app(service)
+
+    async def scenario() -> None:
+        for address in ("10.0.0.1", "::1"):
+            transport = httpx.ASGITransport(app, client=(address, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+                body = {"model": next(iter(service.models)), "prompt": "a", "max_tokens": 1}
+                headers = {"authorization": "Bearer key"}
+                assert (await client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+
+    asyncio.run(scenario())
+    found = [request.sharer for request in engine.requests]
+    assert found == (["red", "red"] if has_tenants else ["anonymous@10.0.0.1", "anonymous@::1"])
+
+
 def test_at_most_so_many_are_in_flight_and_a_call_may_ask_for_fewer(
     service: ApiService, engine: ScriptedEngine
 ) -> None:
