@@ -63,8 +63,9 @@ class PrefillBudget:
         # Seconds per prompt token of the last steps, decodes included, without the first step, which is slow.
         self._paces: deque[float] = deque(maxlen=_NUM_PACES)
         self._is_first = True
-        self._num_beside, self._since_others = 0, _OTHERS_ONLY_EVERY  # deferrable decodes, and steps with them
-        self._unused = self._saved = 0.0  # seconds that deferrable decodes, and prompts, may take besides
+        self._beside = _Beside(self._decodes, max_step_tokens, max_stretch)
+        self._above_share = _Beside(self._decodes, max_step_tokens, max_stretch)
+        self._saved = 0.0  # seconds that deferrable prompts may take besides
         self.prefill_rate = 0.0
         """Prompt tokens per second of steps that prefill, decodes included; 0 until there was one.
 
@@ -107,24 +108,18 @@ class PrefillBudget:
         """
         if not num_decodes:
             return self._decodes_within(self._max_seconds)
-        if self._max_stretch is None:
-            return self._max_tokens
-        self._since_others += 1
-        if self._since_others > _OTHERS_ONLY_EVERY or not self._decodes.is_known:
-            self._since_others = 0
-            return 0
-        allowed = DEFERRABLE_SHARE * self._max_stretch * self._decodes.at(num_decodes)
-        per_decode = max(self._decodes.slopes[0], allowed / self._max_tokens)
-        self._unused = min(self._unused, per_decode) + allowed
-        # It doubles at most, as a pace that was measured with few of them says little about many.
-        self._num_beside = min(int(self._unused / per_decode), 2 * self._num_beside + 1)
-        self._unused -= self._num_beside * per_decode
-        return self._num_beside
+        return self._beside.num(num_decodes)
 
     @property
     def _fixed(self) -> float:
         """Seconds that any prompt in a step costs."""
         return self._pace.slopes[1]
+
+    def num_above_share(self, num_decodes: int) -> int:
+        """Return how many requests of tenants that have more than their shares may decode beside `num_decodes` of
+        all tenants, on the average.
+        """
+        return self._above_share.num(num_decodes)
 
     def _decodes_within(self, seconds: float) -> int:
         """Return how many decodes fit into a step, at least one; all if steps as measured are short enough."""
@@ -168,6 +163,8 @@ class PrefillBudget:
             return Room(0)
         self._num_samples = 0
         decodes, fixed = self._decodes.at(num_decodes), self._fixed
+        if not self._decodes.tells_slope and num_decodes < self._decodes.center:
+            decodes *= num_decodes / self._decodes.center
         left = self._max_seconds - decodes - fixed
         seconds, over = left, 0.0
         if self._max_stretch is not None:
@@ -239,6 +236,40 @@ class Room:
         return int(min(2 * seconds / (first + math.sqrt(first**2 + 2 * self.slope * seconds)), self.tokens))
 
 
+class _Beside:
+    """How many more requests may decode in a step, so that it is a little slower for those that do anyway."""
+
+    def __init__(self, decodes: _RunningFit, most: int, max_stretch: float | None) -> None:
+        """`decodes` fits the seconds of steps over their decodes, as they are measured."""
+        self._decodes, self._most, self._max_stretch = decodes, most, max_stretch
+        self._num, self._since_without = 0, _OTHERS_ONLY_EVERY
+        self._unused = 0.0  # seconds that they may take besides
+
+    def num(self, num_decodes: int) -> int:
+        """Return how many may decode beside `num_decodes` others in the next step. In some it is none, to measure
+        how long the others take.
+        """
+        if self._max_stretch is None:
+            return self._most
+        self._since_without += 1
+        if self._since_without > _OTHERS_ONLY_EVERY or not self._decodes.is_known:
+            self._since_without = 0
+            return 0
+        fit, share = self._decodes, DEFERRABLE_SHARE * self._max_stretch
+        if fit.tells_slope:
+            allowed = share * fit.at(num_decodes)
+            per_decode = max(fit.slopes[0], allowed / self._most)
+        else:  # Steps of one size do not tell the slope: it is at most this.
+            per_decode = fit.mean / fit.center
+            allowed = share * num_decodes * per_decode
+        self._unused = min(self._unused, per_decode) + allowed
+        # Steps that were measured with few of them say little about many.
+        most = max(0, int(2 * self._decodes.center) + 1 - num_decodes)
+        self._num = min(int(self._unused / per_decode), 2 * self._num + 1, most)
+        self._unused -= self._num * per_decode
+        return self._num
+
+
 class _RunningFit:
     """Linear regression over recent points, mainly the last ten, whose slopes are never negative."""
 
@@ -263,6 +294,11 @@ class _RunningFit:
     def is_known(self) -> bool:
         """Whether there are any points."""
         return self._weight > 0
+
+    @property
+    def tells_slope(self) -> bool:
+        """Whether the points' first x differ enough to tell their slope, which may be 0."""
+        return bool(self.slopes[0]) or self._products[0][0] > (self._means[0] / 4) ** 2
 
     @property
     def center(self) -> float:

@@ -3,8 +3,9 @@
 Queues take turns: `room` goes round in quanta (engine/scheduling/round_robin.py). Within a queue:
 
     the first in order      a sixteenth, so that it always gets on
-    all prompts             the rest, the most urgent first and then the shortest remainder, so that a
-                            prompt of 100k tokens does not delay one of 50
+    all prompts             the rest, the most urgent first, then those of the tenant with fewest requests in the
+                            batch, then the shortest remainder, so that a prompt of 100k tokens does not delay one
+                            of 50
 
 Deferrable prompts get tokens in steps in which no other prompt can use any.
 """
@@ -12,6 +13,7 @@ Deferrable prompts get tokens in steps in which no other prompt can use any.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.request import Request, Status
@@ -64,7 +66,10 @@ class PrefillSharing:
         while not room.is_full and (name := self._turns.turn(among=open_queues)) is not None:
             queue = open_queues[name]
             if queue is None:
-                queue = open_queues[name] = _Queue([*queues[name], *waiting.first(name, _WINDOW)])
+                prompts = [*queues[name], *waiting.first(name, _WINDOW)]
+                queue = open_queues[name] = _Queue(
+                    prompts, Counter(request.tenant for request in allocator.running)
+                )
             is_alone = len(open_queues) == 1
             most = room.tokens if is_alone else min(room.tokens, math.ceil(self._turns.credit(name)))
             used = queue.take(shares, most)
@@ -134,12 +139,14 @@ class _StepShares:
 class _Queue:
     """The prompts of one queue in a step."""
 
-    def __init__(self, prompts: list[Request]) -> None:
+    def __init__(self, prompts: list[Request], num_running: Mapping[str, int]) -> None:
+        """`num_running`: requests of each tenant that run."""
         self._first = min(prompts, key=precedence)
         self._prompts = sorted(
             prompts,
             key=lambda prompt: (
                 -prompt.queue_position.preemption_level,
+                num_running[prompt.tenant],
                 prompt.num_to_compute,
                 prompt.queue_position,
             ),

@@ -38,7 +38,8 @@ from engine.scheduling.recurrent import plan_state
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
-from engine.scheduling.waiting_queue import WaitingQueue
+from engine.scheduling.tenant_shares import within_shares
+from engine.scheduling.waiting_queue import WaitingQueue, precedence
 from engine.stream_delta import FinishReason, StreamDelta
 
 
@@ -83,7 +84,7 @@ class Scheduler:
         self.allocator = KVAllocator(cache, self.waiting, settings.max_running, host, self._budget)
         self._lender = Lender(cache, host)
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
-        self._num_steps = self._num_finished = self._num_in_flight = 0
+        self._num_steps = self._num_finished = self._num_in_flight = self._num_planned = 0
 
     def share(self, namespace: Namespace, token_ids: Sequence[int]) -> int:
         """Share computed tokens with all namespaces for good (`KVCacheManager.share`); return how many of them.
@@ -194,7 +195,13 @@ class Scheduler:
                 step.prompts.append(request)
             elif request.beams or num_tokens < request.longest:  # else the step in flight samples its last token
                 (step.deferrable if request.is_deferrable else urgent).append(request)
-        self._decode(step, urgent, now)
+        others = itertools.chain(step.prompts, self.waiting)
+        within, beyond = within_shares(urgent, others, self._num_planned)
+        self._num_planned += 1
+        if beyond:
+            within += beyond[: self._budget.num_above_share(len(within))]
+            within.sort(key=precedence)  # so that those are preempted first that are last in order
+        self._decode(step, within, now)
         if step.deferrable and not self._num_urgent_prompts(step):
             self._decode(step, step.deferrable[: self._budget.num_beside(len(step.chunks))], now)
 
@@ -217,7 +224,15 @@ class Scheduler:
     def _num_urgent_prompts(self, step: StepBuilder) -> int:
         """Number of prompts that could get tokens and are not deferrable."""
         num_running = sum(prompt.status is Status.RUNNING and not prompt.is_deferrable for prompt in step.prompts)
-        return num_running + self._num_startable(len(self.waiting) - self.waiting.num_deferrable)
+        num_prompts = num_running + self._num_startable(len(self.waiting) - self.waiting.num_deferrable)
+        if num_prompts < 2:
+            return num_prompts
+        # Beside others, the prompts of one tenant together slow steps down by no more than one of them.
+        prompts = {
+            prompt.tenant for prompt in itertools.chain(step.prompts, self.waiting) if not prompt.is_deferrable
+        }
+        is_shared = len(prompts | {request.tenant for request in self.allocator.running}) > 1
+        return min(num_prompts, len(prompts)) if is_shared else num_prompts
 
     def _num_startable(self, num_waiting: int) -> int:
         return min(num_waiting, self._max_running - len(self.allocator.running))

@@ -6,7 +6,7 @@ some back, as long as it keeps at least as many as the other then has: no place 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from engine.request import Request
@@ -35,3 +35,29 @@ def to_give_way(running: Sequence[Request], waiting: Iterable[Request]) -> tuple
             victims.append(request)
             spare -= request.width
     return (first, victims[::-1]) if victims else None
+
+
+def within_shares(
+    decodes: Sequence[Request], others: Iterable[Request], num_steps: int
+) -> tuple[list[Request], list[Request]]:
+    """Divide decoding requests into as many of each tenant as the one with fewest requests has, and the rest.
+
+    `others` are requests of tenants that wait for other things. The requests of a tenant take turns from step to
+    step. O(decodes + others).
+    """
+    by_tenant: defaultdict[str, list[Request]] = defaultdict(list)
+    for request in decodes:
+        by_tenant[request.tenant].append(request)
+    num_wanted = Counter({tenant: len(requests) for tenant, requests in by_tenant.items()})
+    num_wanted.update(request.tenant for request in others if not request.is_deferrable)
+    if len(num_wanted) < 2:
+        return list(decodes), []
+    share = min(num_wanted.values())
+    within: list[Request] = []
+    beyond: list[Request] = []
+    for requests in by_tenant.values():
+        first = num_steps * share % len(requests)
+        requests = requests[first:] + requests[:first]
+        within += requests[:share]
+        beyond += requests[share:]
+    return within, beyond

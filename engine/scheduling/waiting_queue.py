@@ -56,8 +56,13 @@ class WaitingQueue:
         return self._queues.keys()
 
     def first(self, queue: str, count: int) -> list[Request]:
-        """The next `count` requests of a queue in order."""
-        return self._queues.get(queue, [])[:count]
+        """The next `count` requests of a queue in order, and the first of each tenant that has none of them."""
+        requests = self._queues.get(queue, [])
+        if len(requests) <= count:
+            return requests[:]
+        firsts = {request.tenant: request for request in reversed(requests[count:])}
+        known = {request.tenant for request in requests[:count]}
+        return requests[:count] + [request for tenant, request in firsts.items() if tenant not in known]
 
     def first_urgent(self) -> Request | None:
         """The first in order of the requests that are not deferrable. O(queues)."""

@@ -265,7 +265,7 @@ def test_backlogged_tenants_get_the_same_computed_tokens(arrivals: list[tuple[st
 
 
 def test_one_tenants_flood_hardly_delays_another_ones_prompt() -> None:
-    """Fifty prompts of 1k tokens wait; the other tenant's single one takes the next turns."""
+    """Fifty prompts of 1k tokens wait; the other tenant's one goes next, or after those that have begun."""
     first: dict[str, float] = {}
     for policy in ("priority", "fair"):
         engine = SimulatedEngine(policy=policy, max_step_tokens=512)
@@ -275,7 +275,7 @@ def test_one_tenants_flood_hardly_delays_another_ones_prompt() -> None:
         quiet = engine.arrive(1200, tenant="quiet")
         engine.run()
         first[policy] = engine.first_token(quiet)
-    assert first["priority"] > 90
+    assert first["priority"] < 25
     assert first["fair"] <= 1 + 2 * 1200 / 512 + 2
 
 

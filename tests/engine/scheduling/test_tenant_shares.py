@@ -1,0 +1,79 @@
+"""What one tenant's floods cost another, in simulated seconds, against what the same requests take alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from engine.scheduling.plan import StepPlan
+from tests.engine.support.simulated_time import SimulatedEngine
+
+
+def small_machine(plan: StepPlan) -> float:
+    """A step of which each row takes a large part: 2 ms, 1 ms a decode and 0.2 ms a prompt token."""
+    return 0.002 + 0.001 * plan.num_decodes + 0.0002 * plan.num_prefill
+
+
+def large_machine(plan: StepPlan) -> float:
+    """A step whose time hardly depends on its rows: 8 ms, 10 us a decode and 25 us a prompt token."""
+    return 0.008 + 1e-5 * plan.num_decodes + 25e-6 * plan.num_prefill
+
+
+Machine = Callable[[StepPlan], float]
+
+
+def made(machine: Machine, policy: str = "priority") -> SimulatedEngine:
+    return SimulatedEngine(machine, max_step_ms=100.0, max_step_stretch=0.75, policy=policy)
+
+
+def latencies(engine: SimulatedEngine) -> list[float]:
+    """Return what requests of a quiet tenant take, one after the other, some seconds after the flood began."""
+    while engine.loop.has_work and engine.now < 2:
+        engine.step()
+    found = []
+    for _ in range(12):
+        began = engine.now
+        name = engine.arrive(20, max_tokens=20, tenant="quiet")
+        engine.run(until=lambda: len(engine.token_times[name]) == 20)  # noqa: B023
+        found.append(engine.now - began)
+        for _ in range(10):
+            engine.step()
+    return found
+
+
+@pytest.mark.parametrize("policy", ["priority", "fcfs", "fair"])
+@pytest.mark.parametrize(("machine", "most", "worst"), [(small_machine, 3.2, 6.0), (large_machine, 1.5, 2.0)])
+@pytest.mark.parametrize(("num_flood", "num_prompt", "max_tokens"), [(400, 30, 300), (1024, 10, 64)])
+def test_a_flood_of_one_tenant_costs_another_a_small_multiple(
+    machine: Machine, most: float, worst: float, num_flood: int, num_prompt: int, max_tokens: int, policy: str
+) -> None:
+    """Without shares, the median is 42 times as long on the small machine, and the worst a thousand times."""
+    alone = statistics.median(latencies(made(machine, policy)))
+    engine = made(machine, policy)
+    for _ in range(num_flood):
+        engine.arrive(num_prompt, max_tokens=max_tokens, tenant="loud")
+    beside = latencies(engine)
+    assert statistics.median(beside) < most * alone
+    assert max(beside) < worst * alone
+
+
+@pytest.mark.parametrize("machine", [small_machine, large_machine])
+def test_all_streams_of_a_tenant_get_on_beside_another_ones_that_never_ends(machine: Machine) -> None:
+    engine = made(machine)
+    engine.arrive(10, max_tokens=100_000, tenant="quiet")
+    loud = [engine.arrive(10, max_tokens=20, tenant="loud") for _ in range(40)]
+    engine.run(until=lambda: all(len(engine.token_times[name]) == 20 for name in loud))
+
+
+@pytest.mark.parametrize("machine", [small_machine, large_machine])
+def test_a_tenant_alone_has_the_whole_engine_and_so_have_tenants_that_ask_alike(machine: Machine) -> None:
+    took = []
+    for tenants in ("a", "abcd"):
+        engine = made(machine)
+        for i in range(200):
+            engine.arrive(50, max_tokens=40, tenant=tenants[i % len(tenants)])
+        engine.run()
+        took.append(engine.now)
+    assert took[1] < 1.3 * took[0]
