@@ -15,6 +15,8 @@ requests does not starve the others.
 Requests of batches are deferrable: under every policy they stand behind all others, which preempt them without
 waiting, whatever their priorities. Among themselves, tenants take turns.
 
+Besides, tenants share rows and steps under every policy (`engine/scheduling/tenant_shares.py`).
+
 The ratio of two claims does not change with time, as both double together:
 
     claim(a) / claim(b) = 2 ** ((priority_b + arrival_b / half_life) - (priority_a + arrival_a / half_life))

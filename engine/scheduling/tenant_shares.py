@@ -1,7 +1,8 @@
-"""Which running requests of one tenant give their places to a waiting one of another.
+"""How tenants share an engine at every step: its rows, its pages, and the time that a step takes.
 
 A tenant alone may have all rows of the batch and all pages. When another waits, the tenant with most rows gives
-some back, as long as it keeps at least as many as the other then has: no place is taken back and forth.
+some back, as long as it keeps at least as many as the other then has: no place is taken back and forth. In a step,
+each tenant has as many rows as the one that wants fewest, and more as far as that makes the step a little longer.
 """
 
 from __future__ import annotations
