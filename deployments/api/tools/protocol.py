@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import BeforeValidator, Discriminator, Field
 from pydantic import Tag as Tagged
 from pydantic_core import PydanticCustomError
 
+from deployments.api import exact_json
 from deployments.api.errors import quoted
 from deployments.api.request.field_values import other_than
 from deployments.api.request.strict_model import LeftOut, StrictModel
@@ -207,7 +207,7 @@ def _parse_arguments(value: object) -> object:
     """Return arguments as text. Some servers give an object, and some clients send nothing for no arguments."""
     if value is None or value == "":
         return "{}"
-    return msgspec.json.encode(value).decode() if isinstance(value, dict) else value
+    return exact_json.encode(value).decode() if isinstance(value, dict) else value
 
 
 def _parse_call_type(value: object) -> object:
