@@ -29,6 +29,7 @@ ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 _decode = msgspec.json.Decoder(float_hook=exact_json.ordinary).decode
 """Raises `msgspec.ValidationError` for a number whose text would be lost, except -0."""
 _MINUS_ZERO = re.compile(rb"-0[\s,}\]]")
+_LONG_BYTES = 8192
 
 
 class ClientGone(Exception):
@@ -130,12 +131,18 @@ def parse_object(body: bytes | bytearray, limits: Limits, most: int | None = Non
     value, has_written = _parsed(body, limits)
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.")
-    # Nesting is at most the number of opening brackets, so small bodies need no walk.
-    if most > limits.max_json_depth * NESTED:
+    if _may_nest_deeper(body, most, limits.max_json_depth):
         check_depth(limits, "max_json_depth", value)
     if has_written:
         settle(value)
     return value
+
+
+def _may_nest_deeper(body: bytes | bytearray, most: int, depth: int) -> bool:
+    """Whether there may be more than `depth` opening brackets. Those of a long body take longer to count than it
+    takes to walk its values.
+    """
+    return most > depth * NESTED and (len(body) > _LONG_BYTES or body.count(b"[") + body.count(b"{") > depth)
 
 
 def _parsed(body: bytes | bytearray, limits: Limits) -> tuple[Any, bool]:
