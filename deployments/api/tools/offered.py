@@ -13,6 +13,8 @@ from deployments.api.request.fields import IgnoredFields
 
 OFFERED = frozenset({"function", "custom"})
 """Types of tools."""
+IS_GRAMMAR = {"properties": {"type": {"const": "grammar"}}}
+"""The schema of a custom tool's format that the model is not held to."""
 NAMESPACE = "namespace"
 """The type of a group of tools, in OpenAI's Responses API."""
 
