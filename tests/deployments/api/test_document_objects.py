@@ -36,22 +36,11 @@ FORMATS: list[Any] = [
     {"type": "text"}, {"type": "grammar"}, {"type": "grammar", "grammar": GRAMMAR}, {"type": "text", **GRAMMAR},
     {"type": "text", "grammar": GRAMMAR}, {"type": "grammar", **GRAMMAR}, {"type": 7}, {}, None, 7,
 ]  # fmt: skip
-TEXTS: list[Any] = [
-    "a",
-    "",
-    [],
-    [TEXT],
-    [TEXT, {**TEXT, "x": 7}],
-    [TEXT, OTHER],
-    ["a"],
-    [{"type": "text"}],
-    7,
-    None,
-]
+TEXTS: list[Any] = ["a", [], [{**TEXT, "x": 7}], [TEXT, OTHER], [{"type": "text"}], 7]
 SOURCES: list[Any] = [
     *({"type": "text", "data": text} for text in TEXTS), *({"type": "content", "content": text} for text in TEXTS),
-    {"type": "text", "content": "a"}, {"type": "base64", "data": "a"}, {"type": "url", "url": "a"},
-    {"content": "a"}, {"data": "a"}, {"type": 7, "content": "a"}, {"type": "content", "content": "a", "x": 7}, {}, 7,
+    {"type": "text", "content": "a"}, {"type": "base64", "data": "a"}, {"content": "a", "x": 7}, {"data": "a"},
+    {"type": 7, "content": "a"}, {}, 7,
 ]  # fmt: skip
 READ: list[dict[str, Any]] = [
     *({"type": "search_result", "content": text, "x": 7} for text in TEXTS),
