@@ -119,7 +119,7 @@ def closed(text: str) -> str:
 def ordinary(text: str) -> float:
     """Return a number with a fraction or an exponent. Raises ValueError if writers would write it otherwise."""
     number = float(text)
-    if repr(number) != text or "e" in text:  # writers differ in exponents
+    if not _is_ordinary(number, text):
         raise ValueError(f"{text} is no ordinary number")
     return number
 
@@ -135,18 +135,19 @@ def _without(nonce: str, written: str) -> str:
 
 
 def _number(text: str) -> int | float | WrittenNumber:
-    try:
-        if not _is_int(text):
-            return ordinary(text)
-        if len(text) < _LONGEST_INT and text != "-0":
-            return int(text)
-    except ValueError:
-        pass
-    return WrittenNumber(text)
+    if _is_int(text):
+        return int(text) if len(text) < _LONGEST_INT and text != "-0" else WrittenNumber(text)
+    number = float(text)
+    return number if _is_ordinary(number, text) else WrittenNumber(text)
 
 
 def _is_int(text: str) -> bool:
     return text.lstrip("-").isdigit()
+
+
+def _is_ordinary(number: float, text: str) -> bool:
+    """Whether all writers write a number as this text. They differ in exponents."""
+    return repr(number) == text and "e" not in text
 
 
 def _text_of(number: object) -> str:

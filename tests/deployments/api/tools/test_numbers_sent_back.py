@@ -162,7 +162,7 @@ def test_an_answer_is_held_to_a_schema_by_the_values_of_its_numbers(talk: Make, 
     schema = exact_json.parse('{"properties": {"a": {"enum": [1E1, -0, 0.50], "maximum": 1E2}}}')
     post(it, path, conversation(path) | {"tools": with_schema(path, schema), "tool_choice": FORCED[path]})
     grammar = it.engine.requests[-1].sampling.grammar
-    assert '{"enum": [10.0, 0, 0.5], "maximum": 100.0}' in grammar.source
+    assert grammar is not None and '{"enum": [10.0, 0, 0.5], "maximum": 100.0}' in grammar.source
 
 
 @pytest.mark.parametrize("path", TOOLS)
