@@ -36,6 +36,11 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/messages": ({"max_tokens": 2000}, "messages"),
     "/v1/responses": ({}, "input"),
 }
+COUNTED = {
+    "/v1/chat/completions": ("/tokenize", "count"),
+    "/v1/messages": ("/v1/messages/count_tokens", "input_tokens"),
+    "/v1/responses": ("/v1/responses/input_tokens", "input_tokens"),
+}
 ODD = (*NUMBERS, "1e-05", "1e+16", "1e16", "0.00001", "-0.10", "1.0e0", "-" + "9" * 300, "0E0")
 """Numbers that some writer of JSON writes in another way, or not at all."""
 
@@ -188,6 +193,15 @@ def with_schema(path: str, schema: Any) -> list[Any]:
     if path == "/v1/responses":
         return [tool | {"parameters": schema}]
     return [tool | {"function": FIND | {"parameters": schema}}]
+
+
+def test_counting_counts_the_tokens_of_the_numbers_as_they_are_written(talk: Make) -> None:
+    it = talk(HERMES)
+    for path, items in calls("c", f'{{"count": [{", ".join(ODD)}]}}'):
+        asked = conversation(path, *items)
+        post(it, path, asked)
+        url, field = COUNTED[path]
+        assert post(it, url, asked).json()[field] == len(prompt_ids(it))
 
 
 def answer_of(it: Talk, arguments: str, call_id: str) -> str:
