@@ -23,7 +23,7 @@ import msgspec
 
 from deployments.batch.errors import BatchFileError
 from deployments.batch.input_file import BatchFile, InvalidLine
-from deployments.batch.runner import NoReply, Reply
+from deployments.batch.runner import IGNORED_FIELDS, NoReply, Reply
 
 _NONE = -1
 
@@ -38,6 +38,8 @@ class OutputResponse(msgspec.Struct):
     status_code: int
     request_id: str
     body: msgspec.Raw
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """The header that names the fields which the API left out; there is none where it left out nothing."""
 
 
 class OutputError(msgspec.Struct):
@@ -69,7 +71,8 @@ def output_line(custom_id: str, reply: Reply | NoReply) -> OutputLine:
     """Return the line for one request."""
     if isinstance(reply, NoReply):
         return _failed_line(custom_id, OutputError("no_reply", str(reply)))
-    response = OutputResponse(reply.status, reply.request_id, msgspec.Raw(reply.body))
+    headers = {IGNORED_FIELDS: reply.ignored_fields} if reply.ignored_fields else msgspec.UNSET
+    response = OutputResponse(reply.status, reply.request_id, msgspec.Raw(reply.body), headers)
     return OutputLine(_new_id(), custom_id, response)
 
 

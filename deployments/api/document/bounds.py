@@ -107,8 +107,9 @@ def open_to_others(schema: dict[str, Any], harmless: Set[str], *, refuses: bool)
     """Have the schema of an object in requests take what is left out of it: `harmless` fields, values that ask for
     nothing and, unless the service refuses them, all others.
     """
-    if schema.pop(LEFT_OUT, False) and refuses:
-        schema["not"] = {}
+    left_out = schema.pop(LEFT_OUT, None)
+    if left_out is not None and refuses:
+        schema["not"] = left_out
     if schema.get("additionalProperties") is False:
         label = {"description": "Accepted, and changes nothing."}
         schema["patternProperties"] = {f"^({'|'.join(sorted(harmless))})$": label}

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from deployments.admission.rate_limits import Ticket
+from deployments.api import exact_json
 from deployments.api.chat import check_chat, encode_conversation, plan_chat
 from deployments.api.errors import ApiError, at_most, invalid
 from deployments.api.generation_plan import GenerationPlan
@@ -85,7 +86,7 @@ def parse_response(
     name = new_response_id()
     is_empty = kind is InputTokensRequest and request.input == []
     items = [] if is_empty or references(request.input) else taken_items(request.input, limits, name)
-    asked = AskedResponse(name, request, items, encode_json(items), encode_json(_repeated(request, body)))
+    asked = AskedResponse(name, request, items, encode_json(items), exact_json.encode(_repeated(request, body)))
     return asked, ignored
 
 
