@@ -321,19 +321,16 @@ class _Arguments:
                 is_new = self._is_new((yield from self._key()), is_on_new_line)
             at.back(count)
             return is_new
-        end, is_text = at.num_held, False
-        if (yield from at.spaces()) and not (yield from at.is_ended()):
-            while (char := (yield from at.look())) and not (found := (yield from self._ends_text())):
-                at.take()
-                end = end if char.isspace() else at.num_held
-            is_text = char != "" and found == marks.ends_value
+        end = at.num_held
+        yield from at.spaces()
+        found = yield from at.sees(*at.ends)  # directly after the mark, any mark decides
+        while not found and (char := (yield from at.look())):
+            at.take()
+            end = end if char.isspace() else at.num_held
+            found = yield from at.sees(*marks.inner)
+        is_text = found == marks.ends_value
         at.back(end if is_text else count)
         return not is_text
-
-    def _ends_text(self) -> Parser[str]:
-        """Return the mark that comes next, if it tells what a mark before it was: a key, or the end of a value."""
-        at = self._at
-        return (yield from at.sees(*self._marks.inner)) if (yield from at.is_ended()) else ""
 
     def _is_new(self, key: str, is_on_new_line: bool) -> bool:
         """Whether a key is that of an argument that the call lacks. One that the schema does not name is on a line

@@ -38,6 +38,8 @@ from tests.support.examples import examples
 NAMES: Functions = {"find": None, "add-2": None}
 formats = st.sampled_from(sorted(FORMATS))
 WORD = "zq7"
+OTHER_MEMBER = re.compile("|".join(OTHER_MEMBERS))
+WRONG_KEY = re.compile(r'"(?=\w*zq7)[argumentsp7zqfcioe]*"\s*:')
 IN_HEADER = re.compile(r"<\|(start|channel)\|>(?:(?!<\|message\|>).)*\Z", re.DOTALL)
 
 
@@ -118,7 +120,7 @@ def test_no_word_is_lost(answer: Answer, place: int, end: int, at: list[int]) ->
     """
     place %= len(answer.said) + 1
     said = f"{answer.said[:place]}{WORD}{answer.said[place:]}"
-    assume(answer.format not in OBJECTS or not any(member in said for member in OTHER_MEMBERS))
+    assume(answer.format not in OBJECTS or not (OTHER_MEMBER.search(said) or WRONG_KEY.search(said)))
     assume(answer.format != "harmony" or not IN_HEADER.search(said[:place]))
     for whole in (said, said[: place + len(WORD) + end % (len(said) - place)]):
         note(whole)
@@ -153,6 +155,32 @@ def test_a_mark_after_a_text_that_is_not_closed_is_no_part_of_it(
         assert (called, others, result.content) == ("find", [CLOCK], squeezed(f"{after}."))
         assert exact_json.parse(exact_json.closed(arguments)) == {"text": text}
         assert result.is_call == (name in VALUE_ENDS)
+
+
+@pytest.mark.parametrize("marks", KNOWN)
+@pytest.mark.parametrize(
+    "name", sorted(name for name, form in FORMATS.items() if form.begins and name != "harmony")
+)
+def test_a_closing_mark_in_a_text_of_a_call_does_not_end_reasoning(name: str, marks: Thoughts) -> None:
+    """If the text is closed, and the call with it. Otherwise the call was a draft that breaks off."""
+    text = f"a {marks.closes} {WORD}"
+    call = FORMATS[name].spell_all([("find", exact_json.write({"text": text}))])
+    unclosed = call.replace(f" {marks.closes} {WORD}", WORD).partition(WORD)[0]
+    for said, reasoning, content, texts in [
+        (f"Hm. {call}", "Hm.", "", [text]),
+        (f"Hm. {call} {call}So.", "Hm.", "So.", [text, text]),
+        (f"Hm. {call} or so {marks.closes}So.", f"Hm. {call} or so", "So.", []),
+        (f"{call}{marks.closes}{call}", call, "", [text]),
+        (f"Hm. {unclosed}{marks.closes}So.", f"Hm. {unclosed}", "So.", []),
+        (f"Hm. {unclosed}{marks.closes}So. {call}", f"Hm. {unclosed}", "So.", [text]),
+    ]:
+        answer = Answer(name, marks, True, said, Found("", "", []))
+        for pieces in ([said], list(said)):
+            result = find(answer, pieces)
+            assert (result.reasoning, result.content) == (squeezed(reasoning), content)
+            assert [exact_json.parse(arguments) for _, arguments in result.calls] == [
+                {"text": one} for one in texts
+            ]
 
 
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
@@ -217,6 +245,44 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
             '<tool_call>[]</tool_call>',
         )
     ),
+    # Several objects in one block, a fenced block, and an object as requests have it.
+    *(
+        ("hermes", f"<tool_call>\n{block}\n</tool_call>", "", [("find", '{"a": 1}'), ("add-2", "{}")])
+        for first, second in [
+            ('{"name": "find", "arguments": {"a": 1}}', '{"name": "add-2"}'),
+            ('{"type": "function", "function": {"name": "find", "arguments": {"a": 1}}}',
+             '{"function": {"name": "add-2"}, "id": "c"}'),
+        ]
+        for block in (f"{first}\n{second}", f"{first}, {second}", f"{first};{second}", f"[{first}, {second}]",
+                      f"```json\n{first}\n{second}\n```", f"```\n[{first},{second}]```")
+    ),
+    ("hermes", '<tool_call>```json\n{"name": "find", "arguments": {"a": 1}</tool_call> So.', " So.",
+     [("find", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "find"}{"name": "other"}</tool_call>', '{"name": "other"}',
+     [("find", "{}")]),
+    ("hermes", '<tool_call>{"function": {"arguments": {"a": 1}, "name": "find"}</tool_call>', "",
+     [("find", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "find", "arguments": {"a": 1}}}</tool_call>', "", [("find", '{"a": 1}')]),
+    ("llama3", '<|python_tag|>```json\n{"name": "find"}\n{"name": "add-2"}\n```', "",
+     [("find", "{}"), ("add-2", "{}")]),
+    ("llama3", '{"type": "function", "function": {"name": "find", "parameters": {"a": 1}}}', "",
+     [("find", '{"a": 1}')]),
+    ("llama3", '```json\n{"name": "find"}\n```', '```json\n{"name": "find"}\n```', []),
+    ("granite", '<|tool_call|>{"name": "find", "arguments": {"a": 1}}\n{"name": "add-2"}', "",
+     [("find", '{"a": 1}'), ("add-2", "{}")]),
+    ("mistral_list", '[TOOL_CALLS]```json\n[{"function": {"name": "find"}}]\n```', "", [("find", "{}")]),
+    ("kimi", '<|tool_call_begin|>find<|tool_call_argument_begin|>```json\n{"a": 1}\n```<|tool_call_end|>', "",
+     [("find", '{"a": 1}')]),
+    # A mark is part of a text that is closed after it, and no part of one that is not.
+    ("hermes", '<tool_call>{"name": "find", "arguments": {"a": "</tool_call>\\" <tool_call>", "b": [true]}}', "",
+     [("find", '{"a": "</tool_call>\\" <tool_call>", "b": [true]}')]),
+    ("hermes", '<tool_call>{"name": "find", "arguments": {"a": "b</tool_call>\n<tool_call>{"name": "add-2"}'
+     '</tool_call>"', '"', [("find", '{"a": "b'), ("add-2", "{}")]),
+    ("hermes", '<tool_call>{"name": "find", "arguments": {"a": "b</tool_call> It is 6\'2", and so on.',
+     " It is 6'2\", and so on.", [("find", '{"a": "b')]),
+    ("hermes", '<tool_call>{"id": "b</tool_call><tool_call>{"name": "add-2"}', '<tool_call>{"id": "b</tool_call>',
+     [("add-2", "{}")]),
+    ("hermes", '<tool_call>{"name": "find", "arguments": {"a": "b</tool_call>', "", [("find", '{"a": "b')]),
     # Once a call has its arguments, it is complete without its bracket.
     ("hermes", '<tool_call>{"name": "find", "arguments": {"a": 1}</tool_call>', "", [("find", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": "find", "arguments": {"a": 1}\n</tool_call> So', " So",
