@@ -13,7 +13,7 @@ A closing mark in a text of a call's arguments is part of it, if the text is clo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -162,13 +162,15 @@ def _parse_thought(at: Scanner, closes: str, calls: CreateCallParser) -> Parser[
             return at.held if is_call else ""
 
 
-def _fed(parser: Parser[None], char: str) -> Iterator[Segment]:
-    """Yield the segments that a parser finds in a character; after the answer began, one for each character."""
+def _fed(parser: Parser[None], char: str) -> list[Segment]:
+    """Return the segments that a parser finds in a character; after the answer began, one for each character."""
+    segments: list[Segment] = []
     with suppress(StopIteration):
         segment = parser.send(char)
         while segment is not None:
-            yield segment
+            segments.append(segment)
             segment = next(parser)
+    return segments
 
 
 def _parse_up_to(at: Scanner, mark: str, kind: SegmentKind) -> Parser[None]:

@@ -158,12 +158,17 @@ def _text(at: Scanner) -> Parser[None]:
     """Release a text as it arrives, and take the mark that ends it. Raises `Malformed` where it breaks off."""
     at.drop()
     yield Segment("arguments", '"')
-    while not (yield from at.sees(QUOTE)):
-        if (yield from at.is_broken(QUOTE)) or not (yield from at.look()):
-            raise Malformed
+    while char := (yield from at.look()):
+        if at.may_end(char):
+            if (yield from at.sees(QUOTE)):
+                break
+            if (yield from at.is_broken(QUOTE)):
+                raise Malformed
         at.take()
         yield Segment("arguments", json.dumps(at.held, ensure_ascii=False)[1:-1])
         at.drop()
+    else:
+        raise Malformed
     yield from at.mark(QUOTE)
     at.drop()
     yield Segment("arguments", '"')

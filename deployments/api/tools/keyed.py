@@ -255,8 +255,12 @@ class _Arguments:
         parts: list[str] = [] if allowed <= TEXT_OR_NULL else (yield from self._json())
         if is_text and is_shown:
             yield Segment("arguments", '"')
-        while not is_over and ((yield from at.spaces()) or at.held):
-            part, is_over = yield from self._part()
+        while not is_over and ((char := (yield from at.spaces())) or at.held):
+            if char and not at.may_end(char):
+                at.take()
+                part = at.held
+            else:
+                part, is_over = yield from self._part()
             parts.append(part)
             at.drop()
             if is_text and is_shown:

@@ -36,6 +36,11 @@ def parse_marked(
     is_after_call = False
     while True:
         char = yield from at.spaces()
+        if char and char != initial and not at.may_end(char):
+            at.take()
+            yield from at.release()
+            is_after_call, initial = False, None
+            continue
         found = yield from at.mark(*openings, *closings, *ends)
         if found in openings or char == initial:
             if until:

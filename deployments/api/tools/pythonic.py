@@ -174,7 +174,7 @@ def _literal(at: Scanner) -> Parser[tuple[str, bool]]:
     while char := (yield from at.look()):
         if not quote and ((depth <= 0 and char in ",)") or (yield from at.is_ended())):
             return taken, True
-        if quote and (yield from at.is_broken(quote)):
+        if quote and at.may_end(char) and (yield from at.is_broken(quote)):
             break
         at.take()
         taken += char

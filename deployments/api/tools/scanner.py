@@ -133,10 +133,14 @@ class Scanner:
         self.back(count)
         return found
 
+    def may_end(self, char: str) -> bool:
+        """Whether a mark that ends what has brackets may begin with this character."""
+        return char[:1] in self._initials
+
     def is_ended(self, *, in_text: bool = False) -> Parser[bool]:
         """Whether a mark comes next that ends what has brackets. The end of the text may cut it off."""
         char = yield from self.look()
-        if char[:1] not in self._initials or self._position in self._text:
+        if not self.may_end(char) or self._position in self._text:
             return False
         count = len(self._held)
         found = yield from self.mark(*self.ends)
@@ -225,7 +229,7 @@ class Scanner:
                 is_over = not opened and char in _ENDS_SCALAR
                 if is_over or (yield from self.is_ended()):
                     return (yield from self._closed(taken, opened, shown))
-            elif char[0] in self._initials and (yield from self.is_broken('"')):
+            elif self.may_end(char) and (yield from self.is_broken('"')):
                 raise Malformed
             self.take()
             taken.append(_CONTROLS.get(char, char) if is_string else char)

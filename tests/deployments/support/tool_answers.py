@@ -219,10 +219,9 @@ def _aside(draw: st.DrawFn, name: str, arguments: dict[str, Any]) -> tuple[str, 
     if is_keyed and draw(st.booleans()):
         return text, text
     key = draw(st.sampled_from(sorted(arguments)))
-    spelled = FORMATS[name].write(exact_json.write({key: text}))
-    if is_keyed:
-        return text, spelled
-    return exact_json.write(text, ensure_ascii=False), f", {spelled}"
+    spelled, given = (FORMATS[name].write(exact_json.write({key: value})) for value in (text, arguments[key]))
+    aside = text if is_keyed else exact_json.write(text, ensure_ascii=False)
+    return aside if spelled != given else "", spelled if is_keyed else f", {spelled}"
 
 
 @st.composite
