@@ -20,7 +20,7 @@ from typing import NamedTuple
 from deployments.api.tools import harmony
 from deployments.api.tools.marked import expect, parse_marked
 from deployments.api.tools.scanner import Scanner
-from deployments.api.tools.segments import Parser, Segment, SegmentKind
+from deployments.api.tools.segments import Parser, Segment
 
 
 class Thoughts(NamedTuple):
@@ -122,7 +122,7 @@ def _parse_answer(at: Scanner, before: str, after: str) -> Parser[None]:
     if (yield from at.mark(before)):
         yield from at.spaces()
         at.drop()
-        yield from _parse_up_to(at, after, "text")
+        yield from _parse_up_to(at, after)
         yield from at.spaces()
         at.drop()
     else:
@@ -173,15 +173,15 @@ def _fed(parser: Parser[None], char: str) -> list[Segment]:
     return segments
 
 
-def _parse_up_to(at: Scanner, mark: str, kind: SegmentKind) -> Parser[None]:
-    """Parse what is of one kind up to a mark or the end. White space before these is dropped with the mark."""
+def _parse_up_to(at: Scanner, mark: str) -> Parser[None]:
+    """Parse text up to a mark or the end. White space before these is dropped with the mark."""
     while True:
         yield from at.spaces()
         if (yield from at.mark(mark)):
             break
         if not (yield from at.look()):
             if at.held.strip():
-                yield from at.release(kind)
+                yield from at.release()
             break
-        yield from at.text(kind)
+        yield from at.text()
     at.drop()

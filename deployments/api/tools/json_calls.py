@@ -135,7 +135,7 @@ class _Call:
             if name not in self._names:
                 raise Malformed
             self._name = name
-        elif key == "function" and not self._is_nested and (yield from self._at.look()) == "{":
+        elif key == "function" and not (self._name or self._is_nested) and (yield from self._at.look()) == "{":
             self._is_nested = True
             yield from self.members()
         elif key in _KEYS and self._arguments is None:

@@ -14,8 +14,7 @@ _ENDS_SCALAR = _SPACE + ",}]"
 _CLOSING = {"{": "}", "[": "]"}
 _CONTROLS = {chr(code): json.dumps(chr(code))[1:-1] for code in range(32)}
 """Characters that models write into texts, where JSON has only escapes for them."""
-_MAY_FOLLOW = ":]})"
-"""What follows a text where no comma does."""
+_AFTER_TEXT = ":,]})"
 
 
 class Malformed(Exception):
@@ -176,14 +175,14 @@ class Scanner:
             self.take()
         char = yield from self.spaces()
         if char != "," or is_mark:
-            return char in (f"{_MAY_FOLLOW},")
+            return char in _AFTER_TEXT or (yield from self.is_ended())
         self.take()
         char = yield from self.spaces()
         if not (char[:1].isalpha() or char == "_"):
             return char == "" or char in "\"'{[(-" or char.isdigit()
-        while (char := (yield from self.look())) and char not in _SPACE and (char == "_" or char.isalnum()):
+        while (char := (yield from self.look())) and (char == "_" or char.isalnum()):
             self.take()
-        return (yield from self.spaces()) in f"=,{_MAY_FOLLOW}"
+        return (yield from self.spaces()) in f"={_AFTER_TEXT}"
 
     def is_empty(self) -> Parser[bool]:
         """Whether an object comes next that has no members."""
