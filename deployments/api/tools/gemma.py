@@ -107,11 +107,12 @@ def _key(at: Scanner, separator: str) -> Parser[str]:
         elif char == "<":
             yield from expect(at, (QUOTE,))
             start = len(at.held)
-            while not (yield from at.mark(QUOTE)):
+            while not (yield from at.sees(QUOTE)):
                 if (yield from at.is_broken(QUOTE)) or not (yield from at.look()):
                     raise Malformed
                 at.take()
-            key = at.held[start : -len(QUOTE)]
+            key = at.held[start:]
+            yield from at.mark(QUOTE)
         else:
             key = (yield from up_to(at, ":")).strip()
             if not key:

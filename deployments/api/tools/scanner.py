@@ -167,12 +167,13 @@ class Scanner:
         """Take what comes up to a quote, and to what shows whether that closed a text."""
         is_mark = len(quote) > 1  # such a quote has no escapes, and stands nowhere else
         is_escaped = False
-        while is_escaped or not (yield from self.mark(quote)):
+        while is_escaped or not (yield from self.sees(quote)):
             char = yield from self.look()
             if not char:
                 return False
             is_escaped = char == "\\" and not is_escaped and not is_mark
             self.take()
+        yield from self.mark(quote)
         char = yield from self.spaces()
         if char != "," or is_mark:
             return char in _AFTER_TEXT or (yield from self.is_ended())

@@ -69,6 +69,7 @@ def test_channels_and_calls(
         (f"Basic Chain:1,{Q}a:b{Q}:2", '{"Basic Chain": 1, "a:b": 2}'),
         ('"text":"a\\n","count":3', '{"text": "a\\n", "count": 3}'),
         ("text:12345,count:many,other:two words", '{"text": "12345", "count": "many", "other": "two words"}'),
+        (f"a:{{{Q}<<|{Q}:1}},text:{Q}<<tool_call|><{Q}", '{"a": {"<<|": 1}, "text": "<<tool_call|><"}'),
         (f"text:{Q}<|<|{Q}", '{"text": "<|<|"}'),
     ],
 )

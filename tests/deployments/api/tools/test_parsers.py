@@ -120,7 +120,7 @@ def test_no_word_is_lost(answer: Answer, place: int, end: int, at: list[int]) ->
     """
     place %= len(answer.said) + 1
     said = f"{answer.said[:place]}{WORD}{answer.said[place:]}"
-    assume(answer.format not in OBJECTS or not (OTHER_MEMBER.search(said) or WRONG_KEY.search(said)))
+    assume(answer.format not in OBJECTS or not (OTHER_MEMBER.search(answer.said) or WRONG_KEY.search(said)))
     assume(answer.format != "harmony" or not IN_HEADER.search(said[:place]))
     for whole in (said, said[: place + len(WORD) + end % (len(said) - place)]):
         note(whole)
