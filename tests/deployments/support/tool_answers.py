@@ -213,7 +213,7 @@ def _can_write(name: str, arguments: dict[str, Any]) -> bool:
 @st.composite
 def _aside(draw: st.DrawFn, name: str, arguments: dict[str, Any]) -> tuple[str, str]:
     """A second value of a key, or a text between arguments: what becomes of it, and how it is spelled."""
-    is_keyed, text = name in VALUE_ENDS, draw(words)
+    is_keyed, text = name in VALUE_ENDS, draw(words).lstrip(" \n[{")  # a bracket that is not closed is closed
     if not arguments or not (is_keyed or name in PYTHONIC) or draw(st.booleans()):
         return "", ""
     if is_keyed and draw(st.booleans()):
