@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +21,9 @@ from deployments.config.limits import Limits
 PIECE_BYTES = 256 * 1024
 """Bytes that are parsed and written in one go, in a thread."""
 MAX_PARTS, MAX_FIELD_BYTES, MAX_NAME_CHARS = 16, 1024, 255
+_BOUNDARY = re.compile(rb"[!-~ ]{0,69}[!-~]")
+"""As long as RFC 2046 has it; no space at its end."""
+_PLAIN_ENCODINGS = (b"", b"7bit", b"8bit", b"binary")
 _FORM_BYTES = 64 * 1024
 """What a form may have besides the file's bytes."""
 
@@ -46,10 +50,16 @@ async def receive_form(
     A file may have `max_bytes`, and `room` is what its tenant has left. Raises `ApiError` 400, 408, 413 or 415.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
-    boundary = options.get(b"boundary")
-    if kind != b"multipart/form-data" or not boundary:
+    if kind != b"multipart/form-data":
         raise ApiError(
             415, "A file is sent as a form: the content type must be multipart/form-data with a boundary."
+        )
+    boundary = options.get(b"boundary", b"")
+    if not _BOUNDARY.fullmatch(boundary):
+        raise invalid(
+            f"The content type multipart/form-data has {_shown(boundary)}; it must have one of 1 to 70 letters, "
+            "digits and other printable ASCII characters.",
+            "content-type",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "A packed form is not supported; send the file as it is.")
@@ -143,6 +153,8 @@ class _Reader:
         self._header, self._value = bytearray(), bytearray()
 
     def _on_headers(self) -> None:
+        if self._headers.get(b"content-transfer-encoding", b"").strip().lower() not in _PLAIN_ENCODINGS:
+            raise invalid("A part has a content-transfer-encoding; send its bytes as they are.")
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         if self._name != "file":
@@ -178,6 +190,10 @@ class _Reader:
 
     def _on_end(self) -> None:
         self._has_ended = True
+
+
+def _shown(boundary: bytes) -> str:
+    return f"the boundary {quoted(boundary.decode('latin-1'))}" if boundary else "no boundary"
 
 
 def _plain(name: str) -> str:

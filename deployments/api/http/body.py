@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -201,7 +202,25 @@ def _explain(body: bytes | bytearray, limits: Limits, error: Exception) -> NoRet
         raise invalid("The body has a lone surrogate (half a character); text must be valid Unicode.") from None
     except ValueError:  # an integer with thousands of digits
         raise invalid("The body has a number that is too large.") from None
-    raise invalid("The body has a number that is too large.")
+    path = _path_of_infinite(value)
+    raise invalid(f"{path or 'The body'} has a number that is too large; a double has at most 1.8e308.", path)
+
+
+def _path_of_infinite(value: object) -> str | None:
+    """Return the dotted path of the first number in a value that no double holds; None where the value is one, or
+    has none.
+    """
+    level = [("", value)]
+    while level:
+        below = []
+        for path, node in level:
+            if isinstance(node, float) and math.isinf(node):
+                return path or None
+            if isinstance(node, dict | list):
+                pairs = node.items() if isinstance(node, dict) else enumerate(node)
+                below += [(f"{path}.{name}" if path else str(name), child) for name, child in pairs]
+        level = below
+    return None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -114,7 +114,18 @@ def test_a_file_expires(office: Office) -> None:
     ("headers", "body", "status", "message"),
     [
         ({"content-type": "application/json"}, b"{}", 415, "multipart/form-data"),
-        ({"content-type": "multipart/form-data"}, b"", 415, "boundary"),
+        ({"content-type": "multipart/form-data"}, b"", 400, "has no boundary"),
+        ({"content-type": "multipart/form-data; boundary="}, b"", 400, "has no boundary"),
+        ({"content-type": 'multipart/form-data; boundary=""'}, b"", 400, "has no boundary"),
+        ({"content-type": f"multipart/form-data; boundary={'b' * 300}"}, b"", 400, "of 1 to 70"),
+        ({"content-type": f"multipart/form-data; boundary={'b' * 71}"}, b"", 400, "of 1 to 70"),
+        ({"content-type": "multipart/form-data; boundary=\xe9\xe9".encode("latin-1")}, b"", 400, "of 1 to 70"),  # type: ignore[dict-item]
+        ({"content-type": "multipart/form-data; boundary=\u20ac".encode()}, b"", 400, "of 1 to 70"),  # type: ignore[dict-item]
+        ({"content-type": 'multipart/form-data; boundary="b "'}, b"", 400, "of 1 to 70"),
+        ({"content-type": "multipart/form-data; boundary*=utf-8''abc"}, b"", 400, "has no boundary"),
+        ({"content-type": "multipart/mixed; boundary=abc"}, b"", 415, "multipart/form-data"),
+        (FORM, PURPOSE + part("file", b"eA==").replace(b"\r\n\r\n", b"\r\nContent-Transfer-Encoding: base64\r\n\r\n")
+         + END, 400, "content-transfer-encoding"),
         ({**FORM, "content-encoding": "gzip"}, PURPOSE + END, 415, "packed"),
         ({**FORM, "origin": "https://evil.example"}, PURPOSE + END, 403, "cors_origins"),
         (FORM, b"", 400, "closing boundary"),
@@ -144,6 +155,18 @@ def test_a_form_that_is_wrong_is_refused_and_leaves_nothing(
 
     office.play(scene, max_file_bytes=4096)
     assert left(office) == []
+
+
+@pytest.mark.parametrize("named", ['"in two words"', "b" * 70, "----WebKitFormBoundary'()+_,-./:=?"])
+def test_a_boundary_may_be_quoted_and_as_long_as_rfc_2046_has_it(office: Office, named: str) -> None:
+    body = (PURPOSE + part("file", b"{}", "a") + END).replace(BOUNDARY.encode(), named.strip('"').encode())
+    headers = {"content-type": f"multipart/form-data; boundary={named}"}
+
+    async def scene(ingress: Ingress) -> None:
+        answer = await ingress.http.post("/v1/files", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+    office.play(scene)
 
 
 async def _in_pieces(body: bytes) -> AsyncIterator[bytes]:
