@@ -24,8 +24,12 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from deployments.config.files import FileSettings
+from engine.files import NotRegular, TooLarge, make_folder, new_file, open_or_create, read_bytes
 
 R = TypeVar("R")
+ABSENT = (FileNotFoundError, NotADirectoryError, NotRegular, TooLarge)
+"""Errors that say of a name that nothing of ours has it."""
+_MAX_RECORD_BYTES = 2**24
 
 
 class SpoolFull(Exception):
@@ -36,7 +40,7 @@ def write_record(path: Path, record: object) -> None:
     """Write a record in place of the one that is there: readers see the one or the other."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with fresh.open("wb") as file:
+        with new_file(fresh) as file:
             file.write(msgspec.json.encode(record))
             file.flush()
             os.fsync(file.fileno())
@@ -47,10 +51,10 @@ def write_record(path: Path, record: object) -> None:
 
 
 def read_record(path: Path, kind: type[R]) -> R | None:
-    """Return a record; None where there is none that can be read."""
+    """Return a record; None where there is none, or something else. Raises OSError where the disk fails."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(read_bytes(path, _MAX_RECORD_BYTES), type=kind)
+    except (*ABSENT, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -59,7 +63,7 @@ def lock(path: Path) -> BinaryIO | None:
 
     Raises OSError where its folder is gone.
     """
-    file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - the caller closes it
+    file = open_or_create(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -72,10 +76,10 @@ def lock(path: Path) -> BinaryIO | None:
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return what lies in a folder; nothing where there is no such folder."""
+    """Return what lies in a folder; nothing where there is no such folder. Raises OSError where the disk fails."""
     try:
         return list(folder.iterdir())
-    except OSError:
+    except ABSENT:
         return []
 
 
@@ -89,7 +93,7 @@ class TenantFolder:
     def make(self) -> None:
         """Create what is not there. Only the server's own user may read it."""
         for folder in (self.path, self.files, self.batches, self.uploads):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder)
 
     def num_bytes(self) -> int:
         """Return the bytes that the tenant takes; what has several names counts once."""

@@ -9,6 +9,7 @@ Only the holder of a batch's lock changes its record. All others leave a mark wh
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -18,10 +19,22 @@ from typing import BinaryIO
 
 import msgspec
 
-from deployments.batch.spool import SpoolFull, TenantFolder, entries, lock, read_record, remove, write_record
+from deployments.batch.spool import (
+    ABSENT,
+    SpoolFull,
+    TenantFolder,
+    entries,
+    lock,
+    read_record,
+    remove,
+    write_record,
+)
+from engine.files import new_file, open_regular, read_bytes
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of a file system without links, or with too many."""
 STATE, INPUT, ANSWERS, LOCK, CANCEL = "state.json", "input.jsonl", "answers.jsonl", "lock", "cancel"
 
 
@@ -119,8 +132,11 @@ class StoredBatches:
                 os.link(content, place / INPUT)  # deleting the file is no matter to the batch then
             except FileNotFoundError:
                 raise
-            except OSError:  # a file system without links
-                shutil.copyfile(content, place / INPUT)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                with open_regular(content) as source, new_file(place / INPUT) as target:
+                    shutil.copyfileobj(source, target)
             write_record(place / STATE, record)
         except BaseException:
             remove(place)
@@ -145,8 +161,8 @@ class StoredBatches:
     def cancel(self, name: str) -> None:
         """Leave the mark that a batch is to end."""
         place = self._folder.batches / name
-        with contextlib.suppress(FileExistsError, FileNotFoundError), (place / CANCEL).open("x") as file:
-            file.write(str(int(self._folder.clock())))
+        with contextlib.suppress(FileExistsError, FileNotFoundError), new_file(place / CANCEL) as file:
+            file.write(str(int(self._folder.clock())).encode())
 
     def claim(self, name: str) -> Claim | None:
         """Take a batch that has not ended and that nobody works on."""
@@ -194,7 +210,7 @@ def new_batch_id() -> str:
 
 def _cancelled_at(place: Path) -> int | None:
     try:
-        text = (place / CANCEL).read_text()
-        return int(text) if text.isascii() and text.isdigit() else int((place / CANCEL).stat().st_mtime)
-    except (OSError, ValueError):
+        text = read_bytes(place / CANCEL, 32)
+        return int(text) if text.isdigit() else int((place / CANCEL).stat().st_mtime)
+    except ABSENT:
         return None

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from deployments.batch.spool import SpoolFull, TenantFolder, entries, lock, read_record, remove, write_record
+from engine.files import make_folder
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 ABOUT, CONTENT = "about.json", "content"
@@ -94,14 +95,19 @@ class StoredFiles:
         """Keep an upload as a file. Raises SpoolFull where others have taken its room meanwhile."""
         upload.sync()
         self.room(taken=1)
-        return self.publish(upload.path, new_file_id(), filename, purpose, ttl_s)
+        name = new_file_id()
+        try:
+            return self.publish(upload.path, name, filename, purpose, ttl_s)
+        except OSError:
+            remove(self._folder.files / name)
+            raise
 
     def publish(self, content: Path, name: str, filename: str, purpose: str, ttl_s: float | None) -> FileRecord:
         """Make a file of `content`, which lies in the spool and is moved. Doing it again changes nothing."""
         now = int(self._folder.clock())
         expires_at = now + int(self._folder.settings.keep_s if ttl_s is None else ttl_s)
         place = self._folder.files / name
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(place)
         record = FileRecord(name, content.stat().st_size, now, filename, purpose, expires_at)
         content.replace(place / CONTENT)
         write_record(place / ABOUT, record)
