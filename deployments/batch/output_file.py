@@ -15,7 +15,7 @@ import fcntl
 import os
 import uuid
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +24,7 @@ import msgspec
 from deployments.batch.errors import BatchFileError
 from deployments.batch.input_file import BatchFile, InvalidLine
 from deployments.batch.runner import NoReply, Reply
+from engine.files import open_or_create
 
 _NONE = -1
 
@@ -127,6 +128,11 @@ class PartialOutput:
         return any(at != _NONE for at in self._at)
 
     @property
+    def num_bytes(self) -> int:
+        """Size of the partial file."""
+        return self._file.tell()
+
+    @property
     def num_ok(self) -> int:
         """Number of requests that were answered as they were meant."""
         return self._is_ok.count(1)
@@ -135,11 +141,16 @@ class PartialOutput:
         """Return whether the request in this line was answered as it was meant."""
         return bool(self._is_ok[index])
 
-    def add(self, lines: Iterable[OutputLine]) -> None:
-        """Add answers, which last when the call returns, whatever happens to this process."""
-        for line in lines:
+    def add(self, lines: Iterable[OutputLine], reserve: Callable[[int], None] = lambda num_bytes: None) -> None:
+        """Add answers, which last when the call returns, whatever happens to this process.
+
+        `reserve` is told the size that the file is to have, and raises what keeps it from that.
+        """
+        encoded = [(line, _encoder.encode(line) + b"\n") for line in lines]
+        reserve(self._file.tell() + sum(len(data) for _, data in encoded))
+        for line, data in encoded:
             self._note(line, self._file.tell())
-            self._file.write(_encoder.encode(line) + b"\n")
+            self._file.write(data)
         self._file.flush()
 
     def finish(self) -> None:
@@ -230,7 +241,7 @@ class PartialOutput:
 
 def _open_alone(path: Path) -> BinaryIO:
     """Open a file for reading and writing that no other process has open. Raises BatchFileError, OSError."""
-    file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")  # noqa: SIM115 - the caller closes it
+    file = open_or_create(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -21,6 +21,8 @@ import msgspec
 
 from deployments.batch.spool import (
     ABSENT,
+    INPUT,
+    RESERVED,
     SpoolFull,
     TenantFolder,
     entries,
@@ -29,13 +31,13 @@ from deployments.batch.spool import (
     remove,
     write_record,
 )
-from engine.files import new_file, open_regular, read_bytes
+from engine.files import PRIVATE_FOLDER, new_file, open_or_create, open_regular, read_bytes
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system without links, or with too many."""
-STATE, INPUT, ANSWERS, LOCK, CANCEL = "state.json", "input.jsonl", "answers.jsonl", "lock", "cancel"
+STATE, ANSWERS, LOCK, CANCEL = "state.json", "answers.jsonl", "lock", "cancel"
 
 
 class LineProblem(msgspec.Struct):
@@ -96,6 +98,14 @@ class Claim:
         """The name that the answers have (`PartialOutput`)."""
         return self.folder / ANSWERS
 
+    def reserve(self, folder: TenantFolder, num_bytes: int) -> None:
+        """Have room for what is written here but the record. Raises SpoolFull."""
+        with folder.alone(), open_or_create(self.folder / RESERVED) as held:
+            before = os.fstat(held.fileno()).st_size
+            if num_bytes > before:
+                folder.check_room(num_bytes - before)
+                held.truncate(num_bytes)
+
     def save(self) -> None:
         """Write the record."""
         write_record(self.folder / STATE, self.record)
@@ -123,10 +133,12 @@ class StoredBatches:
 
     def create(self, record: BatchRecord, content: Path) -> None:
         """Keep a new batch with the requests in `content`. Raises SpoolFull, or OSError where that is gone."""
-        self._make_room()
-        self._folder.make()
-        place = self._folder.batches / record.id
-        place.mkdir(mode=0o700)
+        with self._folder.alone():
+            self._make_room()
+            self._create(self._folder.batches / record.id, record, content)
+
+    def _create(self, place: Path, record: BatchRecord, content: Path) -> None:
+        place.mkdir(mode=PRIVATE_FOLDER)
         try:
             try:
                 os.link(content, place / INPUT)  # deleting the file is no matter to the batch then

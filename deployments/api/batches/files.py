@@ -70,14 +70,11 @@ class _FileRoutes:
         self._check_origin(request)
         files = StoredFiles(folder)
         try:
-            room = await in_thread(files.room)
+            form = await receive_form(request, files, self._service.limits, folder.settings.max_file_bytes)
         except SpoolFull as error:
             raise no_room(error) from None
-        form = await receive_form(request, files, self._service.limits, folder.settings.max_file_bytes, room)
         try:
             return json_response(shown(await in_thread(_kept, files, form)))
-        except SpoolFull as error:
-            raise no_room(error) from None
         finally:
             await in_thread(form.close)
 

@@ -42,12 +42,10 @@ class FileForm:
             self.upload.close()
 
 
-async def receive_form(
-    request: Request, files: StoredFiles, limits: Limits, max_bytes: int, room: int
-) -> FileForm:
+async def receive_form(request: Request, files: StoredFiles, limits: Limits, max_bytes: int) -> FileForm:
     """Return the form in a request's body, whose part `file` is in the spool.
 
-    A file may have `max_bytes`, and `room` is what its tenant has left. Raises `ApiError` 400, 408, 413 or 415.
+    A file may have `max_bytes`. Raises `ApiError` 400, 408, 413 or 415; SpoolFull where there is no room for it.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data":
@@ -64,15 +62,12 @@ async def receive_form(
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "A packed form is not supported; send the file as it is.")
     announced = request.headers.get("content-length", "")
-    if (
-        announced.isascii()
-        and announced.isdigit()
-        and (len(announced) > 15 or int(announced) > max_bytes + _FORM_BYTES)
-    ):
+    num_announced = int(announced) if re.fullmatch("[0-9]{1,15}", announced) else 0
+    if num_announced > max_bytes + _FORM_BYTES or len(announced) > 15:
         raise _too_large(max_bytes)
     form = FileForm()
     try:
-        await _read(request, _Reader(boundary, form, files, max_bytes, room), limits)
+        await _read(request, _Reader(boundary, form, files, max_bytes, num_announced), limits)
         if form.upload is None:
             raise invalid("The form has no file; send it as the part named file.", "file")
     except BaseException:
@@ -106,8 +101,12 @@ async def _read(request: Request, reader: _Reader, limits: Limits) -> None:
 class _Reader:
     """Parses a form. Each of its parts is a field, or the file."""
 
-    def __init__(self, boundary: bytes, form: FileForm, files: StoredFiles, max_bytes: int, room: int) -> None:
-        self._form, self._files, self._max_bytes, self._room = form, files, max_bytes, room
+    def __init__(
+        self, boundary: bytes, form: FileForm, files: StoredFiles, max_bytes: int, num_announced: int
+    ) -> None:
+        """A body of `num_announced` bytes has a file that is shorter by a little; 0: nobody knows."""
+        self._form, self._files, self._max_bytes = form, files, max_bytes
+        self._num_expected = max(num_announced - _FORM_BYTES, 1)
         self._header, self._value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._name, self._field, self._num_parts = "", bytearray(), 0
@@ -163,7 +162,7 @@ class _Reader:
             raise invalid("The form has two parts named file; send one file at a time.", "file")
         given = options.get(b"filename", b"").decode("utf-8", "replace")
         self._form.filename = _plain(given) or "file"
-        self._form.upload, self._is_file = self._files.begin(), True
+        self._form.upload, self._is_file = self._files.begin(self._num_expected), True
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         upload = self._form.upload
@@ -175,13 +174,6 @@ class _Reader:
         size = upload.num_bytes + end - start
         if size > self._max_bytes:
             raise _too_large(self._max_bytes)
-        if size > self._room:
-            raise invalid(
-                f"The file does not fit: {self._room} bytes are left of what files and batches may take "
-                "(files.max_total_bytes); delete some files.",
-                "file",
-                "storage_full",
-            )
         upload.write(data[start:end])
 
     def _on_part_end(self) -> None:

@@ -1,4 +1,4 @@
-"""A full disk, one that fails, and no free descriptor are the operator's: no 500, and nothing is said to be kept."""
+"""A full disk, one that fails, and no free descriptor are the operator's: no 500, and nothing counts as kept."""
 
 from __future__ import annotations
 
