@@ -83,6 +83,16 @@ def checked(path: str | Path, max_bytes: int | None = None) -> os.stat_result:
     return found
 
 
+def rewrite(path: str | Path) -> BinaryIO:
+    """Open a file for writing it anew; if there is none, create one that only this user can read."""
+    return os.fdopen(open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
+
+
+def read_text(path: str | Path, max_bytes: int) -> str:
+    """Return what a regular file has, as UTF-8. Raises OSError, UnicodeDecodeError."""
+    return read_bytes(path, max_bytes).decode()
+
+
 def new_file(path: str | Path) -> BinaryIO:
     """Create a file for writing that only this user can read. Raises FileExistsError, OSError."""
     return os.fdopen(open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")

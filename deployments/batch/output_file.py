@@ -24,7 +24,7 @@ import msgspec
 from deployments.batch.errors import BatchFileError
 from deployments.batch.input_file import BatchFile, InvalidLine
 from deployments.batch.runner import NoReply, Reply
-from engine.files import open_or_create
+from engine.files import open_or_create, open_regular, rewrite
 
 _NONE = -1
 
@@ -156,7 +156,7 @@ class PartialOutput:
     def finish(self) -> None:
         """Write the output, in the input's order, and remove the partial file. All requests must be answered."""
         unsorted = self.path.with_name(f"{self.path.name}.tmp")
-        with unsorted.open("wb") as file, self.partial.open("rb") as answers:
+        with rewrite(unsorted) as file, open_regular(self.partial) as answers:
             for index, line in enumerate(self._batch):
                 if isinstance(line, InvalidLine):
                     file.write(_encoder.encode(_invalid_line(line)) + b"\n")
@@ -173,7 +173,7 @@ class PartialOutput:
         all others. Return how many lines each has. Requests without an answer get the error `unanswered`.
         """
         num_failed = 0
-        with answered.open("wb") as good, failed.open("wb") as bad, self.partial.open("rb") as answers:
+        with rewrite(answered) as good, rewrite(failed) as bad, open_regular(self.partial) as answers:
             for index, line in enumerate(self._batch):
                 if self._at[index] != _NONE:
                     answers.seek(self._at[index])
@@ -212,7 +212,7 @@ class PartialOutput:
 
     def _take_over(self) -> None:
         """Take the good answers over from a finished output, whose failed requests are to be sent again."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for line, _ in self._lines(file, self.path):
                 index = None if line.custom_id is None else self._batch.index(line.custom_id)
                 if line.is_ok and index is not None and not self.is_ok(index):

@@ -33,7 +33,9 @@ ABSENT = (FileNotFoundError, NotADirectoryError, NotRegular, TooLarge)
 """Errors that say of a name that nothing of ours has it."""
 _MAX_RECORD_BYTES = 2**24
 INPUT, RESERVED = "input.jsonl", "reserved"
-"""Names of a batch's requests, and of a file whose size says how many bytes a batch may write. It has holes only, and takes no room itself."""
+"""Names of a batch's requests, and of a file whose size says how many bytes the batch may write.
+All of it is a hole, which takes no room itself.
+"""
 
 
 class SpoolFull(Exception):

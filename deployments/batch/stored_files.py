@@ -38,7 +38,8 @@ class FileRecord(msgspec.Struct):
 class Upload:
     """A file that is arriving. It is nobody's until it is kept; close it in any case. Used in threads.
 
-    It is as long as what is reserved for it, so that others count that as taken: what is not written yet is a hole.
+    It is as long as what is reserved for it, so that others count that as taken. What is not written yet is a
+    hole.
     """
 
     def __init__(self, folder: TenantFolder, path: Path, file: BinaryIO) -> None:

@@ -51,7 +51,8 @@ _KEYS: Mapping[_Bound, str] = {
     _count(0, 4096): """first_k_dense_replace num_kv_shared_layers max_window_layers no_rope_layer_interval
         interleave_moe_layer_step decoder_sparse_step""",
     _count(1, 4097): "full_attention_interval sliding_window_pattern global_attn_every_n_layers",
-    _HEADS: """num_attention_heads num_key_value_heads num_global_key_value_heads head_dim global_head_dim v_head_dim
+    _HEADS: """num_attention_heads num_key_value_heads num_global_key_value_heads head_dim global_head_dim
+        v_head_dim
         qk_nope_head_dim qk_rope_head_dim kv_lora_rank q_lora_rank linear_value_head_dim linear_num_value_heads
         linear_num_key_heads linear_key_head_dim linear_conv_kernel_dim rotary_dim""",
     _OPTIONAL_HEADS: """num_experts num_local_experts n_routed_experts n_shared_experts num_experts_per_tok n_group
@@ -70,7 +71,8 @@ _KEYS: Mapping[_Bound, str] = {
     _number(1e-6, 1): "partial_rotary_factor",
     _CAP: """attention_factor mscale mscale_all_dim final_logit_softcapping attn_logit_softcapping swiglu_limit
         swiglu_alpha llama_4_scaling_beta attn_scale floor_scale""",
-    _FLAG: """tie_word_embeddings attention_bias attention_out_bias mlp_bias norm_bias use_qk_norm use_sliding_window
+    _FLAG: """tie_word_embeddings attention_bias attention_out_bias mlp_bias norm_bias use_qk_norm
+        use_sliding_window
         norm_topk_prob use_bidirectional_attention rope_interleave attn_output_gate attention_k_eq_v truncate
         use_double_wide_mlp enable_moe_block attn_temperature_tuning classifier_bias""",
 }

@@ -23,8 +23,8 @@ from deployments.config.files import FileSettings
 from deployments.config.settings import ResponseSettings
 from deployments.ingress.grammar_check import GrammarCheck
 from engine.grammar.vocabulary import Vocabulary
-from tests.deployments.support.failing_disk import failing_disk
 from tests.deployments.support.scripted_api import ScriptedEngine
+from tests.support.failing_disk import failing_disk
 
 ASK: dict[str, Any] = {"model": "demo", "input": "Is it raining in Oslo?"}
 FULL = {errno.ENOSPC: "disk_full", errno.EDQUOT: "disk_full", errno.EROFS: "disk_read_only"}
