@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,7 +56,7 @@ def open_fd(path: str | Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file for reading. Raises OSError."""
     return os.fdopen(open_fd(path), "rb")
 

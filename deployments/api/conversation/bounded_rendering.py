@@ -1,8 +1,8 @@
 """Bounds what a chat template may do: the processor time of a rendering, and the size of every value it makes.
 
 A template comes from a model's files, and runs on what clients send. It cannot be interrupted from outside, so the
-environment that it is compiled in counts from inside: each turn of a loop, each filter, call, operator and output is
-a step, each step is short because its values are, and the time is looked at between steps.
+environment that it is compiled in counts from inside. Each turn of a loop, each filter, call, operator and output
+is a step. Each step is short because its values are, and between steps the time is looked at.
 """
 
 from __future__ import annotations
@@ -155,15 +155,13 @@ def _of_width(text: Any, width: Any = 0, *fill: Any, **more: Any) -> None:
     _check_width(width)
 
 
-def _of_lines(text: Any, *args: Any, **more: Any) -> None:
-    """What is put at the beginning or end of each line, which may be as short as a character."""
+def _of_indent(text: Any, *args: Any, **more: Any) -> None:
+    """Measure what is put at the beginning of each line."""
     given = (*args, *more.values())
     _check_width(*given)
     added = sum(len(one) if isinstance(one, str) else one for one in given if isinstance(one, str | int))
     text = str(text)
-    _check(
-        len(text) + (text.count("\n") + len(text) // 32 + 1) * added if len(text) * added > 2**20 else len(text)
-    )
+    _check(len(text) + (text.count("\n") + 1) * added)
 
 
 def _of_json(value: Any, *args: Any, indent: Any = None, **more: Any) -> None:
@@ -195,7 +193,7 @@ def _refused(*_: Any, **more: Any) -> None:
 
 
 _MULTIPLYING: Mapping[str, Callable[..., None]] = {
-    "join": _of_join, "replace": _of_replace, "center": _of_width, "indent": _of_lines, "format": _of_format,
+    "join": _of_join, "replace": _of_replace, "center": _of_width, "indent": _of_indent, "format": _of_format,
     "tojson": _of_json, "batch": _of_parts, "slice": _of_parts, "round": _of_digits,
     **dict.fromkeys(("wordwrap", "urlize", "xmlattr", "pprint"), _refused),
 }  # fmt: skip

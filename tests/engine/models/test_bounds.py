@@ -30,7 +30,22 @@ NAN, INFINITE = float("nan"), float("inf")
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 COUNTS = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size", "hidden_size",
           "intermediate_size", "max_position_embeddings", "head_dim")  # fmt: skip
-NO_COUNT = (0, -1, 10**9 * 10, 2**40, 10**400, 1.5, NAN, INFINITE, -INFINITE, "2", "many", True, [[]], [-1])
+NO_COUNT: tuple[Any, ...] = (
+    0,
+    -1,
+    10**9 * 10,
+    2**40,
+    10**400,
+    1.5,
+    NAN,
+    INFINITE,
+    -INFINITE,
+    "2",
+    "many",
+    True,
+    [[]],
+    [-1],
+)
 NO_EPSILON = (0, 0.0, -1e-5, 2, NAN, INFINITE, "1e-5", True)
 NO_BASE = (0, -1, -10000.0, NAN, INFINITE, "1e4", 1e300)
 NO_FLAG = ("false", "true", "", 2, -1, 0.0, NAN, "no")

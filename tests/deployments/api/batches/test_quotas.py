@@ -85,7 +85,7 @@ def test_a_batch_whose_answers_find_no_room_waits_for_it(office: Office) -> None
         async with asyncio.timeout(60):
             while not (found := await ingress.ai.batches.retrieve(batch.id)).errors:
                 await asyncio.sleep(0.005)
-        (problem,) = found.errors.data or ()
+        (problem,) = found.errors.data or []
         assert (found.status, problem.code) == ("in_progress", "storage_full")
         assert "files.max_total_bytes" in str(problem.message)
         assert on_disk(office) <= most

@@ -1,4 +1,4 @@
-"""A chat template that loops or grows without end is stopped, with the limit that it broke; others are rendered."""
+"""A chat template that loops or grows without end is stopped, with the limit that it broke; others are not."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from deployments.api.conversation.bounded_rendering import _MULTIPLYING
-from deployments.api.conversation.template import ChatTemplate, TemplateRunaway, _environment
+from deployments.api.conversation.template import ChatTemplate, TemplateRefused, TemplateRunaway, _environment
 from deployments.config.settings import ChatSettings
 
+STOPPED = r"chat\.max_rendered_chars|bits|width|digits|blanks|not supported|calls itself"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -73,15 +74,14 @@ def test_a_template_that_takes_too_long_is_stopped(template: str) -> None:
         "{% set x = 7 %}" + "{% set x = x * x %}" * 60 + "{{ x }}",
         LISTS + "{{ x }}", LISTS + "{{ x|string }}", LISTS + "{{ x|tojson }}", LISTS + "{{ x == [x] }}",
         LISTS.replace("[x, x]", "{'a': x, 'b': x}") + "{{ x }}", LISTS.replace("[x, x]", "(x, x)") + "{{ x }}",
-        LISTS.replace("[x, x]", "dict(a=x, b=x)") + "{{ x }}", LISTS.replace("[x, x]", "namespace(a=x, b=x)") + "{{ x }}",
+        LISTS.replace("[x, x]", "dict(a=x, b=x)") + "{{ x }}",
+        LISTS.replace("[x, x]", "namespace(a=x, b=x)") + "{{ x }}",
         "{% for a in range(99999) %}{{ 'a' * 10000 }}{% endfor %}", "{{ (1).to_bytes(10**9, 'big') }}",
         "{{ 'a'.encode().center(10**9) }}",
     ],
 )  # fmt: skip
 def test_a_template_that_grows_without_end_is_stopped(template: str) -> None:
-    with pytest.raises(
-        Exception, match=r"chat\.max_rendered_chars|bits|width|digits|blanks|not supported|calls itself"
-    ):
+    with pytest.raises(TemplateRefused, match=STOPPED):
         render(template, max_rendered_chars=2**20)
 
 
@@ -94,68 +94,32 @@ def test_what_is_rendered_is_bounded_as_the_settings_say() -> None:
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("{% for m in messages %}{{ loop.index ~ ':' ~ m.content|trim }}{{ loop.last }}{% endfor %}", "1:helloTrue"),
+        ("{% for m in messages %}{{ loop.index ~ m.content|trim }}{{ loop.last }}{% endfor %}", "1helloTrue"),
         ("{% for m in messages if m.role == 'system' %}{{ m }}{% else %}none{% endfor %}", "none"),
         ("{% for a, b in [(1, 2), (3, 4)] %}{{ a * b }},{% endfor %}", "2,12,"),
-        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "1"),
+        ("{% set n = namespace(n=0) %}{% for m in messages %}{% set n.n = n.n + 1 %}{% endfor %}{{ n.n }}", "1"),
         ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('a') + f('b') }}", "<a><b>"),
-        ("{{ {'a': [1, 2.5, none], 'b': 'é'}|tojson(indent=2) }}", '{\n  "a": [\n    1,\n    2.5,\n    null\n  ],\n  "b": "é"\n}'),
-        ("{{ 'a b c'.split(' ')|join(', ') }}{{ 'ab'.replace('b', 'c') }}{{ '%s-%05d' % ('x', 7) }}", "a, b, cacx-00007"),
-        ("{{ '{:>6}|{}'.format('a', missing) }}{{ missing }}", "     a|"),
+        ("{{ {'a': [1, 2.5, none], 'b': 'é'}|tojson }}", '{"a": [1, 2.5, null], "b": "é"}'),
+        ("{{ {'a': 1}|tojson(indent=2) }}", '{\n  "a": 1\n}'),
+        ("{{ 'a b c'.split(' ')|join(', ') }}{{ 'ab'.replace('b', 'c') }}", "a, b, cac"),
+        ("{{ '%s-%05d' % ('x', 7) }}{{ '{:>6}|{}'.format('a', missing) }}{{ missing }}", "x-00007     a|"),
         ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "hello"),
         ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}y", "y"),
         ("{{ messages|map(attribute='content')|list }}{{ messages[::-1]|length }}{{ 2 ** 10 }}", "['hello']11024"),
         ("{% filter upper %}{{ 'a\\nb'|indent(2) }}{% endfilter %}", "A\n  B"),
     ],
-)  # fmt: skip
+)
 def test_what_templates_do_is_as_before(template: str, expected: str) -> None:
     assert render(template) == expected
 
 
+HARMLESS = """
+    abs attr capitalize count d default dictsort e escape filesizeformat first float forceescape groupby int items
+    last length list lower map max min random reject rejectattr reverse safe select selectattr sort string striptags
+    sum title trim truncate unique upper urlencode wordcount"""
+
+
 def test_every_filter_is_known_to_be_harmless_or_bounded() -> None:
     """A filter that a new version of Jinja brings has to be looked at."""
-    harmless = [
-        "abs",
-        "attr",
-        "capitalize",
-        "count",
-        "d",
-        "default",
-        "dictsort",
-        "e",
-        "escape",
-        "filesizeformat",
-        "first",
-        "float",
-        "forceescape",
-        "groupby",
-        "int",
-        "items",
-        "last",
-        "length",
-        "list",
-        "lower",
-        "map",
-        "max",
-        "min",
-        "random",
-        "reject",
-        "rejectattr",
-        "reverse",
-        "safe",
-        "select",
-        "selectattr",
-        "sort",
-        "string",
-        "striptags",
-        "sum",
-        "title",
-        "trim",
-        "truncate",
-        "unique",
-        "upper",
-        "urlencode",
-        "wordcount",
-    ]
-    own = ("raydix_tick", "raydix_made", "raydix_joined")
-    assert set(_environment().filters) == {*harmless, *_MULTIPLYING, *own}
+    known = f"{HARMLESS} raydix_tick raydix_made raydix_joined"
+    assert set(_environment().filters) == {*known.split(), *_MULTIPLYING}
