@@ -19,24 +19,20 @@ from deployments.api.http.access import AccessControl
 from deployments.batch.stored_batches import StoredBatches
 from deployments.config.files import FileSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
-from tests.deployments.api.batches.conftest import CHAT, Ingress, Office, lines
+from tests.deployments.api.batches.conftest import (
+    BOUNDARY,
+    CHAT,
+    END,
+    FORM,
+    PURPOSE,
+    Ingress,
+    Office,
+    lines,
+    part,
+)
 from tests.support.examples import examples
 
-BOUNDARY = "----b0undary"
-FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
-
-
 BASE64 = b"Content-Transfer-Encoding: base64"
-
-
-def part(name: str, content: bytes, filename: str | None = None) -> bytes:
-    given = f'; filename="{filename}"' if filename is not None else ""
-    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{given}\r\n\r\n'
-    return head.encode() + content + b"\r\n"
-
-
-END = f"--{BOUNDARY}--\r\n".encode()
-PURPOSE = part("purpose", b"batch")
 PIECES = [PURPOSE, part("file", b"x", "a"), END, b"\r\n", b"--", b"\x00", BOUNDARY.encode()]
 
 

@@ -8,8 +8,16 @@ from collections.abc import AsyncIterator
 import httpx
 
 from deployments.batch.spool import Spool
-from tests.deployments.api.batches.conftest import CHAT, Ingress, Office, lines
-from tests.deployments.api.batches.test_files import END, FORM, PURPOSE, part
+from tests.deployments.api.batches.conftest import (
+    CHAT,
+    END,
+    FORM,
+    PURPOSE,
+    Ingress,
+    Office,
+    lines,
+    part,
+)
 
 
 def on_disk(office: Office) -> int:
