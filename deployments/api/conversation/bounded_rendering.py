@@ -68,11 +68,12 @@ def bounded(max_chars: int, timeout_s: float) -> Iterator[None]:
         _budget.reset(held)
 
 
-def _step(*_: object) -> None:
+def _step(*_: object) -> _Budget:
     budget = _budget.get()
     budget.num_steps += 1
     if budget.num_steps % _LOOK_EVERY == 0:
         _look(budget)
+    return budget
 
 
 def _look(budget: _Budget) -> None:
@@ -232,12 +233,14 @@ def _joined(parts: Sequence[Any]) -> str:
 
 def _finalized(value: Any) -> Any:
     """Count what is put into the text."""
-    _step()
     if not isinstance(value, str):
-        value = value if isinstance(value, Undefined) else str(_checked(value))
-    budget = _budget.get()
-    budget.num_chars += len(value) if isinstance(value, str) else 0
-    _check(budget.num_chars)
+        if isinstance(value, Undefined):
+            return value  # which is empty, or an error that says what is missing
+        value = str(_checked(value))
+    budget = _step()
+    budget.num_chars += len(value)
+    if budget.num_chars > budget.max_chars:
+        _check(budget.num_chars)
     return value
 
 
@@ -299,7 +302,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute an operator whose result may be larger than what it is given."""
-        _step()
+        budget = _step()
+        if operator == "+" and type(left) is str and type(right) is str:  # as nearly always
+            if len(left) + len(right) > budget.max_chars:
+                _check(len(left) + len(right))
+            return left + right
         if operator == "*":
             _check_product(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
