@@ -185,7 +185,10 @@ class StoredBatches:
             return None
         if held is None:
             return None
-        record = read_record(place / STATE, BatchRecord)
+        try:
+            record = read_record(place / STATE, BatchRecord)
+        except OSError:
+            record = None
         if record is None or record.has_ended or record.id != name:
             held.close()
             return None
