@@ -7,11 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import msgspec
-
-from engine.files import read_bytes
 from engine.loading.model_directory import check_files
-from engine.models.json_files import MAX_JSON_BYTES, read_object
+from engine.models.json_files import read_object
 
 MAX_ADDED_TOKENS = 100_000
 """Tokens beside the vocabulary proper. The library takes seconds for so many, and minutes for many more."""
@@ -23,12 +20,6 @@ class TokenizerPanic(ValueError):
     """The tokenizers library failed in a way that it takes for impossible, as with a pattern of its own that never
     ends.
     """
-
-
-class _Added(msgspec.Struct):
-    """What is counted of a tokenizer.json."""
-
-    added_tokens: list[msgspec.Raw] | None = None
 
 
 class Tokenizer(Protocol):
@@ -88,16 +79,9 @@ def panics_as_errors() -> Iterator[None]:
 
 def _check_added(directory: Path) -> None:
     """Raise ValueError for more added tokens than the library can add in a reasonable time."""
-    path = directory / "tokenizer.json"
-    try:
-        whole = msgspec.json.decode(read_bytes(path, MAX_JSON_BYTES), type=_Added)
-        added = len(whole.added_tokens or ())
-    except FileNotFoundError:
-        added = 0
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path.name} is not readable JSON: {error}") from None
+    added = read_object(directory / "tokenizer.json").get("added_tokens")
     declared = read_object(directory / "tokenizer_config.json").get("added_tokens_decoder")
-    count = max(added, len(declared) if isinstance(declared, dict) else 0)
+    count = max(len(each) if isinstance(each, list | dict) else 0 for each in (added, declared))
     if count > MAX_ADDED_TOKENS:
         raise ValueError(f"it adds {count} tokens to its vocabulary, and at most {MAX_ADDED_TOKENS} are supported")
 
