@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from deployments.batch.batch_run import BatchRun, PostFor
 from deployments.batch.spool import Spool, entries, read_record
@@ -116,7 +117,7 @@ class BatchWorker:
                 if path.name in self._ended:
                     ended.add(path.name)
                     continue
-                record = read_record(path / STATE, BatchRecord)
+                record = _read(path)
                 if record is None or self._spool.of(record.tenant).path != folder.path:
                     continue
                 if record.has_ended:
@@ -134,5 +135,17 @@ class BatchWorker:
 
     def _sweep_all(self) -> None:
         for folder in self._spool.folders():
-            StoredBatches(folder).sweep()
-            StoredFiles(folder).sweep()
+            try:
+                StoredBatches(folder).sweep()
+                StoredFiles(folder).sweep()
+            except OSError as error:
+                logger.error("what is too old in %s cannot be removed: %s", folder.path, error)
+
+
+def _read(place: Path) -> BatchRecord | None:
+    """Return a batch's record. One that cannot be read now holds up no other batch."""
+    try:
+        return read_record(place / STATE, BatchRecord)
+    except OSError as error:
+        logger.error("the batch %s cannot be read: %s", place.name, error)
+        return None

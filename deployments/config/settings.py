@@ -170,6 +170,11 @@ class ChatSettings(Settings):
     reasoning: Literal["auto", "think", "none"] = "auto"
     """Whether a <think>...</think> section that begins an answer is returned separately; "auto" decides by the
     chat template and the vocabulary."""
+    template_timeout_s: float = Field(default=10.0, gt=0)
+    """Most seconds of processor time in which a conversation is rendered by the model's chat template."""
+    max_rendered_chars: int = Field(default=32 * 2**20, ge=1024)
+    """Most characters of a rendered conversation, and of each value that the chat template makes for it; an entry
+    of an array or object counts as 32 more."""
     late_system: Literal["auto", "keep", "merge"] = "auto"
     """What becomes of system messages that are not the first: kept in their places, or merged into the first;
     "auto" merges them where the template would refuse them or leave them out."""

@@ -8,6 +8,9 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.config.args import AccessSettings, AppArgs
+from engine.files import read_text
+
+_MAX_BYTES = 2**26
 
 
 def with_access_file(args: AppArgs) -> AppArgs:
@@ -32,10 +35,10 @@ def with_access_file(args: AppArgs) -> AppArgs:
 
 def _read(path: Path) -> AccessSettings:
     try:
-        return AccessSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return AccessSettings.model_validate(yaml.safe_load(read_text(path, _MAX_BYTES)))
     except OSError as error:
         raise ValueError(f"access_file: cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise ValueError(
             f"access_file: {path} is not YAML; it should contain tenants and admin_key_hash"
         ) from None

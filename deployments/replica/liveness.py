@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 
 from engine.engine import Engine
+from engine.files import make_folder
 from engine.pooling import Pooling
 from engine.precompute import precompute
 from engine.sampling_params import SamplingParams
@@ -27,7 +28,7 @@ class Beat:
         """With None, no file is kept. Creates the directory if it is missing. Raises OSError."""
         self._path = None if directory is None else Path(directory, replica)
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
 
     def mark(self) -> None:
         """Touch the file: the engine is healthy now. Where that fails the file grows old, as for a sick engine."""

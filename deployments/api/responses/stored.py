@@ -145,6 +145,8 @@ class Shelf:
         try:
             return await self.find(name)
         except ApiError as error:
+            if error.status != 404:
+                raise
             raise ApiError(
                 404, error.message, param="previous_response_id", code="previous_response_not_found"
             ) from None
@@ -219,7 +221,7 @@ def _as_it_is(stored: StoredResponse) -> StoredResponse:
     if stored.beat_at is None or time.time() - stored.beat_at < LOST_AFTER_S:
         return stored
     fields = msgspec.json.decode(stored.response)
-    message = "The ingress that generated the response was lost; send the request again."
+    message = "The ingress that generated the response was lost, or could not store it; send the request again."
     fields |= {"status": "failed", "error": {"code": "server_error", "message": message}}
     return msgspec.structs.replace(stored, response=encode_json(fields), beat_at=None)
 

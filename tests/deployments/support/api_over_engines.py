@@ -65,7 +65,7 @@ class Api:
         self.client, self.engines, self.codec = client, engines, codec
         self.reports: list[RequestRecord] = []
         waiting = ModelClient(client, Admission(Idle(), AdmissionSettings(), {}))
-        service = ApiService(
+        self.service = service = ApiService(
             {
                 "m": ServedModel(
                     card, waiting, codec, empty_caches=engines.empty_caches, shared=SharedPrefixes(4, 16, shared)
