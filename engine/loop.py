@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from cache import Namespace
 from engine.deliveries import Deliveries
-from engine.errors import EngineStopped, QueueFull, RankLost
+from engine.errors import EngineBroken, EngineStopped, QueueFull
 from engine.request import Request
 from engine.runner.device_thread import DeviceThread, Launched
 from engine.scheduling.peers import LentPages
 from engine.scheduling.plan import Runner, StepPlan, StepResult, StepUnderway
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
+from engine.self_test import SelfTest
 from engine.stream_delta import StreamDelta
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,8 @@ class EngineLoop:
         self._deliveries = Deliveries(stream_interval_s)
         self._on_step: Callable[[StepStats], None] = lambda _: None
         self._on_failure: Callable[[str], None] = lambda _: None
+        self.self_test = SelfTest()
+        """Whether steps fail, and why."""
         self.failure: str | None = None
         """Why the loop ended by itself; None if it did not."""
         self.last_progress = clock()
@@ -164,8 +167,9 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
-        return bool(self._inbox) or self._in_flight is not None or self.scheduler.has_work
+        """Whether any request is unfinished, or a step has failed and nobody knows why."""
+        has_steps = self._in_flight is not None or self.self_test.is_due
+        return bool(self._inbox) or has_steps or self.scheduler.has_work
 
     # --- the thread ----------------------------------------------------------------------------------------
 
@@ -209,7 +213,7 @@ class EngineLoop:
                     self._settle(self._in_flight.plan)
                 elif not self.has_work:
                     self._deliveries.settle(self.clock(), math.inf)
-        except RankLost as error:
+        except EngineBroken as error:
             self.fail(str(error))
         except Exception as error:  # a defect: the health check then has this replica replaced
             logger.exception("the engine loop ended")
@@ -222,9 +226,12 @@ class EngineLoop:
     def step(self) -> list[StreamDelta]:
         """Plan the next step and launch it, then apply the result of the previous one; returns all deltas.
 
-        Without overlap, apply the result of the step just launched. The tokens are the same.
+        Without overlap, apply the result of the step just launched. The tokens are the same. After a step that
+        failed, test the engine instead. Raises EngineBroken.
         """
         before, self._in_flight = self._in_flight, None
+        if self.self_test.is_due:
+            return self._test(before)
         self._wait_to_plan(before)
         events = self._take_inbox()
         if before is not None and self.scheduler.needs_results:
@@ -274,21 +281,23 @@ class EngineLoop:
             return None
         if self._load.num_running + self._load.num_waiting == 0:
             self._load = self.scheduler.load(scheduled)  # shows the work even if this step never ends
+        launched = self._prepared(plan)
+        return launched._replace(schedule=scheduled - started, prepare=self.clock() - scheduled)
+
+    def _prepared(self, plan: StepPlan) -> _InFlight:
+        """Prepare a step, and launch it if steps have a thread of their own."""
         step = _Timed(self._runner, plan, self.clock)
-        launched = None if self._device is None else self._device.launch(step.run)
-        return _InFlight(plan, step, launched, scheduled - started, self.clock() - scheduled)
+        return _InFlight(plan, step, None if self._device is None else self._device.launch(step.run))
 
     def _take_in(self, launched: _InFlight) -> list[StreamDelta]:
         """Wait for a step's result and apply it."""
         plan = launched.plan
         try:
-            found = launched.step.run() if launched.launched is None else launched.launched.wait()
-            result = found if isinstance(found, StepResult) else launched.step.wait(found, self._done_at)
-        except RankLost:  # no other step can be computed either; the requests can continue elsewhere
+            result = self._result(launched)
+        except EngineBroken:
             raise
-        except Exception:
-            ids = " ".join(chunk.request.request_id for chunk in plan.chunks)
-            logger.exception("a step of %d requests failed: %s", len(plan.chunks), ids)
+        except Exception as error:
+            self.self_test.failed(plan, error)
             result, ran = _NOTHING, self.clock()
             events = self.scheduler.fail(plan, "the model failed to compute this request", ran)
         else:
@@ -297,6 +306,19 @@ class EngineLoop:
         self._done_at = -math.inf if launched.step.underway is None else ran
         self._report(launched, result, ran)
         return events
+
+    def _result(self, launched: _InFlight) -> StepResult:
+        """Wait for a step's result, or raise why there is none."""
+        found = launched.step.run() if launched.launched is None else launched.launched.wait()
+        return found if isinstance(found, StepResult) else launched.step.wait(found, self._done_at)
+
+    def _test(self, in_flight: _InFlight | None) -> list[StreamDelta]:
+        """Take in the step in flight, or with none left find out whether the engine can still compute."""
+        self._deliveries.settle(self.clock(), math.inf)
+        if in_flight is not None:
+            return self._take_in(in_flight)
+        self.self_test.run(self.scheduler.cache, lambda plan: self._result(self._prepared(plan)))
+        return []
 
     def _take_inbox(self) -> list[StreamDelta]:
         """Do what was asked for since the last step; a request that the scheduler refuses ends with an error."""
@@ -408,7 +430,7 @@ class _InFlight(NamedTuple):
     step: _Timed
     launched: Launched[StepResult | StepUnderway] | None
     """None if it runs when its result is asked for."""
-    schedule: float
+    schedule: float = 0.0
     """Seconds that planning it took."""
-    prepare: float
+    prepare: float = 0.0
     """Seconds that preparing it took in this thread."""
