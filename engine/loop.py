@@ -161,6 +161,11 @@ class EngineLoop:
         self._load = self.scheduler.load(self.clock())
 
     @property
+    def failing(self) -> str:
+        """Why the engine computes nothing now: why its steps fail (`FailureCause`), or "ended"; "" while well."""
+        return self.self_test.cause or ("" if self.failure is None else "ended")
+
+    @property
     def has_started(self) -> bool:
         """Whether `start` was called."""
         return self._thread is not None

@@ -73,21 +73,24 @@ class SelfTest:
 
     def failed(self, plan: StepPlan, error: Exception) -> None:
         """Note that a step failed. Raises EngineBroken if its device can compute no other."""
+        self._note(plan, error)
+        # One that was planned before this was known may have failed because of it: the first one is tested.
+        self._failed = self._failed or plan
+
+    def _note(self, plan: StepPlan, error: Exception) -> None:
         ids = " ".join(chunk.request.request_id for chunk in plan.chunks)
         logger.error("a step of %d requests failed: %s", len(plan.chunks), ids, exc_info=error)
         self.cause = cause_of(error)
         self.counts[self.cause] += 1
-        # One that was planned before this was known may have failed because of it: the first one is tested.
-        self._failed = self._failed or plan
         if self.cause == "device":
             raise EngineBroken(f"its device failed: {error}") from error
 
     def run(self, cache: KVCacheManager, compute: Callable[[StepPlan], object]) -> None:
         """Compute the test, while no step is in flight. Raises EngineBroken if the engine cannot."""
-        failed, scratch = self._failed, cache.scratch()
+        failed, self._failed, scratch = self._failed, None, cache.scratch()
         if failed is not None and scratch is not None:  # else requests hold all memory: the next one is tested
             self._repeat(harmless(failed, scratch, cache.page_size), compute)
-        self._failed = self.cause = None
+        self.cause = None
 
     def _repeat(self, test: StepPlan, compute: Callable[[StepPlan], object]) -> None:
         num_failed = 1
@@ -99,7 +102,7 @@ class SelfTest:
                 raise
             except Exception as error:
                 num_failed, last = num_failed + 1, error
-                self.failed(test, error)
+                self._note(test, error)
             time.sleep(_PAUSE_S)
         raise EngineBroken(f"{num_failed} steps failed one after another, the last with {last!r}") from last
 

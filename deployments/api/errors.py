@@ -15,12 +15,14 @@ from typing import Any
 import msgspec
 
 from deployments.admission.rate_limits import RateLimited
-from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.protocol import EndsEngines, FailsSteps, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.config.limits import Limits
 
 RETRY_AFTER_S = 2.0
 """Seconds that a client is told to wait when no engine can take its request and the end of that is unknown."""
 
+_NO_RETRY = {"x-should-retry": "false"}
+"""Keeps OpenAI's clients from sending a request again, as they do after other errors of the server."""
 _TYPES = {
     404: "not_found_error",
     405: "method_not_allowed_error",
@@ -110,13 +112,18 @@ def from_client(error: Exception, request_id: str) -> ApiError:
             "health.migration_wait_s); send the request again."
         )
         return ApiError(503, message, code="engine_lost", headers=headers)
+    if isinstance(error, FailsSteps):
+        message = (
+            f"The engine failed on this request, {error.num_steps} times (health.max_lost_replicas_per_request); "
+            "do not send it again as it is."
+        )
+        return ApiError(500, message, code="engine_error", headers=_NO_RETRY)
     if isinstance(error, EndsEngines):
         message = (
             f"{error.num_replicas} engines died one after another while they computed this request, so it is not "
             "given to another (health.max_lost_replicas_per_request); do not send it again as it is."
         )
-        # OpenAI's clients send a request again after other errors of the server.
-        return ApiError(500, message, code="ends_engines", headers={"x-should-retry": "false"})
+        return ApiError(500, message, code="ends_engines", headers=_NO_RETRY)
     return internal(request_id)
 
 

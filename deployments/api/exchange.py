@@ -29,6 +29,7 @@ from deployments.api.time_limit import TimeLimit
 from deployments.api.timings import timings_of
 from deployments.client.protocol import (
     EndsEngines,
+    FailsSteps,
     Overloaded,
     Rejected,
     ReplicaLost,
@@ -38,7 +39,7 @@ from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
 
 T = TypeVar("T")
-CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, EndsEngines, RateLimited)
+CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, FailsSteps, EndsEngines, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 attempt ─ ended ──────────────────────────────────────────▶ done
     ├─ refused (full, draining) ─▶ another replica ... ──▶ Overloaded when all are full
+    ├─ no replica is there ─▶ the next one, `migration_wait_s` at most ──▶ Unavailable, ReplicaLost
     ├─ lost before the first token ─▶ another, at most `max_retries` times ──▶ Unavailable
     ├─ lost after it ─▶ journal's tokens to another, at most `max_migrations` times ──▶ ReplicaLost
-    └─ lost by its own fault (`deployments/client/suspects.py`) ──▶ EndsEngines
+    └─ lost by its own fault (`deployments/client/suspects.py`) ──▶ EndsEngines, FailsSteps
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deployments.client.attempt import Attempt, AttemptFailure, DispatchContext
-from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.protocol import EndsEngines, FailsSteps, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.stream import Stream
 from deployments.client.suspects import Blame
 from deployments.client.timeline import Migration
@@ -28,8 +29,6 @@ logger = logging.getLogger("ray.serve")
 
 MAX_OFFERS = 4
 """Most replicas that a new request is offered to, those with full queues included."""
-SUCCESSOR_S = 2.0
-"""Longest wait for another replica when the only one is being stopped: its successor is known a moment later."""
 HEAD_START_S = 0.2
 """Time between a replica's death and the first suspect that runs alone: by then those that run beside others have
 arrived where they go on, also those of other ingresses."""
@@ -72,7 +71,7 @@ class Failover:
         self._avoid: list[str] = []
         self._num_attempts = self._num_losses = 0
         self._retry_after: list[float] = []
-        self._deadline: float | None = None  # of the migration in progress
+        self._deadline: float | None = None  # of the migration in progress, or of the wait for a first replica
         self._migrating: AttemptFailure | None = None
         self._blame: Blame | None = None  # for the last replica that died; None for no suspect
         self._num_dead = 0  # replicas that died under it, one after another
@@ -172,6 +171,8 @@ class Failover:
         has_tokens = self._stream.journal.num_tokens > 0
         if failure.kind == "never_fits":
             return self._give_up(failure) if has_tokens else Rejected(failure.reason)
+        if failure.kind == "absent":
+            return await self._wait_for_replica(failure)
         if failure.kind != "lost":
             if failure.kind == "queue_full" and self._may_wait_for_trial():
                 await self._ask_again()
@@ -190,6 +191,8 @@ class Failover:
         )
         if not has_tokens:
             if self._num_losses > self._health.max_retries or len(self._avoid) >= MAX_OFFERS:
+                if failure.loss == "step_failed":
+                    return FailsSteps(self._num_dead)
                 return Unavailable(f"the engine was lost (health.max_retries): {failure.reason}")
             self._count("retries_total", reason=failure.loss or "failed")
             return None
@@ -250,7 +253,8 @@ class Failover:
 
     def _end(self, failure: AttemptFailure) -> Exception:
         """End a request that ends engines."""
-        error = EndsEngines(self._num_dead)
+        kind = FailsSteps if failure.loss == "step_failed" else EndsEngines
+        error = kind(self._num_dead)
         logger.error("%s is ended: %s", self._stream.request.request_id, error)
         self._count("suspects_total", outcome="ended")
         if self._stream.journal.num_tokens:
@@ -262,15 +266,22 @@ class Failover:
     async def _offer_elsewhere(self, failure: AttemptFailure) -> Exception | None:
         if failure.kind == "queue_full":
             self._retry_after.append(failure.retry_after_s)
-        if failure.kind == "draining":
-            deadline = time.monotonic() + SUCCESSOR_S
-            while not self._others() and time.monotonic() < deadline:
-                await asyncio.sleep(_POLL_S)
         if len(self._avoid) < MAX_OFFERS and self._others():
             return None
         if self._retry_after:
             reason = "every engine's queue is full (engine.max_waiting, engine.max_waiting_tokens)"
             return Overloaded(reason, min(self._retry_after))
+        return await self._wait_for_replica(failure)
+
+    async def _wait_for_replica(self, failure: AttemptFailure) -> Exception | None:
+        """Wait for a replica while there is none, as streams do that have begun; that none is there is no loss."""
+        longest = self._health.migration_wait_s
+        if self._deadline is None:
+            self._deadline = time.monotonic() + min(longest, self._stream.request.max_wait_s or longest)
+        if await self._until(lambda: bool(self._others())):
+            return None
+        if self._stream.journal.num_tokens:
+            return self._give_up(failure, "no_replica")
         return Unavailable(failure.reason)
 
     async def _migrate(self, failure: AttemptFailure) -> Exception | None:
@@ -295,8 +306,11 @@ class Failover:
         return self._give_up(failure, "no_replica")
 
     async def _until(self, condition: Callable[[], bool]) -> bool:
+        has_tokens = self._stream.journal.num_tokens > 0
         while not condition():
             if self._deadline is None or time.monotonic() > self._deadline:
+                return False
+            if not has_tokens and not self._dispatch.expects_engines:
                 return False
             await asyncio.sleep(_POLL_S)
             # A lost replica may be back under the same name after a pause or a network partition.

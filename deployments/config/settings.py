@@ -62,6 +62,9 @@ class HealthSettings(Settings):
     """Seconds a health check may take."""
     stall_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds without a finished engine step, while there is work, after which Serve replaces a replica."""
+    max_failed_steps: int = Field(default=3, ge=2)
+    """Steps of an engine that may fail in a row before Serve replaces its replica. After a failed step the engine
+    repeats it with harmless requests, so that no request of a client can fail two in a row."""
     beat_directory: str | None = None
     """Directory in which each engine replica touches a file whenever it passes a health check, for supervisors
     outside Serve (`deployments/replica/pod.py`); None: no files."""

@@ -65,6 +65,11 @@ class EngineMetrics:
                 prefill.observe(event.timings.prefill)
                 decode.observe(event.timings.decode)
 
+    def on_failed_steps(self, counts: Mapping[str, int]) -> None:
+        """Set how many steps have failed, by cause; called before each snapshot."""
+        for cause, count in counts.items():
+            self._metrics.count_to("engine_failed_steps_total", count, cause=cause)
+
     def on_evicted(self, pages: Sequence[EvictedPage]) -> None:
         """Observe a sample of the pages evicted since the last call."""
         for page in pages:

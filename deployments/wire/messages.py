@@ -36,7 +36,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.member import ReplicaLoad
 
-WIRE_VERSION = 14
+WIRE_VERSION = 15
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 

@@ -87,6 +87,6 @@ def test_replicas_are_counted_by_the_state_that_matters_most() -> None:
     for _ in range(3):
         view.record_call("c", is_failure=True)
     view.record_load("d", ReplicaLoad(is_full=True))
-    assert view.count_by_state() == {"available": 2, "draining": 1, "lost": 1, "circuit_open": 1}
+    assert view.count_by_state() == {"available": 2, "draining": 1, "lost": 1, "failing": 0, "circuit_open": 1}
     now += 60.0
     assert view.count_by_state()["circuit_open"] == 0

@@ -32,6 +32,8 @@ ADMIN_KEY = "the-admins-key"
 class Idle:
     """A `LoadView` of engines that always have room."""
 
+    has_engines = True
+
     def queue_seconds(self, num_sending: int) -> float:
         return 0.0
 
