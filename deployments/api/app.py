@@ -30,7 +30,7 @@ from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
 from deployments.api.document.openapi import describe
 from deployments.api.document.page import add_docs_page
-from deployments.api.errors import ApiError, at_most, from_client, internal, invalid, quoted
+from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted, unexpected
 from deployments.api.exchange import Caller, Exchange
 from deployments.api.generation_plan import GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
@@ -353,8 +353,9 @@ class _Endpoints:
         except (ClientGone, asyncio.CancelledError):
             record.disconnected()
             raise
-        except Exception:
-            record.failed(500, "server_error")
+        except Exception as error:
+            failure = unexpected(error, name)
+            record.failed(failure.status, failure.type)
             raise
 
 
@@ -379,7 +380,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_defect(request: Request, error: Exception) -> Response:
     """Answer after an exception that nothing expected, which `Envelope` then logs."""
-    return error_response(internal(request_id(request.scope)), request.scope)
+    return error_response(unexpected(error, request_id(request.scope)), request.scope)
 
 
 def _hints(request: Request, limits: Limits) -> Hints:

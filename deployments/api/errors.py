@@ -8,6 +8,7 @@ text belongs in the log.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -91,6 +92,28 @@ def internal(request_id: str) -> ApiError:
     return ApiError(500, f"Internal error. The server's log has more under request id {request_id}.")
 
 
+def unexpected(error: BaseException, request_id: str) -> ApiError:
+    """Translate an exception that nothing expected. One that means that this process has run out of something is a
+    503: the request may succeed a moment later, or at another ingress.
+    """
+    lacking = _lacking(error)
+    if lacking is None:
+        return internal(request_id)
+    message = f"The service is unavailable: this ingress has run out of {lacking}; send the request again."
+    return ApiError(503, message, code="unavailable", headers=_retry_after(RETRY_AFTER_S))
+
+
+def _lacking(error: BaseException) -> str | None:
+    """Return what there is no more of, if that is why an exception was raised, or the one that caused it."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return "memory"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "file descriptors"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "threads"
+    return None if error.__cause__ is None else _lacking(error.__cause__)
+
+
 def from_client(error: Exception, request_id: str) -> ApiError:
     """Translate what an `EngineClient` raised. Retry-After keeps clients from amplifying an overload."""
     if isinstance(error, Rejected):
@@ -124,7 +147,7 @@ def from_client(error: Exception, request_id: str) -> ApiError:
             "given to another (health.max_lost_replicas_per_request); do not send it again as it is."
         )
         return ApiError(500, message, code="ends_engines", headers=_NO_RETRY)
-    return internal(request_id)
+    return unexpected(error, request_id)
 
 
 def quoted(value: object, longest: int = 64) -> str:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.choice import ChoiceDelta
 from deployments.api.choices import Choices
-from deployments.api.errors import ApiError, from_client, internal
+from deployments.api.errors import ApiError, from_client, unexpected
 from deployments.api.generation_plan import GenerationPlan, Hints, engine_requests, reported_stops
 from deployments.api.http.pacing import Pace, Turns
 from deployments.api.http.transport import EventStream, json_in_pieces, logger
@@ -268,7 +268,7 @@ class Exchange:
         if isinstance(error, CLIENT_ERRORS):
             return from_client(error, self._request_id)
         logger.exception("request %s failed in its stream", self._request_id)
-        return internal(self._request_id)
+        return unexpected(error, self._request_id)
 
     def _too_long(self) -> ApiError:
         limit = self._limits.request_timeout_s

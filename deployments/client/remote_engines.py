@@ -234,7 +234,9 @@ class RemoteEngines:
         if error is not None:
             logger.error("the delivery of %s failed", stream.request.request_id, exc_info=error)
         if not stream.has_ended:
-            stream.fail(DeliveryFailed(f"the delivery of {stream.request.request_id} failed: {error!r}"))
+            failure = DeliveryFailed(f"the delivery of {stream.request.request_id} failed: {error!r}")
+            failure.__cause__ = error
+            stream.fail(failure)
 
     def _close(self, stream: Stream) -> None:
         """Cancel the task of a stream that its reader closed; the attempt then aborts the request."""

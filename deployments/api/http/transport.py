@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.errors import ApiError, internal, invalid
+from deployments.api.errors import ApiError, invalid, unexpected
 from deployments.api.http.body import ClientGone
 from deployments.api.http.error_response import error_response
 from deployments.api.http.parts import PART_BYTES, parts_of
@@ -184,7 +184,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 class Envelope:
-    """Middleware that bounds the headers, gives the request an id, and turns unexpected exceptions into a 500."""
+    """Middleware that bounds the headers, gives the request an id, and answers after unexpected exceptions."""
 
     def __init__(
         self,
@@ -232,10 +232,10 @@ class Envelope:
                 await error_response(error, scope)(scope, receive, named_send)
         except ClientGone:
             return
-        except Exception:
+        except Exception as failure:
             logger.exception("request %s failed", name)
             if not has_started:
-                await error_response(internal(name), scope)(scope, receive, named_send)
+                await error_response(unexpected(failure, name), scope)(scope, receive, named_send)
 
     def _check_size(self, scope: Scope) -> ApiError | None:
         headers = scope["headers"]

@@ -1,4 +1,4 @@
-"""While there is no engine, requests wait for one: in the queue, or where they lost theirs before the first token."""
+"""While there is no engine, requests wait for one: in the queue, or where they lost theirs before a token."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_queue_s_limits_hold_while_there_is_no_engine() -> None:
             for waiting in asked:
                 with pytest.raises(Unavailable, match=r"no engine was up within 0.3 s \(admission.max_wait_s"):
                     await waiting
-            with pytest.raises(Unavailable, match="within 0.05 s"):
+            with pytest.raises(Unavailable, match=r"within 0\.05 s"):
                 await made.ask("r3", max_wait_s=0.05)
             assert made.admission.num_waiting == 0
 
