@@ -12,12 +12,13 @@ from typing import Any, Literal
 from msgspec import structs
 
 from deployments.client.futures import retrieve
-from deployments.client.outgoing import message_of, origin_of
+from deployments.client.outgoing import TURN_TOKENS, message_of, origin_of
 from deployments.client.stream import Stream
 from deployments.client.suspects import Blame, Suspects
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
 from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, RefusalKind, Trial
+from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import STEP_FAILED, StreamDelta
 from router.addresses import KVAddress
 from router.decisions import as_json
@@ -73,6 +74,8 @@ class DispatchContext:
     suspects: Suspects = field(default_factory=Suspects)
     expects_engines: bool = False
     """Whether to wait for a replica while there is none: one has answered, and the model is not unloaded."""
+    resumptions: TurnBudget = field(default_factory=lambda: TurnBudget(TURN_TOKENS))
+    """Tokens of streams that go on elsewhere: all of a replica lose it in the same turn of the event loop."""
     _sent_to: dict[str, dict[str, Attempt]] = field(default_factory=dict, init=False)
     """Open attempts by replica and id, in the order sent; replicas without any are left out."""
     _reachable: tuple[int, frozenset[str]] | None = field(default=None, init=False)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deployments.client.attempt import Attempt, AttemptFailure, DispatchContext
+from deployments.client.outgoing import sending_cost
 from deployments.client.protocol import EndsEngines, FailsSteps, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.stream import Stream
 from deployments.client.suspects import Blame
@@ -89,7 +90,15 @@ class Failover:
             error = await self._recover(failure)
             if error is not None:
                 return self._stream.fail(error)
+            await self._take_turn()
         return None
+
+    async def _take_turn(self) -> None:
+        """Let the event loop have its turns between many streams that go on elsewhere at once."""
+        turns = self._dispatch.resumptions
+        while turns.is_spent:
+            await asyncio.sleep(0)
+        turns.spend(sending_cost(len(self._stream.request.prompt_ids) + self._stream.journal.num_tokens))
 
     # --- one attempt, or two ---------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from deployments.wire.connection import WireConnection
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
 from deployments.wire.sockets import make_context
-from deployments.wire.turn_budget import TurnBudget
+from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
 from engine.stream_delta import STEP_FAILED, StreamDelta
 from monitoring.metrics import Metrics
 from router.addresses import ReplicaAddress, is_store
@@ -86,7 +86,7 @@ class RemoteEngines:
         self._prefix_sync = PrefixSync(self._ask_for_prefixes)
         self._tellers = StoreTellers(self._prefix_sync.begin, self._prefix_sync.leave)
         self._connector = Connector(self._dispatch, self._connect, self._watch, self._leave)
-        self._budget = TurnBudget()
+        self._budget = TurnBudget(TURN_BLOCKS)
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
