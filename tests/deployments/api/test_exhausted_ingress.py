@@ -11,7 +11,7 @@ import pytest
 
 from deployments.api import TextCodec
 from deployments.api.errors import unexpected
-from tests.deployments.api.test_defects import CALLED, OPENING
+from tests.deployments.support.answer_calls import CALLED, OPENING
 from tests.deployments.support.faults import Faults
 from tests.deployments.support.scripted_api import Client
 from tests.deployments.support.virtual_time import run

@@ -117,7 +117,13 @@ def test_a_full_disk_below_the_kv_of_an_engine_changes_no_answer(
 
     async def scenario() -> None:
         tier = KVTier(str(tmp_path), retry_s=1e-6)
-        room = {"kv_pages": 24, "page_size": 16, "host_kv_gib": 2**-7, "host_kv_min_uses": 1, "kv_tier": tier}
+        room: dict[str, Any] = {
+            "kv_pages": 24,
+            "page_size": 16,
+            "host_kv_gib": 2**-7,
+            "host_kv_min_uses": 1,
+            "kv_tier": tier,
+        }
         async with api_over(1, load=load_model, model="demo", **room) as api:
             prompts = [[number + 10] * 200 for number in range(4)]
             before = [(await api.complete(prompt=prompt, temperature=0)).json() for prompt in prompts]

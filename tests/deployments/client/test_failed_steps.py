@@ -14,6 +14,7 @@ from deployments.client.remote_engines import RemoteEngines
 from deployments.client.stream import Stream
 from deployments.replica.liveness import EngineUnhealthy
 from engine.scheduling.plan import StepPlan
+from engine.self_test import FailureCause
 from monitoring.metrics import Metrics
 from tests.deployments.support.failing_steps import fail_steps, has_poison
 from tests.deployments.support.in_process_engines import (
@@ -107,7 +108,7 @@ def test_a_request_that_fails_steps_ends_no_engine_however_often_it_comes() -> N
     ],
 )
 def test_an_engine_whose_steps_all_fail_is_left_and_replaced(
-    kind: type[Exception], text: str, cause: str, num_failed: int
+    kind: type[Exception], text: str, cause: FailureCause, num_failed: int
 ) -> None:
     """Nobody notices: what ran there goes on elsewhere, and nothing more is sent there although it has no work."""
 
