@@ -11,19 +11,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cache import Namespace
 from engine.deliveries import Deliveries
 from engine.errors import EngineBroken, EngineStopped, QueueFull
 from engine.request import Request
-from engine.runner.device_thread import DeviceThread, Launched
+from engine.runner.device_thread import DeviceThread
 from engine.scheduling.peers import LentPages
 from engine.scheduling.plan import Runner, StepPlan, StepResult, StepUnderway
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.self_test import SelfTest
 from engine.stream_delta import StreamDelta
+from engine.timed_step import InFlight, TimedStep
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class EngineLoop:
         self._runner = runner
         self._device = DeviceThread[StepResult | StepUnderway]() if overlap else None
         self._done_at = -math.inf  # when the device was done with the last step, if the next one waited for that
-        self._in_flight: _InFlight | None = None
+        self._in_flight: InFlight | None = None
         self._inbox: deque[Request | str | _Errand] = deque()  # to add; ids to abort; what else is asked for
         self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
         self._lock = threading.Lock()
@@ -263,7 +264,7 @@ class EngineLoop:
         if self.scheduler.has_work and not self._inbox and not self._stopping:
             self._wake.wait(_POLL_SECONDS)
 
-    def _wait_to_plan(self, running: _InFlight | None) -> None:
+    def _wait_to_plan(self, running: InFlight | None) -> None:
         """Wait as long as the step in flight allows, so that requests that arrive meanwhile join the next step."""
         if running is None or running.launched is None or running.step.began is None:
             return
@@ -275,7 +276,7 @@ class EngineLoop:
             if underway is not None:
                 underway.is_done_within(ends_at - lead - self.clock())
 
-    def _launch(self, events: list[StreamDelta]) -> _InFlight | None:
+    def _launch(self, events: list[StreamDelta]) -> InFlight | None:
         """Plan a step and launch it; None if there is nothing to compute."""
         started = self.clock()
         plan = self.scheduler.schedule(started)
@@ -289,12 +290,12 @@ class EngineLoop:
         launched = self._prepared(plan)
         return launched._replace(schedule=scheduled - started, prepare=self.clock() - scheduled)
 
-    def _prepared(self, plan: StepPlan) -> _InFlight:
+    def _prepared(self, plan: StepPlan) -> InFlight:
         """Prepare a step, and launch it if steps have a thread of their own."""
-        step = _Timed(self._runner, plan, self.clock)
-        return _InFlight(plan, step, None if self._device is None else self._device.launch(step.run))
+        step = TimedStep(self._runner, plan, self.clock)
+        return InFlight(plan, step, None if self._device is None else self._device.launch(step.run))
 
-    def _take_in(self, launched: _InFlight) -> list[StreamDelta]:
+    def _take_in(self, launched: InFlight) -> list[StreamDelta]:
         """Wait for a step's result and apply it."""
         plan = launched.plan
         try:
@@ -312,12 +313,12 @@ class EngineLoop:
         self._report(launched, result, ran)
         return events
 
-    def _result(self, launched: _InFlight) -> StepResult:
+    def _result(self, launched: InFlight) -> StepResult:
         """Wait for a step's result, or raise why there is none."""
         found = launched.step.run() if launched.launched is None else launched.launched.wait()
         return found if isinstance(found, StepResult) else launched.step.wait(found, self._done_at)
 
-    def _test(self, in_flight: _InFlight | None) -> list[StreamDelta]:
+    def _test(self, in_flight: InFlight | None) -> list[StreamDelta]:
         """Take in the step in flight, or with none left find out whether the engine can still compute."""
         self._deliveries.settle(self.clock(), math.inf)
         if in_flight is not None:
@@ -346,7 +347,7 @@ class EngineLoop:
                 refused.append(StreamDelta(item.request_id, finish_reason="error", error=str(error)))
         return refused
 
-    def _report(self, launched: _InFlight, result: StepResult, ran: float) -> None:
+    def _report(self, launched: InFlight, result: StepResult, ran: float) -> None:
         now = self._update_load()
         plan, prepare, sample = launched.plan, result.prepare_seconds, result.sample_seconds
         forward = max(launched.step.seconds - prepare - sample, 0.0)
@@ -388,54 +389,3 @@ class _Errand(NamedTuple):
             self.done.set_result(self.do())
         except Exception as error:
             self.done.set_exception(error)
-
-
-class _Timed:
-    """A prepared step that measures how long it takes."""
-
-    def __init__(self, runner: Runner, plan: StepPlan, clock: Clock) -> None:
-        self.began: float | None = None
-        self.seconds = 0.0
-        self.underway: StepUnderway | None = None
-        """The step once it was launched, if its device then still had to do it."""
-        self._clock = clock
-        try:
-            self._step = runner.prepare(plan)
-        except Exception as error:  # raised when the step runs, as if it had failed there
-            self._step = partial(_raise, error)
-
-    def run(self) -> StepResult | StepUnderway:
-        """Execute the step, or launch it. Call exactly once."""
-        self.began = self._clock()
-        try:
-            found = self._step()
-        finally:
-            self.seconds = self._clock() - self.began
-        if not isinstance(found, StepResult):
-            self.underway = found
-        return found
-
-    def wait(self, underway: StepUnderway, done_at: float) -> StepResult:
-        """Wait for the step's result. Its time begins when the device ends the one before, at `done_at`."""
-        assert self.began is not None
-        try:
-            return underway.wait()
-        finally:
-            self.seconds = self._clock() - max(self.began, done_at)
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-class _InFlight(NamedTuple):
-    """A prepared step, which runs already if steps have a thread of their own."""
-
-    plan: StepPlan
-    step: _Timed
-    launched: Launched[StepResult | StepUnderway] | None
-    """None if it runs when its result is asked for."""
-    schedule: float = 0.0
-    """Seconds that planning it took."""
-    prepare: float = 0.0
-    """Seconds that preparing it took in this thread."""

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import structs
 
+from deployments.client.attempt_failure import AttemptFailure, LossReason
 from deployments.client.futures import retrieve
 from deployments.client.outgoing import TURN_TOKENS, message_of, origin_of
 from deployments.client.stream import Stream
 from deployments.client.suspects import Blame, Suspects
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, RefusalKind, Trial
+from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, Trial
 from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import STEP_FAILED, StreamDelta
 from router.addresses import KVAddress
@@ -36,29 +37,6 @@ class ClientTimings:
     """Time between two checks of every connection."""
     repeat_s: float = 1.0
     """Time after which what a replica has not answered is sent again: a connection that broke may have lost it."""
-
-
-LossReason = Literal["died", "silent", "failed", "step_failed", "drained", "handed_over"]
-"""Why a replica did not finish a request: its process is gone; it does not answer; its engine cannot go on, or no
-longer knows the request; the request's step failed; it is being stopped, and another one takes the request with
-its KV; it was to compute the prompt alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFailure:
-    """Why an attempt did not finish its request: the replica refused the request, or was lost."""
-
-    kind: RefusalKind | Literal["lost", "absent"]
-    """"absent": there was no replica that it could be sent to, so none was lost."""
-    reason: str
-    replica: str | None = None
-    retry_after_s: float = 1.0
-    """Seconds after which a retry is worthwhile when the queue was full."""
-    loss: LossReason | None = None
-    blame: Blame | None = None
-    """Whether the request has ended the replica; None where that lives, or others are suspected."""
-    kv: KVAddress | None = None
-    """Where the next replica can fetch what this one has computed."""
 
 
 @dataclass(slots=True)

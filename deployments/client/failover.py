@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from deployments.client.attempt import Attempt, AttemptFailure, DispatchContext
+from deployments.client.attempt import Attempt, DispatchContext
+from deployments.client.attempt_failure import AttemptFailure
 from deployments.client.outgoing import sending_cost
 from deployments.client.protocol import EndsEngines, FailsSteps, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.stream import Stream

@@ -124,7 +124,7 @@ def test_a_full_disk_below_the_kv_of_an_engine_changes_no_answer(
             "host_kv_min_uses": 1,
             "kv_tier": tier,
         }
-        async with api_over(1, load=load_model, model="demo", **room) as api:
+        async with api_over(1, load=load_model, model="demo", kv_tier=tier, **room) as api:
             prompts = [[number + 10] * 200 for number in range(4)]
             before = [(await api.complete(prompt=prompt, temperature=0)).json() for prompt in prompts]
             monkeypatch.setattr(os, "writev", full)
