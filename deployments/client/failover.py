@@ -205,6 +205,7 @@ class Failover:
                     return FailsSteps(self._num_dead)
                 return Unavailable(f"the engine was lost (health.max_retries): {failure.reason}")
             self._count("retries_total", reason=failure.loss or "failed")
+            self._deadline = None  # it has been at a replica since it waited for one
             return None
         return await self._migrate(failure)
 
