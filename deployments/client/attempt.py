@@ -139,8 +139,11 @@ class DispatchContext:
             connection.suspect()
 
     def fail_step(self, replica: str, attempts: Sequence[Attempt]) -> None:
-        """Fail the attempts whose step failed. The replica lives, but each of them may fail the next step, too."""
-        suspects = [attempt for attempt in attempts if attempt.trial is not None]
+        """Fail the attempts whose step failed. The replica lives, but each of them may fail the next step, too.
+
+        A trial beside requests that have just begun proves nothing: they may have failed the step as well.
+        """
+        suspects = [one for one in attempts if one.trial is not None or one.num_received < CLEARED_TOKENS]
         if not any(attempt.trial == "alone" for attempt in suspects):
             self.fleet.record_call(replica, is_failure=True)
         for attempt in attempts:

@@ -201,8 +201,6 @@ class Failover:
         )
         if not has_tokens:
             if self._num_losses > self._health.max_retries or len(self._avoid) >= MAX_OFFERS:
-                if failure.loss == "step_failed":
-                    return FailsSteps(self._num_dead)
                 return Unavailable(f"the engine was lost (health.max_retries): {failure.reason}")
             self._count("retries_total", reason=failure.loss or "failed")
             self._deadline = None  # it has been at a replica since it waited for one
@@ -300,7 +298,9 @@ class Failover:
         migrations.append(Migration(time.monotonic(), failure.replica, failure.loss or "failed"))
         is_new = self._migrating is None
         self._migrating = self._migrating or failure
-        if len(migrations) > self._health.max_migrations:
+        # A failed step has cost no replica, and those of a suspect that was cleared were not its fault.
+        num_lost = sum(one.reason != "step_failed" for one in migrations)
+        if num_lost + self._num_dead * (failure.loss == "step_failed") > self._health.max_migrations:
             return self._give_up(failure)
         if is_new:
             self._deadline = time.monotonic() + self._health.migration_wait_s

@@ -13,6 +13,7 @@ from deployments.client.protocol import FailsSteps
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.stream import Stream
 from deployments.replica.liveness import EngineUnhealthy
+from deployments.wire.messages import CLEARED_TOKENS
 from engine.scheduling.plan import StepPlan
 from engine.self_test import FailureCause
 from monitoring.metrics import Metrics
@@ -72,6 +73,55 @@ def test_a_request_that_fails_steps_ends_and_those_beside_it_go_on(
             assert count_of(metrics, "suspects_total", outcome="ended") == 1
             await until(partial(is_nothing_left, client, engines))
             assert are_well(engines)
+
+    run_scenario(scenario())
+
+
+def test_a_trial_beside_a_request_that_has_just_begun_proves_nothing() -> None:
+    """An innocent suspect is tried where another request comes that fails steps."""
+
+    async def scenario() -> None:
+        async with ClientAndEngines(2, kv_pages=400) as (client, engines):
+            await ready(client, 2)
+            for runner in engines.runners:
+                fail_steps(runner, partial(poisoned, 0, RuntimeError))
+                runner.gate.clear()
+
+            innocent, first = (asyncio.create_task(answer(client, name)) for name in ("innocent", "poison 1"))
+            await until(lambda: len(client._dispatch.sent_to("r0")) == 2)
+            engines.choose = lambda names: names[-1]
+            engines.runners[0].gate.set()
+            await until(lambda: any(one.trial == "alone" for one in client._dispatch.sent_to("r1")))
+            second = asyncio.create_task(answer(client, "poison 2"))
+            await until(lambda: len(client._dispatch.sent_to("r1")) == 2)
+            engines.runners[1].gate.set()
+            assert await innocent == TOKENS
+            for poison in (first, second):
+                with pytest.raises(FailsSteps):
+                    await poison
+
+    run_scenario(scenario())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_stream_beside_any_number_of_failed_steps_goes_on(count: int) -> None:
+    """More than `max_migrations`: it is cleared each time."""
+
+    async def scenario() -> None:
+        async with ClientAndEngines(count, kv_pages=400, health={"max_migrations": 1}) as (client, engines):
+            await ready(client, count)
+            for runner in engines.runners:
+                runner.step_s = 0.01
+                fail_steps(runner, partial(poisoned, 0, RuntimeError))
+            stream = await client.generate(request("a", max_tokens=150))
+            for number in range(4):
+                enough = stream.journal.num_tokens + 2 * CLEARED_TOKENS
+                await until(lambda: stream.journal.num_tokens >= enough)  # noqa: B023
+                engines.choose = lambda names: stream.replica if stream.replica in names else names[0]
+                with pytest.raises(FailsSteps):
+                    await answer(client, f"poison {number}")
+            assert await tokens_of(stream) == list(range(1, 151))
+            assert len(stream.timeline.migrations) > 1
 
     run_scenario(scenario())
 
