@@ -112,24 +112,23 @@ def test_an_engine_whose_process_can_get_no_memory_ends_after_its_first_failed_s
 def test_a_full_disk_below_the_kv_of_an_engine_changes_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    num_refused = 0
+
     def full(*_: object) -> int:
+        nonlocal num_refused
+        num_refused += 1
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def scenario() -> None:
         tier = KVTier(str(tmp_path), retry_s=1e-6)
-        room: dict[str, Any] = {
-            "kv_pages": 24,
-            "page_size": 16,
-            "host_kv_gib": 2**-7,
-            "host_kv_min_uses": 1,
-            "kv_tier": tier,
-        }
+        room: dict[str, Any] = {"kv_pages": 24, "page_size": 16, "host_kv_gib": 2**-7, "host_kv_min_uses": 1}
         async with api_over(1, load=load_model, model="demo", kv_tier=tier, **room) as api:
             prompts = [[number + 10] * 200 for number in range(4)]
             before = [(await api.complete(prompt=prompt, temperature=0)).json() for prompt in prompts]
             monkeypatch.setattr(os, "writev", full)
             after = [(await api.complete(prompt=prompt, temperature=0)).json() for prompt in prompts]
             assert [one["choices"] for one in after] == [one["choices"] for one in before]
+            assert num_refused > 0
             assert (await api.http.get("/health")).json()["replicas"][0]["failing"] is None
             monkeypatch.undo()
 
