@@ -71,6 +71,7 @@ class Failover:
         self._dispatch, self._stream = dispatch, stream
         self._health, self._hedges, self._metrics = health, hedges, metrics
         self._avoid: list[str] = []
+        self._closed: list[str] = []  # replicas that take nothing more: they are being stopped, or have ended
         self._num_attempts = self._num_losses = 0
         self._retry_after: list[float] = []
         self._deadline: float | None = None  # of the migration in progress, or of the wait for a first replica
@@ -273,6 +274,8 @@ class Failover:
     # --- other replicas --------------------------------------------------------------------------------------
 
     async def _offer_elsewhere(self, failure: AttemptFailure) -> Exception | None:
+        if failure.kind in ("draining", "stopped") and failure.replica is not None:
+            self._closed.append(failure.replica)
         if failure.kind == "queue_full":
             self._retry_after.append(failure.retry_after_s)
         if len(self._avoid) < MAX_OFFERS and self._others():
@@ -325,7 +328,7 @@ class Failover:
                 return False
             await asyncio.sleep(_POLL_S)
             # A lost replica may be back under the same name after a pause or a network partition.
-            self._avoid.clear()
+            self._avoid[:] = self._closed
         return True
 
     def _others(self, besides: str | None = None) -> frozenset[str]:
