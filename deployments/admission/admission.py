@@ -23,7 +23,7 @@ from msgspec import structs
 from deployments.admission.busy_rate import BusyRate
 from deployments.admission.fair_queue import AdmissionQueueFull, FairQueue, Waiting
 from deployments.admission.waiting_work import WaitingWork
-from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind
+from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind, Unavailable
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
 from deployments.wire.messages import Backlog
@@ -39,7 +39,8 @@ class LoadView(Protocol):
     """The engines' load as this process knows it, without asking them."""
 
     def queue_seconds(self, num_sending: int) -> float:
-        """Return the seconds until the least busy engine would start a new prompt; 0 when no engine is up.
+        """Return the seconds until the least busy engine would start a new prompt. When no engine is up: infinite
+        if one is expected, else 0.
 
         `num_sending` is the number of uncached tokens of requests whose turn has come and that the view does not
         count at an engine yet: they are spread over all engines.
@@ -48,6 +49,11 @@ class LoadView(Protocol):
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """Return the number of prompt tokens that the engine to be chosen would have to compute."""
+        ...
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether any engine is up."""
         ...
 
 
@@ -85,7 +91,9 @@ class Admission:
         self._waits_of: dict[str, Series] = {}  # by tenant, whose names come from the configuration
 
     async def admit(self, request: GenerateRequest) -> AdmittedTurn:
-        """Wait until the request may be sent. Raises Overloaded after, or instead of, a wait that is too long."""
+        """Wait until the request may be sent. Raises Overloaded after, or instead of, a wait that is too long, and
+        Unavailable after one without any engine.
+        """
         arrival, asked_at = _now(), time.monotonic()
         cost = max(1, self._load.uncached_tokens(request))
         turn_comes = asyncio.get_running_loop().create_future()
@@ -164,6 +172,8 @@ class Admission:
             retry_after_s = self._retry_after(self._expected_wait(entry), longest)
             self._give_up(entry)
             limit = f"{longest:.3g} s (admission.max_wait_s, x-max-wait-s)"
+            if not self._load.has_engines:
+                raise Unavailable(f"no engine was up within {limit}")
             reason = f"no engine had room for this request within {limit}"
             raise Overloaded(reason, retry_after_s, "deadline")
 

@@ -30,7 +30,7 @@ from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
 from deployments.api.document.openapi import describe
 from deployments.api.document.page import add_docs_page
-from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted
+from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted, unexpected
 from deployments.api.exchange import Caller, Exchange
 from deployments.api.generation_plan import GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
@@ -73,7 +73,6 @@ from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.service import ApiService, ServedModel
-from deployments.api.shortages import answer_to
 from deployments.api.tools.requested import offered_tools
 from deployments.config.limits import Limits
 from engine.machine import usable_cores
@@ -355,7 +354,7 @@ class _Endpoints:
             record.disconnected()
             raise
         except Exception as error:
-            failure = answer_to(error, name)
+            failure = unexpected(error, name)
             record.failed(failure.status, failure.type)
             raise
 
@@ -381,7 +380,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_defect(request: Request, error: Exception) -> Response:
     """Answer after an exception that nothing expected, which `Envelope` then logs."""
-    return error_response(answer_to(error, request_id(request.scope)), request.scope)
+    return error_response(unexpected(error, request_id(request.scope)), request.scope)
 
 
 def _hints(request: Request, limits: Limits) -> Hints:

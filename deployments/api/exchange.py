@@ -18,18 +18,18 @@ from starlette.responses import Response
 from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.choice import ChoiceDelta
 from deployments.api.choices import Choices
-from deployments.api.errors import ApiError, from_client
+from deployments.api.errors import ApiError, from_client, log_failure, unexpected
 from deployments.api.generation_plan import GenerationPlan, Hints, engine_requests, reported_stops
 from deployments.api.http.pacing import Pace, Turns
 from deployments.api.http.transport import EventStream, json_in_pieces
 from deployments.api.off_loop import off_loop
 from deployments.api.record import GenerationStart, RequestRecord
 from deployments.api.request.best_of import best
-from deployments.api.shortages import answer_to, log_failure
 from deployments.api.time_limit import TimeLimit
 from deployments.api.timings import timings_of
 from deployments.client.protocol import (
     EndsEngines,
+    FailsSteps,
     Overloaded,
     Rejected,
     ReplicaLost,
@@ -39,7 +39,7 @@ from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
 
 T = TypeVar("T")
-CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, EndsEngines, RateLimited)
+CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, FailsSteps, EndsEngines, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class Exchange:
         if isinstance(error, CLIENT_ERRORS):
             return from_client(error, self._request_id)
         log_failure(error, f"the stream of request {self._request_id}")
-        return answer_to(error, self._request_id)
+        return unexpected(error, self._request_id)
 
     def _too_long(self) -> ApiError:
         limit = self._limits.request_timeout_s

@@ -6,18 +6,31 @@ They are the operator's to end, and no defect: the client gets a status that say
 from __future__ import annotations
 
 import errno
-import logging
+from typing import NamedTuple
 
-from deployments.api.errors import RETRY_AFTER_S, ApiError, internal
 
-logger = logging.getLogger(__name__)
+class Shortage(NamedTuple):
+    """How a request is answered that failed for want of something."""
+
+    status: int
+    code: str
+    message: str
+
 
 _LATER = "; retry later, or ask the operator."
-_FULL = 507, "disk_full", "The server's disk, or its quota there, is full, so nothing was stored" + _LATER
-_READ_ONLY = 507, "disk_read_only", "The server's disk can only be read, so nothing was stored; ask the operator."
-_FAILS = 503, "storage_unavailable", "The server's disk does not answer as it should" + _LATER
-_DESCRIPTORS = 503, "too_many_open_files", "The server has as many files and connections open as it may" + _LATER
-_MEMORY = 503, "out_of_memory", "The server has no memory or no process left for this request" + _LATER
+_FULL = Shortage(
+    507, "disk_full", "The server's disk, or its quota there, is full, so nothing was stored" + _LATER
+)
+_READ_ONLY = Shortage(
+    507, "disk_read_only", "The server's disk can only be read, so nothing was stored; ask the operator."
+)
+_FAILS = Shortage(503, "storage_unavailable", "The server's disk does not answer as it should" + _LATER)
+_DESCRIPTORS = Shortage(
+    503, "too_many_open_files", "The server has as many files and connections open as it may" + _LATER
+)
+_MEMORY = Shortage(
+    503, "out_of_memory", "The server has no memory, thread or process left for this request" + _LATER
+)
 
 _SHORTAGES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
@@ -29,23 +42,12 @@ _SHORTAGES = {
 }
 
 
-def shortage(error: BaseException) -> ApiError | None:
-    """Return the error to answer with where the machine is short of something; None for all other failures."""
-    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
-    if not isinstance(error, OSError | MemoryError) or number not in _SHORTAGES:
-        return None
-    status, code, message = _SHORTAGES[number]
-    return ApiError(status, message, code=code, headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
-
-
-def answer_to(error: Exception, request_id: str) -> ApiError:
-    """Return the error to answer with where something failed that no check foresaw."""
-    return shortage(error) or internal(request_id)
-
-
-def log_failure(error: Exception, what: str) -> None:
-    """Log why `what` failed: a defect with where it happened, and all else in one line."""
-    if shortage(error) is None and not isinstance(error, ApiError):
-        logger.error("%s failed", what, exc_info=error)
-    else:
-        logger.warning("%s failed: %s", what, error)
+def shortage(error: BaseException) -> Shortage | None:
+    """Return what the machine is short of, if that is why an exception was raised, or the one that caused it."""
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    ):
+        return _MEMORY
+    if isinstance(error, OSError) and error.errno in _SHORTAGES:
+        return _SHORTAGES[error.errno]
+    return None if error.__cause__ is None else shortage(error.__cause__)

@@ -42,8 +42,8 @@ from deployments.wire.connection import WireConnection
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
 from deployments.wire.sockets import make_context
-from deployments.wire.turn_budget import TurnBudget
-from engine.stream_delta import StreamDelta
+from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
+from engine.stream_delta import STEP_FAILED, StreamDelta
 from monitoring.metrics import Metrics
 from router.addresses import ReplicaAddress, is_store
 from router.decisions import as_json
@@ -86,7 +86,7 @@ class RemoteEngines:
         self._prefix_sync = PrefixSync(self._ask_for_prefixes)
         self._tellers = StoreTellers(self._prefix_sync.begin, self._prefix_sync.leave)
         self._connector = Connector(self._dispatch, self._connect, self._watch, self._leave)
-        self._budget = TurnBudget()
+        self._budget = TurnBudget(TURN_BLOCKS)
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -201,11 +201,25 @@ class RemoteEngines:
         """Number of requests that have not ended."""
         return len(self._tasks)
 
+    @property
+    def expects_engines(self) -> bool:
+        """Whether a replica is to be waited for while there is none."""
+        return self._dispatch.expects_engines
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether no replica answers, and one is expected to: new requests wait for it."""
+        return self._dispatch.expects_engines and not self._dispatch.reachable()
+
+    def expect_none(self) -> None:
+        """Note that the model is unloaded, so that nobody waits for a replica until one has answered again."""
+        self._dispatch.expects_engines = False
+
     def _check_available(self) -> None:
-        """Raise Unavailable when no replica answers."""
+        """Raise Unavailable when no replica answers, and none is expected to."""
         if not self._dispatch.reachable():
             self._connector.sync()  # a replica may have appeared in this very moment
-        if not self._dispatch.reachable():
+        if not self._dispatch.reachable() and not self._dispatch.expects_engines:
             raise Unavailable("no engine replica is up")
 
     def _end_unaccepted(self, now: float) -> None:
@@ -223,7 +237,9 @@ class RemoteEngines:
         if error is not None:
             logger.error("the delivery of %s failed", stream.request.request_id, exc_info=error)
         if not stream.has_ended:
-            stream.fail(DeliveryFailed(f"the delivery of {stream.request.request_id} failed: {error!r}"))
+            failure = DeliveryFailed(f"the delivery of {stream.request.request_id} failed: {error!r}")
+            failure.__cause__ = error
+            stream.fail(failure)
 
     def _close(self, stream: Stream) -> None:
         """Cancel the task of a stream that its reader closed; the attempt then aborts the request."""
@@ -235,7 +251,7 @@ class RemoteEngines:
 
     def on_deltas(self, replica: str, deltas: list[StreamDelta]) -> None:
         """Pass each delta to its attempt; request again those that did not arrive in order."""
-        missing = {}
+        missing, failed = {}, []
         for delta in deltas:
             attempt = self._attempts.get(delta.request_id)
             if attempt is None:
@@ -243,8 +259,12 @@ class RemoteEngines:
                     self._connections[replica].abort(delta.request_id)
             elif not attempt.feed(replica, delta):
                 missing[delta.request_id] = attempt.num_received
+            elif delta.error_code == STEP_FAILED:
+                failed.append(attempt)
         if missing:
             self._connections[replica].resume(missing)
+        if failed:
+            self._dispatch.fail_step(replica, failed)
 
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
         """Fail attempts that the replica no longer knows: it aborted them while this ingress was away."""
@@ -321,6 +341,7 @@ class RemoteEngines:
         """Mark a replica as lost or answering; fail the attempts at a silent one."""
         self.fleet.mark_lost(replica, not is_answering)
         self._dispatch.changed()
+        self._dispatch.expects_engines |= is_answering
         if not is_answering:
             self._ask_no_more(replica)
             self._dispatch.lose(replica, "silent", "it does not answer")
@@ -425,6 +446,7 @@ def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:
         kv_pages_free=load.pages_free,
         kv_pages_total=load.pages_total,
         is_draining=is_draining or load.is_draining,
+        failing=load.failing or None,
     )
 
 

@@ -62,6 +62,9 @@ class HealthSettings(Settings):
     """Seconds a health check may take."""
     stall_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds without a finished engine step, while there is work, after which Serve replaces a replica."""
+    max_failed_steps: int = Field(default=3, ge=2)
+    """Steps of an engine that may fail in a row before Serve replaces its replica. After a failed step the engine
+    repeats it with harmless requests, so that no request of a client can fail two in a row."""
     beat_directory: str | None = None
     """Directory in which each engine replica touches a file whenever it passes a health check, for supervisors
     outside Serve (`deployments/replica/pod.py`); None: no files."""
@@ -77,8 +80,8 @@ class HealthSettings(Settings):
     max_migrations: int = Field(default=3, ge=0)
     """Most replicas that a stream may lose after its first token; then it ends with an error."""
     migration_wait_s: float = Field(default=30.0, ge=0)
-    """Seconds that a stream which lost its replica waits for room at another one; before that, as long at most for
-    its turn to run where no other request does that may have ended its replica. As long at most, a new ingress
+    """Seconds that a request which lost its replica waits for room at another one; before that, as long at most
+    for its turn to run where no other request does that may have ended its replica. As long at most, a new ingress
     waits for engines before it listens where others do."""
     max_lost_replicas_per_request: int = Field(default=1, ge=1)
     """Replicas that may die under one request, one after another, after the first that did; one more where the
@@ -210,7 +213,8 @@ class AdmissionSettings(Settings):
     """Seconds of work queued at the least busy engine above which requests wait here. It is about what one
     tenant's flood adds to another's time to first token. Below a few step times, engines run out of work."""
     max_wait_s: float = Field(default=30.0, gt=0)
-    """Longest wait, in seconds; a request may ask for less. A request that would wait longer is refused."""
+    """Longest wait, in seconds, also while no engine is up; a request may ask for less. One that would wait longer
+    is refused."""
     quantum_tokens: int = Field(default=2048, ge=1)
     """Uncached prompt tokens that the tenant with the lowest weight may send on each of its turns."""
     max_waiting: int = Field(default=4096, ge=1)

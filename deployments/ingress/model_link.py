@@ -45,7 +45,7 @@ from engine.tokenizer import Tokenizer, load_tokenizer
 from monitoring.metrics import Metrics
 from router.state import router_state
 
-_WATCH_S = 5.0
+_WATCH_S = 1.0
 """Seconds between two checks whether a model without replicas is unloaded."""
 
 
@@ -123,7 +123,8 @@ class ModelLink:
         defaults = generation_defaults(self._model.engine.generation_config, directory)
         tasks = tasks_of(self._model.engine.tasks, directory)
         card = _card(self._model.engine, config, self._fingerprint, defaults, tasks)
-        load = FleetLoad(self._router.fleet, self._router.placer.uncached_tokens)
+        connections, placer = self._connections, self._router.placer
+        load = FleetLoad(self._router.fleet, placer.uncached_tokens, lambda: connections.expects_engines)
         tenants = {tenant.name: tenant for tenant in keys.tenants}
         is_apart = self._router.placer.is_apart
         admission = Admission(load, self._admission, tenants, self.metrics, is_apart)
@@ -200,6 +201,8 @@ class ModelLink:
             state = "loaded" if self._router.fleet.names() else await self._switch.state()
             if state is not None:
                 self._is_unloaded = state in UNLOADED_STATES
+            if self._is_unloaded and self._connections is not None:
+                self._connections.expect_none()
             await asyncio.sleep(_WATCH_S)
 
     async def _start_router(self) -> None:

@@ -4,7 +4,7 @@
     engine thread    step, step, step ──▶ on_events ──▶ wire, metrics, calls of `generate`
     event loop       Serve's hooks, `watch`, `generate`
 
-`check_health` checks that the engine's steps still finish.
+`check_health` checks that the engine's steps still finish, and succeed (`engine/self_test.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from engine.machine import (
     was_started_with,
 )
 from engine.scheduling.stats import StepStats
-from engine.stream_delta import StreamDelta
+from engine.stream_delta import STEP_FAILED, StreamDelta
 from monitoring.metrics import Metrics
 from router.addresses import store_name
 from router.ray_internals import serve_is_stopping
@@ -104,6 +104,7 @@ class EngineReplica:
             self._engine.runner.lower_tier.log.events = followed
             self._events.start(followed)
         self._loop = self._engine.loop
+        self._loop.self_test.max_failed_steps = settings.health.max_failed_steps
         shared = share_prefixes(
             self._engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
         )
@@ -132,6 +133,7 @@ class EngineReplica:
             is_stopping,
             partial(_load_rates, self._engine),
             self._fetch_rate,
+            lambda: self._loop.failing,
         )
         self._wire = WireServer(
             host,
@@ -190,7 +192,7 @@ class EngineReplica:
         }
 
     async def check_health(self) -> None:
-        """Raise EngineUnhealthy when the loop has ended, or has work but finishes no step."""
+        """Raise EngineUnhealthy when the loop has ended, as where steps fail, or has work but finishes no step."""
         if self._loop.failure is not None:
             raise EngineUnhealthy(self._loop.failure)
         silence = self._loop.clock() - self._loop.last_progress
@@ -292,7 +294,8 @@ class EngineReplica:
         self._wire.publish(events)
         self._metrics.on_events(events)
         for event in events:
-            if event.finish_reason == "error" and event.error_code is None:  # otherwise it is the client's
+            is_ours = event.error_code in (None, STEP_FAILED)  # otherwise it is the client's
+            if event.finish_reason == "error" and is_ours:
                 logger.error("%s failed: %s", event.request_id, event.error)
             if self._calls and (call := self._calls.get(event.request_id)) is not None:
                 call.feed(event)
@@ -315,6 +318,7 @@ class EngineReplica:
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._garbage.report(metrics)
         self._metrics.on_load(self._loop.load())
+        self._metrics.on_failed_steps(self._loop.self_test.counts)
         self._metrics.on_grammars(self._engine.grammars)
         if self._exchange is not None:
             self._metrics.on_lent(self._exchange.sender.counts["pages"], self._exchange.page_bytes)

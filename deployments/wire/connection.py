@@ -16,7 +16,7 @@ from deployments.wire import messages
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Load
 from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable
-from deployments.wire.turn_budget import TurnBudget
+from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
 from engine.stream_delta import StreamDelta
 from router.addresses import ReplicaAddress
 
@@ -147,7 +147,7 @@ class WireConnection:
         self._epoch, self._next_seq = -1, 0
         self._block_tokens = 0
         self._cache, self._store = _Learned(address.replica), _Learned(address.store)
-        self._budget = budget or TurnBudget()
+        self._budget = budget or TurnBudget(TURN_BLOCKS)
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._connect()

@@ -36,7 +36,7 @@ from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import WaitingQueue
-from engine.stream_delta import FinishReason, StreamDelta
+from engine.stream_delta import STEP_FAILED, FinishReason, StreamDelta
 
 
 class Scheduler:
@@ -284,11 +284,14 @@ class Scheduler:
         """End all requests of a step that failed. The content of their pages is unknown, so no KV is kept."""
         self._num_in_flight -= 1
         self.allocator.host.failed(plan)
-        return [
+        ended = [
             self._end(chunk.request.leader or chunk.request, "error", now, keep=False, error=message)
             for chunk in plan.chunks
             if chunk.request.status is Status.RUNNING
         ]
+        for delta in ended:
+            delta.error_code = STEP_FAILED
+        return ended
 
     def _computed(self, chunk: Chunk, request: Request, num_sampled: int, now: float) -> None:
         """Record that the KV of a chunk is computed, except that of rejected draft tokens."""
@@ -402,7 +405,7 @@ class Scheduler:
         request.status = Status.FINISHED
         del self._requests[request.request_id]
         self._ending.pop(request.request_id, None)
-        self._num_finished += 1
+        self._num_finished += reason != "error"  # failing quickly is no sign of speed
         return StreamDelta(
             request.request_id,
             tokens or [],

@@ -13,13 +13,12 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.errors import ApiError, invalid
+from deployments.api.errors import ApiError, invalid, log_failure, unexpected
 from deployments.api.http.body import ClientGone
 from deployments.api.http.error_response import error_response
 from deployments.api.http.parts import PART_BYTES, parts_of
 from deployments.api.http.scopes import REQUEST_ID, send_for_bodies
 from deployments.api.randomness import random_hex
-from deployments.api.shortages import answer_to, log_failure
 from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
 
@@ -236,7 +235,7 @@ class Envelope:
         except Exception as error:
             log_failure(error, f"request {name}")
             if not has_started:
-                await error_response(answer_to(error, name), scope)(scope, receive, named_send)
+                await error_response(unexpected(error, name), scope)(scope, receive, named_send)
 
     def _check_size(self, scope: Scope) -> ApiError | None:
         headers = scope["headers"]

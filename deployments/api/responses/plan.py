@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from deployments.admission.rate_limits import Ticket
 from deployments.api import exact_json
 from deployments.api.chat import check_chat, encode_conversation, plan_chat
-from deployments.api.errors import ApiError, at_most, invalid
+from deployments.api.errors import ApiError, at_most, invalid, log_failure
 from deployments.api.generation_plan import GenerationPlan
 from deployments.api.http.access import as_tenant
 from deployments.api.http.body_memory import BodyRoom
@@ -38,7 +38,6 @@ from deployments.api.responses.stored import Conversation, Shelf, StoredResponse
 from deployments.api.responses.tools import ShownTool, shown_tools
 from deployments.api.responses.translation import as_named_here, chat_request
 from deployments.api.service import ServedModel
-from deployments.api.shortages import log_failure
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
 

@@ -16,13 +16,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from deployments.api.errors import ApiError
+from deployments.api.errors import ApiError, log_failure
 from deployments.api.off_loop import near_or_far
 from deployments.api.responses.background import ResponseJob
 from deployments.api.responses.encoder import ResponsesEncoder
 from deployments.api.responses.store import ResponseStore
 from deployments.api.responses.stored import StoredResponse
-from deployments.api.shortages import log_failure
 
 BEAT_S = 1.0
 """Seconds between two times that a response in the background tells of itself, and looks for a mark."""

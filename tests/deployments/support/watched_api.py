@@ -42,6 +42,8 @@ ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
 class Busy:
     """A `LoadView` of engines that have room at a later check."""
 
+    has_engines = True
+
     def __init__(self, num_checks: int) -> None:
         self.num_checks = num_checks
 
