@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
+from deployments.ingress.closing import take_queued
 from deployments.ingress.connection import Connection, ConnectionBounds
 
 BACKLOG = 2048
@@ -123,7 +124,11 @@ class HttpServer:
 
     async def drain(self) -> None:
         """Close the port, then wait until all requests are answered. Idempotent."""
-        self._server.should_exit = True
         if self._task is not None:
+            if self._listener.fileno() >= 0:
+                await take_queued(self._listener)
+                for server in self._server.servers:
+                    server.close()
+            self._server.should_exit = True
             await asyncio.wait([self._task])
         self._listener.close()
