@@ -17,6 +17,8 @@ from deployments.api.responses.kept import check_store
 from deployments.config.args import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
 from deployments.config.roles import Pool
 from deployments.config.settings import DeploymentSettings
+from deployments.control.model_files import check_model_files
+from deployments.control.surge import surge_percent
 from deployments.hub.deployment import MetricsHub
 from deployments.ingress.deployment import Ingress
 from deployments.replica.autoscaling import TARGETS
@@ -29,7 +31,12 @@ from router.policy_names import policy_named
 
 
 def build(args: AppArgs) -> Application:
-    """Build the application that `args` describes."""
+    """Build the application that `args` describes. Raises ValueError for what no replica could start with.
+
+    Serve calls this before it stops anything. After an exception the application goes on as it is, and
+    `serve status` shows the message.
+    """
+    check_model_files(args)
     return build_with(args, load_engine)
 
 
@@ -47,6 +54,7 @@ def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
         health_check_timeout_s=args.health.check_timeout_s,
         max_ongoing_requests=1000,
         ray_actor_options={"num_cpus": 0},
+        user_config={},
         logging_config={"enable_access_log": False} | (serve_logging(args.logging) or {}),
     ).bind(args.ingresses.count, args.metrics)
     engines: dict[str, Application] = {}
@@ -85,7 +93,7 @@ def bind_engines(
         kv_fetch=model.engines.kv_fetch,
         cpu_policy=args.cpu_policy,
     )
-    options = _options(args, model.engines, model.gpus_per_rank)
+    options = _options(args, model.engines, model.gpus_per_rank, model.engine.tensor_parallel_size)
     if model.engine.tensor_parallel_size > 1:
         options["placement_group_bundles"] = bundles(model.engine, options["ray_actor_options"])
         options["placement_group_strategy"] = "STRICT_PACK"
@@ -146,9 +154,11 @@ def _autoscaling(pool: Pool, load_at_start: bool = True) -> AutoscalingConfig:
         )
 
 
-def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float) -> dict[str, Any]:
+def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float, num_ranks: int = 1) -> dict[str, Any]:
     """Serve's options for a deployment, whatever the number of its replicas."""
     return {
+        "max_surge_percent": surge_percent(replicas.surge_percent, replicas.reserved(num_gpus), num_ranks),
+        "user_config": {},  # not None: Serve tells replicas when the file has none any more
         "max_ongoing_requests": replicas.max_ongoing,
         "max_queued_requests": replicas.max_queued,
         "graceful_shutdown_timeout_s": replicas.drain_timeout_s,

@@ -39,6 +39,8 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     """Load the tokenizer in a model's directory. Raises ValueError if there is none or it cannot be read."""
     try:
         tokenizer = _load(directory)
+        if not tokenizer.encode("a", add_special_tokens=False):  # made from nothing, as some classes can be
+            raise ValueError("its vocabulary is empty")
         if not tokenizer.chat_template:
             tokenizer.chat_template = _processors_template(directory)
         return tokenizer

@@ -155,6 +155,12 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
             breaks="`raydix serve` fails at its start",
         ),
         PrivateName(
+            "ray._private.state.available_resources_per_node",
+            use="tells whether a node has room for one more replica during a change",
+            why="ray.available_resources() sums up all nodes, and ray.nodes() shows what is in use, too",
+            breaks="no change of a deployed config is built, and the service goes on as it is",
+        ),
+        PrivateName(
             "HEAD_NODE_RESOURCE_NAME",
             use="tells which node of the cluster is its head",
             why="ray.nodes() says so only by this resource",
@@ -276,6 +282,14 @@ def deploy(config: ServeDeploySchema) -> None:
         controller_options=config.controller_options,
     )
     client.deploy_apps(config, _blocking=False)
+
+
+def free_resources() -> list[Mapping[str, float]]:
+    """What is free on each node of the cluster that this process is connected to; nothing without one."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    return list(available_resources_per_node().values()) if ray.is_initialized() else []
 
 
 def is_head(resources: Mapping[str, float]) -> bool:

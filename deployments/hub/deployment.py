@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.client.protocol import Unavailable
@@ -16,6 +16,7 @@ from deployments.config.settings import MetricsSettings
 from deployments.hub.roster import Roster
 from deployments.hub.server import MetricsServer, listen
 from deployments.hub.warm_up_board import PrefixReport, WarmUpBoard
+from deployments.telemetry.live_level import LiveLevel
 from monitoring.checkpoint import Kept, Stamp
 from monitoring.gateway import gateway_gauges
 from monitoring.hub import Hub, NotReady
@@ -36,6 +37,7 @@ class MetricsHub:
         Raises MetricsPortError when the hub cannot listen on the port in the settings.
         """
         settings = settings or MetricsSettings()
+        self._level = LiveLevel()
         mirrors = (gateway_gauges,) if settings.inference_gateway else ()
         self._hub = Hub(
             num_keepers=num_ingresses, born=time.monotonic(), generation=time.time_ns(), mirrors=mirrors
@@ -46,6 +48,10 @@ class MetricsHub:
         if settings.port is not None:
             listener = listen(settings.host, settings.port, settings.port_wait_s)
             self._server = MetricsServer(listener, self._read_page)
+
+    async def reconfigure(self, user_config: Mapping[str, Any] | None) -> None:
+        """Take over the settings that a running hub can, see `deployments/config/live.py`."""
+        self._level.take_over(user_config)
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Start the server. Serve calls this once, after the constructor, on the event loop."""

@@ -63,11 +63,12 @@ class ModelLink:
         self._fleet_name = fleet
         self._router = router_state(engines[next(iter(pools))].app_name, fleet, args.placer(model))
         self._engines = EngineHandles(engines, pools, self._router.fleet)
-        self._warm_up, self._admission = args.warm_up, args.admission
+        self._warm_up = args.warm_up
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
         self._switch = DeploymentSwitch(control, self._engines.counts)
+        self._args = args
+        self._admission: Admission | None = None
         self._grammars: GrammarCheck | None = None
-        self._limits = args.limits
         self._connections: RemoteEngines | None = None
         self._tokenizer: Tokenizer | None = None
         self._codec: TextCodec | None = None
@@ -84,7 +85,7 @@ class ModelLink:
         directory = await asyncio.to_thread(model_directory, self._model.engine)
         loading = asyncio.to_thread(load_tokenizer, directory)
         self._tokenizer = tokenizer = (await asyncio.gather(loading, self._connect(directory)))[0]
-        codec = await asyncio.to_thread(TextCodec, tokenizer, self._model.chat, self._limits.token_cache_bytes)
+        codec = await asyncio.to_thread(TextCodec, tokenizer, self._model.chat, self._args.limits.token_cache_bytes)
         self._codec = codec
         if self._declared:
             engine = self._model.engine
@@ -124,16 +125,15 @@ class ModelLink:
         tasks = tasks_of(self._model.engine.tasks, directory)
         card = _card(self._model.engine, config, self._fingerprint, defaults, tasks)
         load = FleetLoad(self._router.fleet, self._router.placer.uncached_tokens)
-        tenants = {tenant.name: tenant for tenant in keys.tenants}
         is_apart = self._router.placer.is_apart
-        admission = Admission(load, self._admission, tenants, self.metrics, is_apart)
+        self._admission = admission = Admission(load, self._args.admission, keys.by_name, self.metrics, is_apart)
         self._connections.report_backlog(admission.backlog)
         client = ModelClient(self._connections, admission, self._switch)
         self._grammars = GrammarCheck(
             lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),
-            self._limits,
+            self._args.limits,
             self.metrics,
-            {tenant.name: tenant.weight for tenant in keys.tenants} or None,
+            keys.weights or None,
         )
         return ServedModel(
             card,
@@ -145,6 +145,13 @@ class ModelLink:
             self._empty_caches,
             self._shared,
         )
+
+    def take_over(self, args: AppArgs, keys: KeyRing) -> None:
+        """Use the settings and tenants that a running process can take over, for requests that come from now on."""
+        assert self._admission and self._grammars, "served() comes first"
+        self._router.placer.take_over(args.placer(self._model))
+        self._admission.take_over(args.admission, keys.by_name)
+        self._grammars.take_over(args.limits, keys.weights or None)
 
     def in_cluster(self) -> ClusterModel:
         """Return the model as the cluster's state reports it."""

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -34,6 +34,7 @@ from deployments.replica.ranks import load_engine
 from deployments.replica.settings import ReplicaSettings
 from deployments.replica.warm_up import share_prefixes, warm_up
 from deployments.telemetry.garbage import GarbagePauses
+from deployments.telemetry.live_level import LiveLevel
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.wire.server import WireServer
@@ -89,6 +90,7 @@ class EngineReplica:
         is_stopping: Callable[[], bool] = serve_is_stopping,
     ) -> None:
         log_through_serve()
+        self._level = LiveLevel()
         use_cpu_policy(settings.cpu_policy)
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
@@ -186,6 +188,10 @@ class EngineReplica:
             **self._role,
             **({"store": store_name(store)} if (store := self._engine.runner.lower_tier.store) else {}),
         }
+
+    async def reconfigure(self, user_config: Mapping[str, Any] | None) -> None:
+        """Take over the settings that a running engine can, see `deployments/config/live.py`."""
+        self._level.take_over(user_config)
 
     async def check_health(self) -> None:
         """Raise EngineUnhealthy when the loop has ended, or has work but finishes no step."""
