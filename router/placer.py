@@ -114,7 +114,6 @@ class PlacerSettings:
     """Tokens to compute above which a prompt is computed apart, by replicas that have that role
     (`router.roles`); None: replicas have no roles."""
 
-
     @property
     def at_start(self) -> PlacerSettings:
         """These settings without those that a placer can take over."""

@@ -243,6 +243,30 @@ async def instance_details(controller: Any) -> Mapping[str, Any]:
     return details
 
 
+def target_replicas(app: str, timeout_s: float = 5.0) -> dict[str, int]:
+    """How many replicas each deployment of an application is to have; nothing where Serve is silent. Blocks."""
+    import ray
+
+    try:
+        deployments = serve_details(timeout_s).get(app, {}).get("deployments", {})
+    except ray.exceptions.RayError:
+        return {}
+    return {name: one["target_num_replicas"] for name, one in deployments.items()}
+
+
+def serve_details(timeout_s: float) -> Mapping[str, Any]:
+    """All that Serve knows of each application; nothing where Serve does not run. Blocks. Raises RayError."""
+    import ray
+
+    try:
+        controller = find_controller()
+    except ValueError:
+        return {}
+    details = ray.get(controller.get_serve_instance_details.remote(), timeout=timeout_s)
+    applications: Mapping[str, Any] = details["applications"]
+    return applications
+
+
 async def set_replicas(controller: Any, app: str, deployment: str, count: int) -> None:
     """Set a deployment's target. Needs `external_scaler_enabled: true` in the application's config."""
     from ray.serve._private.common import DeploymentID

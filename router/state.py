@@ -38,7 +38,7 @@ _states_lock = threading.Lock()
 def router_state(app: str, name: str, settings: PlacerSettings) -> RouterState:
     """Return this process's state of the fleet that is called `name`, which the first call makes.
 
-    Raises SettingsDiffer when it was made with other settings than the placer could take over: a process places all
+    Raises SettingsDiffer when it was made with other settings than the placer can take over: a process places all
     requests by the same.
     """
     with _states_lock:

@@ -39,8 +39,8 @@ AT_START = (
     "limits.token_cache_bytes",
 )
 """Settings of these sections that size what a process makes at its start."""
-LIVE_IN_OTHERS = ("logging.level",)
-"""What engines and the hub take over."""
+LIVE_IN_HUB = ("logging.level",)
+"""What the hub takes over, and tells engines. Engines take over no `user_config`."""
 COUNTS = ("engines.count", "engines.roles.decode", "engines.roles.prefill", "ingresses.count")
 """Numbers of replicas, which Serve takes over as `num_replicas`, where nothing scales them."""
 
@@ -67,7 +67,7 @@ def check_live(user_config: Mapping[str, Any], live: tuple[str, ...] = LIVE) -> 
         if not is_live(path, live):
             raise ValueError(
                 f"user_config has {path}, which a running process does not take over: give it under args, where a "
-                f"change replaces the replicas. It takes over {', '.join(live)}"
+                f"change replaces the replicas. It takes over {', '.join(live) or 'none'}"
             )
 
 

@@ -197,9 +197,8 @@ class DeploymentSettings(Settings):
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """Seconds that the streams of a stopping replica may take to end."""
     surge_percent: Surge | Literal["auto"] = "auto"
-    """Replicas, as a percentage of their number and at least one unless 0, that a change of `args` starts before it
-    stops old ones. "auto": 20 where a node has room for one more when the change comes, else 0."""
-
+    """Replicas that a change of `args` starts before it stops old ones, in percent of their number and rounded up.
+    "auto": 20 where a node has room for one more when the change comes, else 0."""
 
     def reserved(self, num_gpus: float) -> dict[str, float]:
         """Return Ray's resources of a replica with so many GPUs, or of each of its ranks."""
@@ -301,8 +300,8 @@ class IngressSettings(DeploymentSettings):
     "*.example.com" is every name below that one, "10.0.0.0/8" a network, "*" any host. None: this machine's own
     (localhost, 127.0.0.1, ::1) where `host` is one of them, otherwise any."""
     surge_percent: Surge | Literal["auto"] = 100
-    """Ingresses, as a percentage of their number and at least one unless 0, that a change of `args` starts before it
-    stops old ones, so that the port is never without one. They need the CPUs of as many more."""
+    """Ingresses that a change of `args` starts before it stops old ones, in percent of their number, rounded up:
+    the port is never without one. They need the CPUs of as many more."""
     cors_origins: tuple[Annotated[str, AfterValidator(check_origin)], ...] = ()
     """Sites whose pages may use the API from a browser, such as "https://app.example.com"; "*": all sites."""
     keep_alive_s: int = Field(default=75, ge=1)

@@ -1,4 +1,4 @@
-"""Checks the files of all models before a replica is stopped for new ones, on any node that may run their engines."""
+"""Checks the files of all models before replicas are replaced, on the nodes that may run their engines."""
 
 from __future__ import annotations
 

@@ -12,7 +12,10 @@ Resources = Mapping[str, float]
 
 
 def surge_percent(
-    setting: int | str, needed: Resources, num_ranks: int = 1, free: Callable[[], Collection[Resources]] | None = None
+    setting: int | str,
+    needed: Resources,
+    num_ranks: int = 1,
+    free: Callable[[], Collection[Resources]] | None = None,
 ) -> int:
     """Return Serve's `max_surge_percent`. A replica needs `num_ranks` times what is `needed`, on one node.
 

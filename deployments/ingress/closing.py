@@ -1,10 +1,10 @@
 """How an ingress stops listening: each connection that the kernel has taken for it is accepted before.
 
-    kernel    SYN ─▶ handshake ─▶ queue of the listener ─▶ accept          closing a listener resets its queue, although
-               ╳ dropped from now on                                       other ingresses listen on the same port
-                 (the client sends it again, to a listener that is left)
+    client    SYN ─▶ handshake ─▶ queue of the listener ─▶ accept
 
-So a listener first takes no new handshakes, then those under way end, then the queue is emptied, and then it closes.
+Closing a listener resets its queue, although other ingresses listen on the same port. So it first takes no new
+handshakes: a client whose SYN is dropped sends it again, to a listener that is left. Then the handshakes under way
+end, the queue is emptied, and it closes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import struct
 
 HANDSHAKE_S = 0.05
-"""Seconds for handshakes that have begun. A client whose first packet comes meanwhile sends it again after a second."""
+"""Seconds for handshakes that have begun. A client whose SYN comes meanwhile sends it again after a second."""
 ACCEPT_S = 5.0
 """Most seconds for the queue: where no descriptor is free, it is never empty."""
 _SO_ATTACH_FILTER = 26

@@ -145,11 +145,11 @@ class Ingress:
         return api
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any = None) -> None:
-        """Take over the settings of a `user_config` (`deployments/config/live.py`); with the first, begin to serve.
+        """Take over the settings of a `user_config` (`deployments/config/live.py`); then begin to serve.
 
-        Serve calls this once at the start, whether there is one or not, because it has `rank` among its parameters.
-        When settings are wrong, a new ingress does not start, and one that serves goes on with those it has: Serve
-        would end it if this raised an exception.
+        Serve calls this once at the start, whether there is one or not, because `rank` is among its parameters.
+        When settings are wrong, a new ingress does not start, and one that serves goes on with those it has:
+        Serve would end it if this raised an exception.
         """
         asked, is_first = dict(user_config or {}), self._user_config is None
         if asked == self._user_config and not self._refuses_settings:

@@ -46,7 +46,7 @@ from monitoring.metrics import Metrics
 from router.state import router_state
 
 _WATCH_S = 5.0
-"""Seconds between two checks whether a model without replicas is unloaded."""
+"""Seconds between two questions to Serve how many replicas a model is to have."""
 
 
 class ModelLink:
@@ -59,7 +59,7 @@ class ModelLink:
         self._model = model = args.served[fleet]
         self.name = model.name
         self.metrics = Metrics(model.name, process, "ingress")
-        pools = model.deployments(fleet)
+        self._pools = pools = model.deployments(fleet)
         self._fleet_name = fleet
         self._router = router_state(engines[next(iter(pools))].app_name, fleet, args.placer(model))
         self._engines = EngineHandles(engines, pools, self._router.fleet)
@@ -85,7 +85,8 @@ class ModelLink:
         directory = await asyncio.to_thread(model_directory, self._model.engine)
         loading = asyncio.to_thread(load_tokenizer, directory)
         self._tokenizer = tokenizer = (await asyncio.gather(loading, self._connect(directory)))[0]
-        codec = await asyncio.to_thread(TextCodec, tokenizer, self._model.chat, self._args.limits.token_cache_bytes)
+        cache_bytes = self._args.limits.token_cache_bytes
+        codec = await asyncio.to_thread(TextCodec, tokenizer, self._model.chat, cache_bytes)
         self._codec = codec
         if self._declared:
             engine = self._model.engine
@@ -147,7 +148,7 @@ class ModelLink:
         )
 
     def take_over(self, args: AppArgs, keys: KeyRing) -> None:
-        """Use the settings and tenants that a running process can take over, for requests that come from now on."""
+        """Use the settings that a running process can take over, and the tenants, for requests from now on."""
         assert self._admission and self._grammars, "served() comes first"
         self._router.placer.take_over(args.placer(self._model))
         self._admission.take_over(args.admission, keys.by_name)
@@ -186,7 +187,7 @@ class ModelLink:
 
     def snapshot(self) -> bytes:
         """Return the metrics for `MetricsHub.push`."""
-        num_expected = 0 if self._is_unloaded else self._model.engines.num_expected
+        num_expected = 0 if self._is_unloaded or self._connections is None else self._connections.num_expected
         self._routing_metrics.collect(self._connections, num_expected)
         return self.metrics.snapshot()
 
@@ -202,11 +203,15 @@ class ModelLink:
         return await empty_caches(self.name, self._router.fleet.names, ask, self._switch.state, timeout_s)
 
     async def _watch_switch(self) -> None:
-        """Track whether the model is unloaded, asking Serve only while it has no replicas."""
+        """Track how many replicas Serve is told to run, which may change at any time, and whether it is none."""
+        assert self._connections is not None
         while True:
-            state = "loaded" if self._router.fleet.names() else await self._switch.state()
-            if state is not None:
-                self._is_unloaded = state in UNLOADED_STATES
+            targets = await self._switch.targets()
+            if targets is not None:
+                self._is_unloaded = not any(targets.values())
+                self._connections.num_expected = sum(
+                    targets[name] if pool.scaling is None else pool.least for name, pool in self._pools.items()
+                )
             await asyncio.sleep(_WATCH_S)
 
     async def _start_router(self) -> None:

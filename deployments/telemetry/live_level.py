@@ -1,15 +1,19 @@
-"""The level of what a process logs, which a `user_config` of its deployment can change while it runs."""
+"""The level of what a process logs, which can change while it runs.
+
+An ingress and the hub read it in their `user_config`, and the hub tells it to engines when they push metrics: Serve
+leaves a replica that it reconfigures out of its list for a moment, in which an engine would get no requests.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from deployments.config.faults import first_fault
-from deployments.config.live import LIVE_IN_OTHERS, check_live
+from deployments.config.live import LIVE_IN_HUB, check_live
 from deployments.config.settings import LogSettings
 
 logger = logging.getLogger("ray.serve")
@@ -20,31 +24,40 @@ class LiveLevel:
 
     def __init__(self) -> None:
         self._usual = logger.level
-        self._was_told = False
+        self.told: str | None = None
+        """The level that was set last; None: as at the start."""
 
     def set(self, level: str | None) -> None:
         """Set the level; None: as at the start."""
-        logger.setLevel(level or self._usual)
+        if level != self.told:
+            logger.setLevel(level or self._usual)
+            self.told = level
 
-    def take_over(self, user_config: Mapping[str, Any] | None) -> None:
-        """Set the level that the `user_config` of engines or of the hub says.
+    def take_over(self, user_config: Mapping[str, Any]) -> None:
+        """Set the level that the hub's `user_config` says. Raises ValueError for a wrong one."""
+        check_live(user_config, LIVE_IN_HUB)
+        try:
+            given = LogSettings.model_validate(user_config.get("logging", {}))
+        except ValidationError as error:
+            raise ValueError(f"user_config: logging.{first_fault(error)}") from None
+        self.set(given.level if "level" in given.model_fields_set else None)
 
-        Raises ValueError for a wrong one at the start of a process. One that runs keeps its level, because Serve would
-        end it after an exception.
+
+class Reconfigured:
+    """Takes over each `user_config` of a process that Serve starts and reconfigures."""
+
+    def __init__(self, take_over: Callable[[Mapping[str, Any]], None]) -> None:
+        """`take_over` raises ValueError for a wrong one, and then has changed nothing."""
+        self._take_over, self._has_begun = take_over, False
+
+    def __call__(self, user_config: Mapping[str, Any] | None) -> None:
+        """Raises ValueError for a wrong one at the start. A process that runs then goes on with the one before,
+        because Serve would end it after an exception.
         """
         try:
-            self.set(_level(user_config or {}))
+            self._take_over(user_config or {})
         except ValueError as error:
-            if not self._was_told:
+            if not self._has_begun:
                 raise
-            logger.error("this process keeps its settings, as new ones are wrong: %s", error)
-        self._was_told = True
-
-
-def _level(user_config: Mapping[str, Any]) -> str | None:
-    check_live(user_config, LIVE_IN_OTHERS)
-    try:
-        given = LogSettings.model_validate(user_config.get("logging", {}))
-    except ValidationError as error:
-        raise ValueError(f"user_config: logging.{first_fault(error)}") from None
-    return given.level if "level" in given.model_fields_set else None
+            logger.error("this process goes on with the settings that it has, as new ones are wrong: %s", error)
+        self._has_begun = True

@@ -80,8 +80,8 @@ def load_decoder(
 
 
 def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = False) -> list[str]:
-    """Return the names of a checkpoint's tensors that are not loaded, as `load_decoder` checks them: this reads the
-    files' headers. Raises ModelLoadError.
+    """Return the names of a checkpoint's tensors that are not loaded. The files' headers are checked as
+    `load_decoder` does. Raises ModelLoadError.
     """
     with ExitStack() as stack:
         tensors = open_tensors(weight_files(directory), stack)
