@@ -38,7 +38,9 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
     schema = read_live(config)
     if check:
         _check_models(config)
-        console.print(f"{path} has no mistake that can be seen from here.", markup=False, highlight=False)
+        console.print(
+            f"{path} has no mistake that can be seen from here.", markup=False, highlight=False, soft_wrap=True
+        )
         return
     started = time.monotonic()
     with quiet(verbose):
@@ -51,7 +53,12 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
             _wait([application.name for application in schema.applications], status)
     except KeyboardInterrupt:
         raise UserError("stopped waiting; the change goes on, as `serve status` shows", 130) from None
-    console.print(f"{path} is in effect after {time.monotonic() - started:.0f} s.", markup=False, highlight=False)
+    console.print(
+        f"{path} is in effect after {time.monotonic() - started:.0f} s.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _check_models(config: dict[str, Any]) -> None:
