@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import ray
 from ray._common import constants as ray_constants
+from ray._private import state
 from ray._private.worker import global_worker
 from ray.serve import context
 from ray.serve._private import api, client, constants, controller, replica
@@ -277,8 +278,8 @@ def _() -> None:
     assert callable(controller.ServeController.get_serve_instance_details)
     for schema, fields in {
         ServeInstanceDetails: {"applications", "proxy_location", "http_options"},
-        ApplicationDetails: {"deployments", "external_scaler_enabled"},
-        DeploymentDetails: {"target_num_replicas", "replicas"},
+        ApplicationDetails: {"deployments", "deployed_app_config", "external_scaler_enabled"},
+        DeploymentDetails: {"target_num_replicas", "replicas", "deployment_config"},
         ReplicaDetails: {"replica_id", "state", "node_id", "node_ip", "pid"},
     }.items():
         missing = fields - schema.model_fields.keys()
@@ -333,6 +334,12 @@ def _() -> None:
 def _() -> None:
     parameters = inspect.signature(client.ServeControllerClient.deploy_apps).parameters
     assert list(parameters)[:3] == ["self", "config", "_blocking"]
+
+
+@contract("ray._private.state.available_resources_per_node")
+def _() -> None:
+    assert not inspect.signature(state.available_resources_per_node).parameters
+    assert ray_internals.free_resources() == []  # no cluster runs here; tests/e2e/test_redeploy.py asks one
 
 
 @contract("HEAD_NODE_RESOURCE_NAME")

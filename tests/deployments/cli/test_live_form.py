@@ -54,7 +54,9 @@ def test_all_that_is_live_goes_to_the_ingress_and_the_level_to_the_hub_too() -> 
 def test_what_it_moves_an_ingress_puts_together_again() -> None:
     whole: dict[str, Any] = {**LIVE, "engines": {"num_cpus": 2.0}, "router": {"policy": "random", "expect_s": 3.0}}
     args, entries = moved(whole)
-    assert with_live(AppArgs.model_validate(args), entries["Ingress"]["user_config"]) == AppArgs.model_validate(whole)
+    assert with_live(AppArgs.model_validate(args), entries["Ingress"]["user_config"]) == AppArgs.model_validate(
+        whole
+    )
 
 
 @pytest.mark.parametrize(
