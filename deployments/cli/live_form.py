@@ -41,7 +41,7 @@ def _move(application: dict[str, Any]) -> None:
         if pool.scaling is None
     }
     level = {path: value for path, value in live.get("logging", {}).items() if f"logging.{path}" in LIVE_IN_HUB}
-    moved = {name: {"num_replicas": count} for name, count in counts.items()}
+    moved: dict[str, dict[str, Any]] = {name: {"num_replicas": count} for name, count in counts.items()}
     for name, settings in ((INGRESS, live), (HUB, {"logging": level} if level else {})):
         if settings:
             moved.setdefault(name, {})["user_config"] = settings
@@ -81,7 +81,7 @@ def _without_counts(args: Mapping[str, Any], checked: AppArgs) -> dict[str, Any]
 
 def _beside(moved: Mapping[str, Mapping[str, Any]], written: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the entries of `deployments`: those that were written, with what was moved where they say nothing."""
-    by_name = {entry.get("name"): entry for entry in written}
+    by_name = {str(entry.get("name")): entry for entry in written}
     names = [*by_name, *(name for name in moved if name not in by_name)]
     return [{"name": name, **merged(moved.get(name, {}), by_name.get(name, {}))} for name in names]
 

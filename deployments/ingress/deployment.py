@@ -176,6 +176,7 @@ class Ingress:
         if self._lines is None or self._lines.path != args.logging.access_log:
             if self._lines is not None:
                 self._lines.flush()
+                self._lines.close()
             self._lines = None if args.logging.access_log is None else LineFile(args.logging.access_log)
         self._access.take_over(
             self._keys, protects_metrics=args.protects_metrics, admin_key_hash=args.admin_key_hash

@@ -134,7 +134,7 @@ class HttpServer:
         if self._task is not None:
             if self._listener.fileno() >= 0:
                 await take_queued(self._listener)
-                for server in self._server.servers:
+                for server in getattr(self._server, "servers", ()):  # none if it has not begun yet
                     server.close()
             self._server.should_exit = True
             await asyncio.wait([self._task])

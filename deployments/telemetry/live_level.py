@@ -1,7 +1,7 @@
 """The level of what a process logs, which can change while it runs.
 
-An ingress and the hub read it in their `user_config`, and the hub tells it to engines when they push metrics: Serve
-leaves a replica that it reconfigures out of its list for a moment, in which an engine would get no requests.
+An ingress and the hub read it in their `user_config`, and the hub tells it to engines when they push metrics:
+Serve leaves a replica that it reconfigures out of its list for a moment, and an engine would get no requests.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,13 @@ def widen(model: Path) -> None:
     change(model, hidden_size=2 * read(model)["hidden_size"], head_dim=read(model).get("head_dim", 64))
 
 
-def read(model: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((model / "config.json").read_text())
+def remove(model: Path, names: str) -> None:
+    for path in model.glob(names):
+        path.unlink()
+
+
+def read(model: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((model / "config.json").read_text())
     return found
 
 
@@ -48,13 +54,13 @@ def change(model: Path, **keys: object) -> None:
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated weights": (truncate, "not a complete safetensors file"),
     "longer weights": (lengthen, "not a complete safetensors file"),
-    "no weights": (lambda model: (model / "model.safetensors").unlink(), "no safetensors weights"),
+    "no weights": (lambda model: remove(model, "model.safetensors"), "no safetensors weights"),
     "weights of another shape": (widen, "config.json"),
-    "no config": (lambda model: (model / "config.json").unlink(), "config.json"),
+    "no config": (lambda model: remove(model, "config.json"), "config.json"),
     "a config that is no JSON": (lambda model: (model / "config.json").write_text("{"), "config.json"),
     "an unknown architecture": (lambda model: change(model, architectures=["FooForCausalLM"]), "FooForCausalLM"),
     "a key nobody knows": (lambda model: change(model, logit_warp=2.0), "logit_warp"),
-    "no tokenizer": (lambda model: [path.unlink() for path in model.glob("token*")], "no usable tokenizer"),
+    "no tokenizer": (lambda model: remove(model, "token*"), "no usable tokenizer"),
     "a tokenizer that is no JSON": (
         lambda model: (model / "tokenizer.json").write_text("{"), "no usable tokenizer"
     ),
@@ -106,4 +112,4 @@ def test_a_model_on_the_hub_is_left_to_the_replica() -> None:
 
 def test_a_key_that_the_operator_allows_is_allowed(model: Path) -> None:
     change(model, logit_warp=2.0)
-    check_model(EngineConfig(model=str(model), ignored_config_keys=["logit_warp"]))
+    check_model(EngineConfig(model=str(model), ignored_config_keys=("logit_warp",)))
