@@ -63,6 +63,10 @@ def directly_served(service: ApiService, max_open: int) -> ApiService:
     )
 
 
+def _line_file(args: AppArgs) -> LineFile | None:
+    return None if args.logging.access_log is None else LineFile(args.logging.access_log)
+
+
 @serve.ingress()
 class Ingress:
     """Builds the API over this process's connections to the engines."""
@@ -79,7 +83,7 @@ class Ingress:
         use_cpu_policy(args.cpu_policy)
         self._tracer = open_tracing(args.tracing, name)
         self._log = RequestLog(name)
-        self._lines: LineFile | None = None
+        self._lines = _line_file(args)
         self._controller = controller = ControllerClient(context.app_name, args.health.status_timeout_s)
         self._links = [ModelLink(args, fleet, engines, name, controller) for fleet in args.served]
         snapshots = {f"{name}/{link.name}": link.snapshot for link in self._links}
@@ -163,21 +167,22 @@ class Ingress:
             logger.error("this ingress goes on with the settings that it has, as new ones are wrong: %s", error)
             return
         self._refuses_settings = False
-        await self._take_over(args, asked)
+        self._level.set(asked.get("logging", {}).get("level"))
+        if args != self._args:
+            await self._take_over(args)
         self._user_config = asked
         if is_first:
             await self._open()
         else:
             logger.info("requests that come from now on have the new settings of user_config")
 
-    async def _take_over(self, args: AppArgs, asked: Mapping[str, Any]) -> None:
-        self._args, self._keys = args, KeyRing(args.tenants, args.admin_key_hash)
-        self._level.set(asked.get("logging", {}).get("level"))
-        if self._lines is None or self._lines.path != args.logging.access_log:
+    async def _take_over(self, args: AppArgs) -> None:
+        if args.logging.access_log != self._args.logging.access_log:
             if self._lines is not None:
                 self._lines.flush()
                 self._lines.close()
-            self._lines = None if args.logging.access_log is None else LineFile(args.logging.access_log)
+            self._lines = _line_file(args)
+        self._args, self._keys = args, KeyRing(args.tenants, args.admin_key_hash)
         self._access.take_over(
             self._keys, protects_metrics=args.protects_metrics, admin_key_hash=args.admin_key_hash
         )
