@@ -55,7 +55,8 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         _check_added(directory)
         with panics_as_errors():
             tokenizer = _load(directory)
-            tokenizer.encode(_TRIAL)
+            if not tokenizer.encode(_TRIAL, add_special_tokens=False):  # made from nothing, as some classes can be
+                raise ValueError("its vocabulary is empty")
         if not tokenizer.chat_template:
             tokenizer.chat_template = _processors_template(directory)
         return tokenizer

@@ -82,13 +82,18 @@ class Admission:
         many uncached tokens goes to replicas that only compute prompts.
         """
         self._load, self._settings, self._tenants, self._metrics = load, settings, tenants, metrics
-        weights = {name: tenant.weight for name, tenant in tenants.items()}
-        self._queue: FairQueue[_Place] = FairQueue(weights, settings)
+        self._queue: FairQueue[_Place] = FairQueue(_weights(tenants), settings)
         self._sending: dict[str, int] = {}  # uncached tokens of requests that are not placed yet
         self._drain = BusyRate()
         self._is_apart, self._work = is_apart, WaitingWork()
         self._timer: asyncio.TimerHandle | None = None
         self._waits_of: dict[str, Series] = {}  # by tenant, whose names come from the configuration
+
+    def take_over(self, settings: AdmissionSettings, tenants: Mapping[str, Tenant]) -> None:
+        """Use other settings and tenants from now on; a request that waits keeps its longest wait."""
+        self._settings, self._tenants = settings, tenants
+        self._queue.take_over(_weights(tenants), settings)
+        self._give_turns()
 
     async def admit(self, request: GenerateRequest) -> AdmittedTurn:
         """Wait until the request may be sent. Raises Overloaded after, or instead of, a wait that is too long, and
@@ -269,6 +274,10 @@ class AdmittedTurn:
             computed = len(self.request.prompt_ids) + len(self.request.output_ids) - delta.num_cached
             self._admission._correct(self.request.tenant, computed - self._charged)
         self._admission._give_turns()
+
+
+def _weights(tenants: Mapping[str, Tenant]) -> dict[str, float]:
+    return {name: tenant.weight for name, tenant in tenants.items()}
 
 
 def _now() -> float:

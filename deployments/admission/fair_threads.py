@@ -82,6 +82,12 @@ class FairThreads:
         self._waiting: dict[str, deque[_Job]] = {}  # of tenants with work that waits
         self._running: dict[str, int] = {}  # number of threads, of tenants that have some
 
+    def weigh(self, weights: Mapping[str, float] | None, *, reserves_one: bool = True) -> None:
+        """Share by other weights from now on."""
+        with self._lock:
+            self._turns.weigh(QUANTUM_US, weights)
+            self._num_reserved = 1 if reserves_one else 0
+
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
         """Do work in a thread when it is the tenant's turn, and return its result or raise its exception.
 

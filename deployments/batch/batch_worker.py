@@ -37,7 +37,7 @@ class BatchWorker:
     ) -> None:
         """`post_for` returns how requests of a tenant are sent. Once `is_stopping`, batches are left to others."""
         self._spool, self._settings, self._post_for = spool, settings, post_for
-        self._max_line_bytes, self._is_stopping = max_line_bytes, is_stopping
+        self.max_line_bytes, self._is_stopping = max_line_bytes, is_stopping
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._ended: set[str] = set()  # these need not be read again
         self._news = asyncio.Event()
@@ -93,7 +93,7 @@ class BatchWorker:
         claim = await asyncio.to_thread(StoredBatches(folder).claim, record.id)
         if claim is None:
             return
-        run = BatchRun(claim, folder, self._post_for(record.tenant), self._settings, self._max_line_bytes)
+        run = BatchRun(claim, folder, self._post_for(record.tenant), self._settings, self.max_line_bytes)
 
         async def work() -> None:
             try:

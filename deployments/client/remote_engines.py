@@ -76,7 +76,9 @@ class RemoteEngines:
         """
         self.fleet, self.placer = router.fleet, router.placer
         self._model = model
-        self._num_expected, self._timings = num_expected, timings or ClientTimings()
+        self.num_expected = num_expected
+        """Least number of replicas that are up when all is well."""
+        self._timings = timings or ClientTimings()
         self._ingress_id = uuid.uuid4().hex
         self._dispatch = DispatchContext(self.fleet, self.placer)
         self._context: Context = make_context()
@@ -172,8 +174,8 @@ class RemoteEngines:
             _health_of(connection, is_draining=replica not in members)
             for replica, connection in sorted(self._connections.items())
         )
-        health = FleetHealth("healthy", self._num_expected, replicas)
-        state: HealthState = "healthy" if health.num_up >= self._num_expected else "degraded"
+        health = FleetHealth("healthy", self.num_expected, replicas)
+        state: HealthState = "healthy" if health.num_up >= self.num_expected else "degraded"
         return replace(health, state=state if health.num_up else "unhealthy")
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:

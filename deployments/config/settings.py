@@ -26,6 +26,9 @@ from router.policy_names import check_policy_name
 PolicyName = Annotated[str, AfterValidator(check_policy_name)]
 
 
+Surge = Annotated[int, Field(ge=0, le=100)]
+
+
 class Settings(BaseModel):
     """Base of all sections: frozen, with unknown keys refused and a docstring for each field."""
 
@@ -201,6 +204,14 @@ class DeploymentSettings(Settings):
     """Most requests that wait for a replica in each caller; more are refused. -1: no bound."""
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """Seconds that the streams of a stopping replica may take to end."""
+    surge_percent: Surge | Literal["auto"] = "auto"
+    """Replicas that a change of `args` starts before it stops old ones, in percent of their number and rounded up.
+    "auto": 20 where a node has room for one more when the change comes, else 0."""
+
+    def reserved(self, num_gpus: float) -> dict[str, float]:
+        """Return Ray's resources of a replica with so many GPUs, or of each of its ranks."""
+        all_of_them = {"CPU": self.num_cpus, "GPU": num_gpus, **self.resources}
+        return {name: amount for name, amount in all_of_them.items() if amount}
 
 
 class AdmissionSettings(Settings):
@@ -297,6 +308,9 @@ class IngressSettings(DeploymentSettings):
     """Names and addresses under which clients may reach the API: what the Host header may have, without its port.
     "*.example.com" is every name below that one, "10.0.0.0/8" a network, "*" any host. None: this machine's own
     (localhost, 127.0.0.1, ::1) where `host` is one of them, otherwise any."""
+    surge_percent: Surge | Literal["auto"] = 100
+    """Ingresses that a change of `args` starts before it stops old ones, in percent of their number, rounded up:
+    the port is never without one. They need the CPUs of as many more."""
     cors_origins: tuple[Annotated[str, AfterValidator(check_origin)], ...] = ()
     """Sites whose pages may use the API from a browser, such as "https://app.example.com"; "*": all sites."""
     keep_alive_s: int = Field(default=75, ge=1)

@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.config.args import AccessSettings, AppArgs
+from deployments.config.faults import first_fault
 from engine.files import read_text
 
 _MAX_BYTES = 2**26
@@ -43,6 +44,4 @@ def _read(path: Path) -> AccessSettings:
             f"access_file: {path} is not YAML; it should contain tenants and admin_key_hash"
         ) from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"access_file: {path}: {where}: {first['msg']}") from None
+        raise ValueError(f"access_file: {path}: {first_fault(error)}") from None

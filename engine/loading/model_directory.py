@@ -26,6 +26,12 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
     `revision` is a commit, a tag or a branch of a hub id; None takes the newest. Raises ModelLoadError.
     """
+    local = local_model(model, revision)
+    return _download(model, revision) if local is None else local
+
+
+def local_model(model: str, revision: str | None = None) -> Path | None:
+    """Return the directory of `model` as `resolve_model` does, but None for a hub id. Raises ModelLoadError."""
     local = Path(model).expanduser()
     if revision is not None and (model == "demo" or local.is_dir()):
         raise ModelLoadError(
@@ -43,7 +49,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
             f"there is no directory {model}; expected a model's directory, a hub id such as Qwen/Qwen3-0.6B, "
             'or "demo" for the embedded model'
         )
-    return _download(model, revision)
+    return None
 
 
 def check_files(directory: Path) -> None:

@@ -27,12 +27,16 @@ class BodyMemory:
 
     def __init__(self, max_bytes: int, *, has_tenants: bool) -> None:
         """`max_bytes` are for all bodies together; where there are tenants, each may take half of them."""
-        self._max_bytes, self._has_tenants = max_bytes, has_tenants
+        self.bound(max_bytes, has_tenants=has_tenants)
         self.lock = threading.RLock()
         """Held while what is taken changes."""
         self._taken: Counter[str] = Counter()  # bytes by tenant
         self.num_bytes = 0
         """Number of bytes that are taken now."""
+
+    def bound(self, max_bytes: int, *, has_tenants: bool) -> None:
+        """Let bodies take this much from now on; what is taken stays taken."""
+        self._max_bytes, self._has_tenants = max_bytes, has_tenants
 
     def open(self, tenant: str) -> BodyRoom:
         """Begin to read a body."""

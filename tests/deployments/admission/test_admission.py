@@ -350,3 +350,19 @@ def test_a_flood_at_20_times_leaves_anothers_ttft_within_half_again_of_alone() -
     unfair = run(quiet_p95(20, 1e9))
     assert flooded <= 1.5 * alone, (alone, flooded)
     assert unfair > 10 * alone  # so the test would detect a failure
+
+
+def test_a_higher_target_lets_requests_through_that_wait_already() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admitting(fleet, ttft_target_s=1.0)
+        tasks = [asyncio.create_task(ask(client, f"r{n}", tokens=500)) for n in range(10)]
+        await asyncio.sleep(0.1)
+        assert client.num_waiting >= 6
+        client.admission.take_over(AdmissionSettings(ttft_target_s=100.0), {})
+        await asyncio.sleep(0.1)
+        assert client.num_waiting == 0
+        await asyncio.gather(*tasks)
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())

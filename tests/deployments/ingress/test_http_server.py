@@ -469,3 +469,14 @@ def test_work_for_a_client_that_leaves_is_cancelled_also_if_it_left_before() -> 
     asyncio.run(scenario(is_early=False))
     asyncio.run(scenario(is_early=True))
     assert outcomes == ["gone", "gone"]
+
+
+def test_new_limits_bound_the_connections_that_come_then() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, server):
+            begun = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: " + b"a" * 2 * MAX_HEADER_BYTES
+            assert (await said(port, begun)).startswith(b"HTTP/1.1 431")
+            server.take_over(Limits(max_header_bytes=4 * MAX_HEADER_BYTES))
+            assert (await said(port, begun, b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(scenario())

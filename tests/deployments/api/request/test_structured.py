@@ -332,3 +332,21 @@ def test_one_that_takes_too_long_delays_only_those_behind_it_and_leaves_nothing(
     run(STRICT.model_copy(update={"grammar_processes": 2}), work)
     left = set(psutil.Process().children(recursive=True)) - before
     assert psutil.wait_procs(left, timeout=60)[1] == []
+
+
+def test_a_grammar_is_tried_again_within_other_limits() -> None:
+    """What was too complex within one limit need not be so within another. The process is another one, too."""
+    endless = Grammar("json_schema", json.dumps(ENDLESS))
+
+    async def scenario() -> None:
+        check = check_with(Limits(grammar_compile_s=0.1))
+        try:
+            for seconds in ("0.1", "0.2", "0.1"):
+                check.take_over(Limits(grammar_compile_s=float(seconds)), None)
+                with pytest.raises(TooComplex, match=f"more than {seconds} s"):
+                    await check.check(endless)
+                await check.check(Grammar("regex", "a+"))
+        finally:
+            check.close()
+
+    asyncio.run(scenario())
