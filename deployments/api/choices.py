@@ -20,9 +20,9 @@ from msgspec import structs
 from deployments.api.choice import Choice, ChoiceDelta, PooledChoice, failure_of
 from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import OutputParser
-from deployments.api.time_limit import TimeLimit
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Timeline
+from deployments.deadlines.time_limit import TimeLimit
 from engine.beam_search import Hypothesis
 from engine.stream_delta import StreamDelta
 

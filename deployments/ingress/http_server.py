@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
-from deployments.ingress.connection import Connection, ConnectionBounds
+from deployments.ingress.connection import ConnectionBounds, protocols
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
@@ -77,14 +76,15 @@ class HttpServer:
         bounds = ConnectionBounds(
             settings.header_timeout_s,
             limits.max_header_bytes,
+            limits.max_headers,
             limits.slow_reader_timeout_s,
             "ingresses.header_timeout_s",
             "limits.max_header_bytes",
+            "limits.max_headers",
         )
-        connection = partial(Connection, bounds=bounds)
         config = uvicorn.Config(
             app,
-            http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
+            http=protocols(bounds),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             lifespan="off",
             log_config=None,

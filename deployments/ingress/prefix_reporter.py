@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from deployments.deadlines.time_limit import TimeLimit
 from deployments.hub.warm_up_board import PrefixReport
 
 
@@ -39,6 +40,5 @@ class PrefixReporter:
             for report in self._reports():
                 if not report.prefixes:
                     continue
-                with contextlib.suppress(Exception):
-                    async with asyncio.timeout(2 * self._period_s):
-                        await self._hub.report_prefixes.remote(self._ingress, report)
+                with contextlib.suppress(Exception), TimeLimit(2 * self._period_s):
+                    await self._hub.report_prefixes.remote(self._ingress, report)

@@ -17,6 +17,7 @@ from typing import Any
 from cache import Namespace
 from deployments.config.settings import ChatSettings, WarmUpSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
+from deployments.deadlines.time_limit import TimeLimit
 from engine.engine import Engine, model_directory
 from engine.precompute import Precomputed, precompute
 from engine.sampling_params import SamplingParams
@@ -54,7 +55,7 @@ async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomp
     try:
         num_pages = engine.cache.num_pages * settings.max_kv_share - engine.cache.num_shared_pages
         max_tokens = int(max(num_pages, 0) * engine.config.page_size)
-        async with asyncio.timeout(settings.ask_timeout_s):
+        with TimeLimit(settings.ask_timeout_s):
             prefixes = await hub.hot_prefixes.remote(engine.config.name, max_tokens)
         done = await asyncio.to_thread(compute_prefixes, engine, prefixes, settings.max_seconds)
     except Exception as error:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from deployments.deadlines.time_limit import TimeLimit
+
 logger = logging.getLogger("ray.serve")
 
 TIMEOUT_S = 5.0
@@ -45,7 +47,7 @@ class MetricsPusher:
             try:
                 snapshot = self._snapshot()
                 self._mirror_to_ray(snapshot)
-                async with asyncio.timeout(TIMEOUT_S):
+                with TimeLimit(TIMEOUT_S):
                     await self._hub.push.remote(self._process, snapshot)
             except Exception:
                 self.num_failed += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from deployments.api.http.body import ClientGone
 from deployments.batch.in_thread import in_thread
 from deployments.batch.stored_files import StoredFiles, Upload
 from deployments.config.limits import Limits
+from deployments.deadlines.time_limit import TimeLimit
 
 PIECE_BYTES = 256 * 1024
 """Bytes that are parsed and written in one go, in a thread."""
@@ -73,16 +73,21 @@ async def receive_form(
 
 async def _read(request: Request, reader: _Reader, limits: Limits) -> None:
     """Read the body: each piece of it must arrive in time."""
-    pending = bytearray()
+    pending, chunks = bytearray(), request.stream()
+    limit = TimeLimit(total_s=limits.body_timeout_s)
     try:
-        async with asyncio.timeout(limits.body_timeout_s) as bound:
-            async for chunk in request.stream():
-                pending += chunk
-                if len(pending) >= PIECE_BYTES:
-                    data, pending = bytes(pending), bytearray()
-                    await in_thread(reader.feed, data)
-                    bound.reschedule(asyncio.get_running_loop().time() + limits.body_timeout_s)
-            await in_thread(reader.feed, bytes(pending))
+        while True:
+            with limit:
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                break
+            pending += chunk
+            if len(pending) >= PIECE_BYTES:
+                data, pending = bytes(pending), bytearray()
+                await in_thread(reader.feed, data)
+                limit.close()
+                limit = TimeLimit(total_s=limits.body_timeout_s)
+        await in_thread(reader.feed, bytes(pending))
     except TimeoutError:
         seconds = f"{limits.body_timeout_s:g} seconds (limits.body_timeout_s)"
         raise ApiError(408, f"A piece of {PIECE_BYTES} bytes did not arrive within {seconds}.") from None
@@ -90,6 +95,8 @@ async def _read(request: Request, reader: _Reader, limits: Limits) -> None:
         raise ClientGone from None
     except FormParserError:
         raise invalid("The body is no valid multipart form of the boundary that its content type names.") from None
+    finally:
+        limit.close()
     reader.check_end()
 
 
