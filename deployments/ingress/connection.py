@@ -26,7 +26,7 @@ from deployments.ingress.gathered_writes import GatheredWrites
 from deployments.ingress.reader_watch import ReaderWatch
 from deployments.ingress.request_head import check_framing, origin_form
 from deployments.ingress.small_reads import READ_BYTES, SmallReads
-from deployments.ingress.unparsed import PIECE_BYTES, Turns, Unparsed
+from deployments.ingress.unparsed import PIECE_BYTES, PIECE_COST, Turns, Unparsed
 
 LAST_CALL_S = 1
 """Seconds for which a server that drains keeps a connection for one more request, which may be on its way."""
@@ -190,7 +190,7 @@ class Connection(HttpToolsProtocol):
         while left > 0 and self._may_parse:
             piece = self._unparsed.cut(self._body_left)
             if not self._body_left:
-                left -= len(piece)
+                left -= max(len(piece), PIECE_COST)
             self._parse_piece(piece)
         if self._may_parse:
             self._wait_for_turn()

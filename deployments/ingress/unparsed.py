@@ -13,10 +13,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-PIECE_BYTES = 4096
-"""Most bytes that are parsed at once, but for bodies of known length: each may be a callback's."""
+PIECE_BYTES = 2048
+"""Most bytes that are parsed at once, but for bodies of known length: each few may take a callback."""
+PIECE_COST = 64
+"""A short piece takes as long as one of so many bytes."""
 TURN_PIECES = 16
-"""Pieces of connections that had to wait which are parsed in one turn of the event loop."""
+"""How many connections that wait may parse in one turn of the event loop; a few may do so several times."""
 _END = b"\r\n\r\n"
 
 
@@ -59,6 +61,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
+        self._is_called = False
 
     @property
     def is_busy(self) -> bool:
@@ -66,14 +69,19 @@ class Turns:
         return bool(self._waiting)
 
     def wait(self, parse: Callable[[], None]) -> None:
-        """Call `parse`, which parses a piece, when its turn has come."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._take)
+        """Call `parse`, which parses as much as one turn allows and may wait again, when its turn has come."""
         self._waiting.append(parse)
+        self._call()
+
+    def _call(self) -> None:
+        if not self._is_called:
+            self._is_called = True
+            asyncio.get_running_loop().call_soon(self._take)
 
     def _take(self) -> None:
-        taken = [self._waiting.popleft() for _ in range(min(TURN_PIECES, len(self._waiting)))]
+        for _ in range(TURN_PIECES):
+            if self._waiting:
+                self._waiting.popleft()()
+        self._is_called = False
         if self._waiting:
-            asyncio.get_running_loop().call_soon(self._take)
-        for parse in taken:
-            parse()
+            self._call()
