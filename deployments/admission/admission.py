@@ -27,7 +27,7 @@ from deployments.admission.waiting_work import WaitingWork
 from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.messages import Backlog
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics, Series

@@ -22,7 +22,7 @@ from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import OutputParser
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Timeline
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 from engine.beam_search import Hypothesis
 from engine.stream_delta import StreamDelta
 

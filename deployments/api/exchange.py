@@ -34,7 +34,7 @@ from deployments.client.protocol import (
 )
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 T = TypeVar("T")
 CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, EndsEngines, RateLimited)

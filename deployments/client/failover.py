@@ -22,8 +22,8 @@ from deployments.client.stream import Stream
 from deployments.client.suspects import Blame
 from deployments.client.timeline import Migration
 from deployments.config.settings import HealthSettings
-from deployments.deadlines.deadline import awake_now
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.deadline import awake_now
+from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.messages import Trial
 from monitoring.metrics import Metrics
 

@@ -38,9 +38,9 @@ from deployments.client.replica_watch import Watch, Watcher
 from deployments.client.store_tellers import StoreTellers
 from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
-from deployments.deadlines.deadline import awake_now
-from deployments.deadlines.time_limit import TimeLimit
 from deployments.wire.connection import WireConnection
+from deployments.wire.deadlines.deadline import awake_now
+from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
 from deployments.wire.sockets import make_context

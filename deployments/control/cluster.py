@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from deployments.client.protocol import EngineClient, FleetHealth
 from deployments.control.controller_client import AppView, ControllerUnavailable, DeploymentView, ReplicaView
 from deployments.control.model_switch import state_of, together
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 from router.ray_internals import is_head
 
 logger = logging.getLogger("ray.serve")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 from router.ray_internals import find_controller, instance_details, set_replicas
 
 T = TypeVar("T")

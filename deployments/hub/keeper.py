@@ -11,8 +11,8 @@ import contextlib
 from typing import Any
 
 from deployments.client.protocol import Unavailable
-from deployments.deadlines.time_limit import TimeLimit
 from deployments.hub.deployment import NOT_READY
+from deployments.wire.deadlines.time_limit import TimeLimit
 from monitoring.checkpoint import Kept
 
 

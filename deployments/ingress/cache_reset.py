@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence, Set
 
 from deployments.client.protocol import ModelState, Unavailable
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 logger = logging.getLogger("ray.serve")
 

@@ -21,12 +21,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from deployments.api.errors import ApiError, quoted
 from deployments.api.http.error_response import error_body
 from deployments.api.http.transport import ON_DISCONNECT, logger
-from deployments.deadlines.deadline import Deadline
 from deployments.ingress.gathered_writes import GatheredWrites
 from deployments.ingress.reader_watch import ReaderWatch
 from deployments.ingress.request_head import check_framing, origin_form
 from deployments.ingress.small_reads import READ_BYTES, SmallReads
-from deployments.ingress.unparsed import PIECE_BYTES, PIECE_COST, Turns, Unparsed
+from deployments.ingress.unparsed import PIECE_BYTES, PIECE_COST, ParseTurns, Unparsed
+from deployments.wire.deadlines.deadline import Deadline
 
 LAST_CALL_S = 1
 """Seconds for which a server that drains keeps a connection for one more request, which may be on its way."""
@@ -72,7 +72,7 @@ class ConnectionBounds:
 
 def protocols(bounds: ConnectionBounds) -> Callable[..., asyncio.BaseProtocol]:
     """Return what makes the protocol of each connection of one server, from uvicorn's options."""
-    turns, buffer = Turns(), memoryview(bytearray(READ_BYTES))
+    turns, buffer = ParseTurns(), memoryview(bytearray(READ_BYTES))
     return lambda **options: SmallReads(Connection(bounds=bounds, turns=turns, **options), buffer)
 
 
@@ -103,7 +103,7 @@ class Connection(HttpToolsProtocol):
     url = b""
     """As much as arrived of the request's path and query; what it inherits sets it with the first byte."""
 
-    def __init__(self, *args: Any, bounds: ConnectionBounds, turns: Turns, **options: Any) -> None:
+    def __init__(self, *args: Any, bounds: ConnectionBounds, turns: ParseTurns, **options: Any) -> None:
         """The time begins with the connection, or with the first byte of a later request."""
         super().__init__(*args, **options)
         self._bounds, self._turns = bounds, turns

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
-from deployments.deadlines.deadline import awake_now
+from deployments.wire.deadlines.deadline import awake_now
 
 logger = logging.getLogger("ray.serve")
 

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from deployments.deadlines.time_limit import TimeLimit
 from deployments.hub.warm_up_board import PrefixReport
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 
 class PrefixReporter:

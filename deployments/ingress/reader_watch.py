@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from deployments.deadlines.deadline import Deadline
 from deployments.ingress.gathered_writes import GatheredWrites
+from deployments.wire.deadlines.deadline import Deadline
 
 
 class ReaderWatch:

@@ -53,7 +53,7 @@ class Unparsed:
         return PIECE_BYTES if at < 0 else at + len(_END)
 
 
-class Turns:
+class ParseTurns:
     """The connections of one event loop that have something to parse and must wait, in the order of their coming.
 
     Whoever sends little is read at once. So many who send much do not hold up all else in a turn.

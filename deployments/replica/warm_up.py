@@ -17,7 +17,7 @@ from typing import Any
 from cache import Namespace
 from deployments.config.settings import ChatSettings, WarmUpSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 from engine.engine import Engine, model_directory
 from engine.precompute import Precomputed, precompute
 from engine.sampling_params import SamplingParams

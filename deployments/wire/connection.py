@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 
 import zmq
 
-from deployments.deadlines.awake_clock import AwakeClock
 from deployments.wire import messages
+from deployments.wire.deadlines.awake_clock import AwakeClock
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Load
 from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable

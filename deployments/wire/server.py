@@ -23,9 +23,9 @@ from typing import Literal, Protocol
 import zmq
 
 from deployments.config.settings import WireSettings
-from deployments.deadlines.awake_clock import AwakeClock
 from deployments.wire import messages
 from deployments.wire.backlogs import Backlogs, BacklogTotals
+from deployments.wire.deadlines.awake_clock import AwakeClock
 from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import (
     Abort,

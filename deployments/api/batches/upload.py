@@ -15,7 +15,7 @@ from deployments.api.http.body import ClientGone
 from deployments.batch.in_thread import in_thread
 from deployments.batch.stored_files import StoredFiles, Upload
 from deployments.config.limits import Limits
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 PIECE_BYTES = 256 * 1024
 """Bytes that are parsed and written in one go, in a thread."""

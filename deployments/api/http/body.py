@@ -18,7 +18,7 @@ from deployments.api.http.packed_body import packing_of, unpacked
 from deployments.api.http.scopes import header
 from deployments.api.off_loop import off_loop
 from deployments.config.limits import Limits
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 """Reads a request's body, a JSON object, within the bounds of the service. Raises `ApiError`."""

@@ -20,7 +20,7 @@ from deployments.api.http.parts import PART_BYTES, parts_of
 from deployments.api.http.scopes import REQUEST_ID, send_for_bodies
 from deployments.api.randomness import random_hex
 from deployments.config.limits import Limits
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import asyncio
 import math
 from types import TracebackType
 
-from deployments.deadlines.deadline import watch_of
+from deployments.wire.deadlines.deadline import watch_of
 
 
 class TimeLimit:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.deadlines.deadline import BETWEEN_S
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.deadline import BETWEEN_S
+from deployments.wire.deadlines.time_limit import TimeLimit
 from tests.deployments.support.virtual_time import run
 
 

@@ -17,9 +17,9 @@ import pytest
 import uvloop
 
 from benchmarks.private_ray import free_port
-from deployments.deadlines.awake_clock import STILL_S, AwakeClock
-from deployments.deadlines.deadline import BETWEEN_S, Deadline
-from deployments.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.awake_clock import STILL_S, AwakeClock
+from deployments.wire.deadlines.deadline import BETWEEN_S, Deadline
+from deployments.wire.deadlines.time_limit import TimeLimit
 from tests.deployments.support.served_api import run_on
 from tests.deployments.support.virtual_time import run
 
@@ -110,7 +110,7 @@ uvloop.run(main())
 def server() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     port = free_port()
     code = SERVER.format(port=port, limit=int(LIMIT_S))
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=root)
     try:
         assert process.stdout is not None

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from deployments.deadlines.awake_clock import STILL_S, AwakeClock
+from deployments.wire.deadlines.awake_clock import STILL_S, AwakeClock
 
 TICK_S = STILL_S / 5
 """Longest time between two looks at the clock."""
@@ -26,7 +26,7 @@ _EARLY_S = 0.001
 """By so much may a timer of an event loop be early."""
 
 
-class Waiting(Protocol):
+class Timed(Protocol):
     """What a `DeadlineWatch` watches."""
 
     due: float
@@ -44,19 +44,19 @@ class DeadlineWatch:
         self.loop = loop
         self.now = AwakeClock(loop.time).now
         """Returns the event loop's awake time."""
-        self._waiting: set[Waiting] = set()
+        self._waiting: set[Timed] = set()
         self._first_due = math.inf  # none is due before
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at, self._looked_at = math.inf, -math.inf
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: Timed) -> None:
         """Watch a deadline until it fires or is removed."""
         self._waiting.add(waiting)
         self._first_due = min(self._first_due, waiting.due)
         if waiting.due < self._looks_at or self._timer is None:
             self._look_by(waiting.due)
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, waiting: Timed) -> None:
         """Watch a deadline no longer. Idempotent."""
         self._waiting.discard(waiting)
 
@@ -82,11 +82,11 @@ class DeadlineWatch:
         # The loop may not have read its sockets when it calls this, but it has when it calls what this calls soon.
         self.loop.call_soon(self._call_soon, due)
 
-    def _call_soon(self, due: list[Waiting]) -> None:
+    def _call_soon(self, due: list[Timed]) -> None:
         for waiting in due:
             self.loop.call_soon(self._end, waiting)
 
-    def _end(self, waiting: Waiting) -> None:
+    def _end(self, waiting: Timed) -> None:
         if waiting not in self._waiting:
             return
         if waiting.due > self.now() + _EARLY_S:
