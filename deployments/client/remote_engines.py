@@ -39,7 +39,7 @@ from deployments.client.store_tellers import StoreTellers
 from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
-from deployments.wire.deadlines.deadline import awake_now
+from deployments.wire.deadlines.deadline import awake_now, watch_of
 from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
@@ -360,8 +360,10 @@ class RemoteEngines:
         )
 
     async def _tick_forever(self) -> None:
+        awake = watch_of(asyncio.get_running_loop())
         while True:
             await asyncio.sleep(self._timings.tick_s)
+            awake.now()  # failovers read this clock too, but not often enough
             now = time.monotonic()
             for check in self._checks(now):
                 try:

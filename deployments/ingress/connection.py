@@ -34,6 +34,8 @@ LINGER_S = 2.0
 """Seconds that a client has to read the last answer of its connection while it may still send; then the end."""
 MAX_UNPARSED_BYTES = READ_BYTES
 """As much as waits to be parsed when no more is read."""
+TURN_S = 0.1
+"""Seconds until the next look at a connection whose time is over but that waits for its turn to parse."""
 SMALL_BYTES = 1024
 """As much is parsed at once although others wait for their turn."""
 CHUNK_FRAME_BYTES = 20
@@ -159,12 +161,16 @@ class Connection(HttpToolsProtocol):
     def _await_head(self) -> None:
         if self._awaits != "head":
             self._awaits = "head"
-            self._deadline.set(self._bounds.header_timeout_s, partial(self._refuse, self._bounds.too_late()))
+            self._set_deadline(self._bounds.header_timeout_s, partial(self._refuse, self._bounds.too_late()))
 
     def _await_request(self) -> None:
         self._awaits = "request"
         seconds = LAST_CALL_S if self._is_last_call else self.timeout_keep_alive
-        self._deadline.set(seconds, self.transport.close)
+        self._set_deadline(seconds, self.transport.close)
+
+    def _set_deadline(self, seconds: float, end: Callable[[], None]) -> None:
+        """Call `end` in so many seconds. What has arrived by then is parsed before."""
+        self._deadline.set(seconds, lambda: self._set_deadline(TURN_S, end) if self._has_to_wait else end())
 
     # --- parsing -------------------------------------------------------------------------------------------
 
@@ -198,8 +204,9 @@ class Connection(HttpToolsProtocol):
             self._await_head()
 
     def _wait_for_turn(self) -> None:
-        self._has_to_wait = True
-        self._turns.wait(self._go_on)
+        if not self._has_to_wait:
+            self._has_to_wait = True
+            self._turns.wait(self._go_on)
 
     def _go_on(self) -> None:
         self._has_to_wait = False
@@ -209,6 +216,8 @@ class Connection(HttpToolsProtocol):
 
     def _bound_reading(self) -> None:
         """Read no more while enough waits."""
+        if self._is_over:
+            return
         self._flow.is_full = len(self._unparsed) >= MAX_UNPARSED_BYTES
         if self._flow.is_full:
             self.flow.pause_reading()
