@@ -375,6 +375,9 @@ class Connection(HttpToolsProtocol):
         """
         self._is_over, self._flow.is_full = True, False
         self._unparsed.clear()
+        self.parser = self.scope = self.headers = None  # type: ignore[assignment]
+        if self.cycle is not None:
+            self.cycle.body.clear()
         self.transport.write_eof()
         self.flow.resume_reading()
         self._deadline.set(LINGER_S, self.transport.close)
