@@ -13,6 +13,7 @@ A request leaves the queue when it is sent or refused, or when its client leaves
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from deployments.admission.waiting_work import WaitingWork
 from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind, Unavailable
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
+from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.messages import Backlog
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics, Series
@@ -169,7 +171,8 @@ class Admission:
         try:
             self._on_queue_change()
             self._give_turns()
-            await asyncio.wait((entry.item.turn,), timeout=longest)
+            with contextlib.suppress(TimeoutError), TimeLimit(longest):
+                await asyncio.wait((entry.item.turn,))
         except BaseException:
             self._give_up(entry)
             raise

@@ -20,10 +20,10 @@ from msgspec import structs
 from deployments.api.choice import Choice, ChoiceDelta, PooledChoice, failure_of
 from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import OutputParser
-from deployments.api.time_limit import TimeLimit
 from deployments.client.outgoing import TURN_TOKENS, sending_cost
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Timeline
+from deployments.wire.deadlines.time_limit import TimeLimit
 from engine.beam_search import Hypothesis
 from engine.stream_delta import StreamDelta
 

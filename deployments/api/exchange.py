@@ -6,7 +6,6 @@ can only report an error as its last event.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from deployments.api.http.transport import EventStream, json_in_pieces
 from deployments.api.off_loop import off_loop
 from deployments.api.record import GenerationStart, RequestRecord
 from deployments.api.request.best_of import best
-from deployments.api.time_limit import TimeLimit
 from deployments.api.timings import timings_of
 from deployments.client.protocol import (
     EndsEngines,
@@ -37,6 +35,7 @@ from deployments.client.protocol import (
 )
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 T = TypeVar("T")
 CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, FailsSteps, EndsEngines, RateLimited)
@@ -90,7 +89,7 @@ class Exchange:
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
-        self._limit = TimeLimit(at=asyncio.get_running_loop().time() + limits.request_timeout_s)
+        self._limit = TimeLimit(total_s=limits.request_timeout_s)
         self._turns: Turns | None = None
         self._on_end = plan.on_end
         self._held, self._num_held = plan.held, plan.num_held

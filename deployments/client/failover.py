@@ -11,6 +11,7 @@ attempt ─ ended ────────────────────�
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from deployments.client.stream import Stream
 from deployments.client.suspects import Blame
 from deployments.client.timeline import Migration
 from deployments.config.settings import HealthSettings
+from deployments.wire.deadlines.deadline import awake_now
+from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.messages import Trial
 from monitoring.metrics import Metrics
 
@@ -135,7 +138,8 @@ class Failover:
         running = {asyncio.ensure_future(first.run()): first}
         try:
             waited: list[asyncio.Future[Any]] = [*running, first.began]
-            await asyncio.wait(waited, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(TimeoutError), TimeLimit(patience):
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             silent = first.placed
             if any(task.done() for task in running) or first.began.done() or not self._others(silent):
                 return await next(iter(running))
@@ -177,7 +181,7 @@ class Failover:
         """Return None to try again, else the error for the client."""
         self._avoid.append(failure.replica or "?")
         if failure.loss == "handed_over":
-            self._migrating, self._deadline = failure, time.monotonic() + self._health.migration_wait_s
+            self._migrating, self._deadline = failure, awake_now() + self._health.migration_wait_s
             return None
         has_tokens = self._stream.journal.num_tokens > 0
         if failure.kind == "never_fits":
@@ -214,7 +218,7 @@ class Failover:
         """Suspect a request whose replica died. Return whether it has ended as many as one request may."""
         if failure.blame is None:
             return False
-        self._blame, self._died_at = failure.blame, time.monotonic()
+        self._blame, self._died_at = failure.blame, awake_now()
         self._num_dead += 1
         may_be_chance = failure.loss == "died"  # without an error, as all replicas of a node do together
         enough = 1 + self._health.max_lost_replicas_per_request + may_be_chance
@@ -228,18 +232,18 @@ class Failover:
             return None
         if self._blame == "unlikely":
             return "beside"
-        began = time.monotonic()
+        began = awake_now()
         await asyncio.sleep(self._died_at + HEAD_START_S - began)
         trial: Trial = "alone"
         while (others := self._others()) and not self._dispatch.suspects.free(others):
-            left_s = self._alone_until - time.monotonic()
+            left_s = self._alone_until - awake_now()
             if left_s <= 0:
                 trial = "beside"
                 break
             await self._dispatch.suspects.change(min(left_s, _POLL_S))
             self._avoid.clear()
         if self._deadline is not None:  # the wait for a turn is not a wait for room
-            self._deadline += time.monotonic() - began
+            self._deadline += awake_now() - began
         return trial
 
     @property
@@ -248,7 +252,7 @@ class Failover:
         return self._died_at + self._health.migration_wait_s
 
     def _may_wait_for_trial(self) -> bool:
-        return self._blame in ("possible", "certain") and time.monotonic() < self._alone_until
+        return self._blame in ("possible", "certain") and awake_now() < self._alone_until
 
     async def _ask_again(self) -> None:
         """Wait a moment: the replica is full, or runs another ingress's suspect."""
@@ -289,7 +293,7 @@ class Failover:
         """Wait for a replica while there is none, as streams do that have begun; that none is there is no loss."""
         longest = self._health.migration_wait_s
         if self._deadline is None:
-            self._deadline = time.monotonic() + min(longest, self._stream.request.max_wait_s or longest)
+            self._deadline = awake_now() + min(longest, self._stream.request.max_wait_s or longest)
         if await self._until(lambda: bool(self._others())):
             return None
         if self._stream.journal.num_tokens:
@@ -306,7 +310,7 @@ class Failover:
         if num_lost + self._num_dead * (failure.loss == "step_failed") > self._health.max_migrations:
             return self._give_up(failure)
         if is_new:
-            self._deadline = time.monotonic() + self._health.migration_wait_s
+            self._deadline = awake_now() + self._health.migration_wait_s
         return None if await self._until(lambda: bool(self._others())) else self._give_up(failure, "no_replica")
 
     async def _find_room(self, failure: AttemptFailure) -> Exception | None:
@@ -315,14 +319,14 @@ class Failover:
             return None
         await asyncio.sleep(_POLL_S)
         self._avoid.clear()
-        if self._deadline is not None and time.monotonic() < self._deadline:
+        if self._deadline is not None and awake_now() < self._deadline:
             return None
         return self._give_up(failure, "no_replica")
 
     async def _until(self, condition: Callable[[], bool]) -> bool:
         has_tokens = self._stream.journal.num_tokens > 0
         while not condition():
-            if self._deadline is None or time.monotonic() > self._deadline:
+            if self._deadline is None or awake_now() > self._deadline:
                 return False
             if not has_tokens and not self._dispatch.expects_engines:
                 return False

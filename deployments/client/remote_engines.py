@@ -39,6 +39,8 @@ from deployments.client.store_tellers import StoreTellers
 from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
+from deployments.wire.deadlines.deadline import awake_now, watch_of
+from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
 from deployments.wire.sockets import make_context
@@ -110,11 +112,11 @@ class RemoteEngines:
 
     async def wait_for_prefixes(self, timeout_s: float) -> bool:
         """Wait until the hottest prefixes of all answering replicas are known. Return False after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
+        deadline = awake_now() + timeout_s
         while not all(
             c.knows_hottest for c in self._connections.values() if c.is_answering or c.last_message_at is None
         ):
-            if time.monotonic() > deadline:
+            if awake_now() > deadline:
                 return False
             await asyncio.sleep(0.01)
         return True
@@ -157,8 +159,13 @@ class RemoteEngines:
         failover = Failover(self._dispatch, stream, self._health, self._hedges, self._metrics)
         self._tasks[stream] = task = asyncio.create_task(failover.run())
         task.add_done_callback(partial(self._on_end, stream))
+        longest = self._timings.accept_s
         try:
-            await stream.accepted  # which fails after `accept_s`, at a tick
+            with TimeLimit(longest):
+                await stream.accepted
+        except TimeoutError:
+            await stream.aclose()
+            raise Unavailable(f"no engine accepted within {longest:g} s") from None
         except asyncio.CancelledError:
             await stream.aclose()
             raise
@@ -223,14 +230,6 @@ class RemoteEngines:
             self._connector.sync()  # a replica may have appeared in this very moment
         if not self._dispatch.reachable() and not self._dispatch.expects_engines:
             raise Unavailable("no engine replica is up")
-
-    def _end_unaccepted(self, now: float) -> None:
-        """Fail the streams that no engine has accepted in time."""
-        longest = self._timings.accept_s
-        for stream in list(self._tasks):
-            if not stream.accepted.done() and now - stream.opened_at > longest:
-                stream.fail(Unavailable(f"no engine accepted within {longest:g} s"))
-                self._close(stream)
 
     def _on_end(self, stream: Stream, task: asyncio.Task[None]) -> None:
         """Forget a stream whose task has ended. If the task failed, its reader hears of that at once."""
@@ -387,8 +386,10 @@ class RemoteEngines:
         )
 
     async def _tick_forever(self) -> None:
+        awake = watch_of(asyncio.get_running_loop())
         while True:
             await asyncio.sleep(self._timings.tick_s)
+            awake.now()  # failovers read this clock too, but not often enough
             now = time.monotonic()
             for check in self._checks(now):
                 try:
@@ -402,7 +403,6 @@ class RemoteEngines:
         return [
             *ticks,
             *repeats,
-            partial(self._end_unaccepted, now),
             self._leave_draining,
             self._sync,
             partial(self._tell_backlog, now),

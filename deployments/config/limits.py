@@ -37,7 +37,7 @@ class Limits(BaseModel):
     ("refuse"), left out and named in the header x-raydix-ignored-fields and the request's log line ("warn"), or
     left out."""
     max_header_bytes: int = Field(default=64 * 1024, ge=1024)
-    """Largest size of all headers of a request, names and values, in bytes."""
+    """Most bytes of a request outside its body: request line, headers, what is between and after chunks."""
     max_headers: int = Field(default=100, ge=10)
     """Most headers of a request."""
     max_choices: int = Field(default=128, ge=1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp
 from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
 from deployments.ingress.closing import take_queued
-from deployments.ingress.connection import Connection, ConnectionBounds
+from deployments.ingress.connection import ConnectionBounds, protocols
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
@@ -79,7 +78,7 @@ class HttpServer:
         self.take_over(limits)
         config = uvicorn.Config(
             app,
-            http=self._connection,  # type: ignore[arg-type]  # uvicorn only calls it
+            http=protocols(lambda: self._bounds),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             lifespan="off",
             log_config=None,
@@ -98,13 +97,12 @@ class HttpServer:
         self._bounds = ConnectionBounds(
             self._header_timeout_s,
             limits.max_header_bytes,
+            limits.max_headers,
             limits.slow_reader_timeout_s,
             "ingresses.header_timeout_s",
             "limits.max_header_bytes",
+            "limits.max_headers",
         )
-
-    def _connection(self, *args: Any, **options: Any) -> Connection:
-        return Connection(*args, bounds=self._bounds, **options)
 
     @property
     def num_connections(self) -> int:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from deployments.wire.deadlines.time_limit import TimeLimit
+
 logger = logging.getLogger("ray.serve")
 
 TIMEOUT_S = 5.0
@@ -53,7 +55,7 @@ class MetricsPusher:
             try:
                 snapshot = self._snapshot()
                 self._mirror_to_ray(snapshot)
-                async with asyncio.timeout(TIMEOUT_S):
+                with TimeLimit(TIMEOUT_S):
                     self._on_level(await self._hub.push.remote(self._process, snapshot))
             except Exception:
                 self.num_failed += 1

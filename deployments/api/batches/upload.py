@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from deployments.api.http.body import ClientGone
 from deployments.batch.in_thread import in_thread
 from deployments.batch.stored_files import StoredFiles, Upload
 from deployments.config.limits import Limits
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 PIECE_BYTES = 256 * 1024
 """Bytes that are parsed and written in one go, in a thread."""
@@ -78,16 +78,21 @@ async def receive_form(request: Request, files: StoredFiles, limits: Limits, max
 
 async def _read(request: Request, reader: _Reader, limits: Limits) -> None:
     """Read the body: each piece of it must arrive in time."""
-    pending = bytearray()
+    pending, chunks = bytearray(), request.stream()
+    limit = TimeLimit(total_s=limits.body_timeout_s)
     try:
-        async with asyncio.timeout(limits.body_timeout_s) as bound:
-            async for chunk in request.stream():
-                pending += chunk
-                if len(pending) >= PIECE_BYTES:
-                    data, pending = bytes(pending), bytearray()
-                    await in_thread(reader.feed, data)
-                    bound.reschedule(asyncio.get_running_loop().time() + limits.body_timeout_s)
-            await in_thread(reader.feed, bytes(pending))
+        while True:
+            with limit:
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                break
+            pending += chunk
+            if len(pending) >= PIECE_BYTES:
+                data, pending = bytes(pending), bytearray()
+                await in_thread(reader.feed, data)
+                limit.close()
+                limit = TimeLimit(total_s=limits.body_timeout_s)
+        await in_thread(reader.feed, bytes(pending))
     except TimeoutError:
         seconds = f"{limits.body_timeout_s:g} seconds (limits.body_timeout_s)"
         raise ApiError(408, f"A piece of {PIECE_BYTES} bytes did not arrive within {seconds}.") from None
@@ -95,6 +100,8 @@ async def _read(request: Request, reader: _Reader, limits: Limits) -> None:
         raise ClientGone from None
     except FormParserError:
         raise invalid("The body is no valid multipart form of the boundary that its content type names.") from None
+    finally:
+        limit.close()
     reader.check_end()
 
 

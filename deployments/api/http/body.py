@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
@@ -21,8 +20,8 @@ from deployments.api.http.packed_body import packing_of, unpacked
 from deployments.api.http.scopes import header
 from deployments.api.http.written_numbers import settle
 from deployments.api.off_loop import off_loop
-from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 """Reads a request's body, a JSON object, within the bounds of the service. Raises `ApiError`."""
@@ -49,7 +48,7 @@ async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBod
     """Return the body, a JSON object, which takes `room`. Raises `ApiError` 400, 408, 413, 415 or 429."""
     _check_type(request)
     packing = packing_of(request)
-    limit = TimeLimit(at=asyncio.get_running_loop().time() + limits.body_timeout_s)
+    limit = TimeLimit(total_s=limits.body_timeout_s)
     try:
         with limit:
             body = await _read(request, limits.max_body_bytes, room)

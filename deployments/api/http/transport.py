@@ -19,8 +19,8 @@ from deployments.api.http.error_response import error_response
 from deployments.api.http.parts import PART_BYTES, parts_of
 from deployments.api.http.scopes import REQUEST_ID, send_for_bodies
 from deployments.api.randomness import random_hex
-from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
