@@ -23,7 +23,7 @@ from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.bounded_cache import BoundedCache
 from engine.errors import InvalidGrammar
-from engine.grammar.spec import Grammar
+from engine.grammar.spec import Grammar, MatcherName
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
 from monitoring.metrics import Metrics
@@ -40,6 +40,8 @@ class _Verdict:
     """Memory that it takes compiled; 0 if it cannot be used."""
     complaint: str = ""
     is_too_complex: bool = False
+    matcher: MatcherName | None = None
+    """What follows it best."""
 
     @property
     def num_bytes(self) -> int:
@@ -87,7 +89,7 @@ class GrammarCheck:
         self._count(verdict, is_known)
         if verdict.complaint:
             raise (TooComplex if verdict.is_too_complex else InvalidGrammar)(verdict.complaint)
-        return replace(grammar, compiled_bytes=verdict.compiled_bytes)
+        return replace(grammar, compiled_bytes=verdict.compiled_bytes, matcher=verdict.matcher)
 
     def close(self) -> None:
         """End all processes, busy ones when they have finished or their time is up. Idempotent."""
@@ -123,7 +125,8 @@ class GrammarCheck:
         try:
             trial = self._idle_trial() or Trial(self._vocabulary(), self._trial_limits)
             try:
-                return _Verdict(trial.check(grammar))
+                found = trial.check(grammar)
+                return _Verdict(found.compiled_bytes, matcher=found.matcher)
             finally:
                 self._idle.append(trial)
         except InvalidGrammar as error:
