@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from engine.grammar.matcher import Matcher
 from engine.grammar.spec import Grammar
-from engine.grammar.xgrammar_matcher import XGrammarMatcher
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -30,8 +29,9 @@ _UNTRIED_BYTES, _UNTRIED_BYTES_PER_CHAR = 2**18, 300
 class CompiledGrammar:
     """A matcher in its initial state, and how much it was used."""
 
-    def __init__(self, matcher: Matcher, tokenizer: LLTokenizer) -> None:
-        """`matcher` is copied before use and never advanced."""
+    def __init__(self, matcher: Matcher, tokenizer: LLTokenizer, *, wears: bool = True) -> None:
+        """`matcher` is copied before use and never advanced. `wears`: whether its copies share growing states."""
+        self._wears = wears
         self.matcher = matcher
         self.tokenizer = tokenizer
         self.num_masks = 0
@@ -42,8 +42,7 @@ class CompiledGrammar:
     @property
     def is_worn(self) -> bool:
         """Whether new requests should have the grammar compiled anew."""
-        has_states = not isinstance(self.matcher, XGrammarMatcher)
-        return self.has_failed or (has_states and self.num_masks >= MOST_MASKS)
+        return self.has_failed or (self._wears and self.num_masks >= MOST_MASKS)
 
 
 def weight(grammar: Grammar) -> int:

@@ -1,13 +1,13 @@
 """Compiles a request's grammar into a matcher that knows which tokens are allowed next.
 
-    Grammar ──▶ llguidance's own syntax ──┬─▶ CompiledGrammar, kept ──▶ a copy per request (`Constraint`)
-           └──▶ xgrammar's, where slow  ──┘
+    Grammar ──▶ llguidance's syntax ──┬─▶ CompiledGrammar, kept ──▶ a copy per request (`Constraint`)
+           └──▶ xgrammar's, if it can ┘
 
 llguidance works with derivatives of regular expressions and an Earley parser, both of which spend a bounded amount
-of fuel per token: a mask that would take too long is an error. With rules that are recursive, its time for a token
-grows with the answer. So random answers are written before it is chosen (`engine.grammar.random_walks`). Compiling
-has no bound (`multipleOf` with a large number), so clients' grammars are first tried in a process of their own:
-`engine.grammar.trial`.
+of fuel per token: a mask that would take too long is an error. With recursive rules, its time for a token grows
+with the answer. So where xgrammar can follow a grammar too, random answers decide (`engine.grammar.random_walks`).
+Compiling has no bound (`multipleOf` with a large number), so clients' grammars are first tried in a process of
+their own: `engine.grammar.trial`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from engine.bounded_cache import BoundedCache
 from engine.errors import InvalidGrammar
 from engine.grammar.compiled import CompiledGrammar, weight
 from engine.grammar.ebnf import ROOT, as_ebnf
+from engine.grammar.flat_rules import with_flat_rules
 from engine.grammar.languages import LIMITS
 from engine.grammar.matcher import Matcher
 from engine.grammar.random_walks import walked
@@ -79,7 +80,9 @@ class Compiler:
         with self._loading:
             if self._loaded is None:
                 self._loaded = self._vocabulary().load()
-        compiled = CompiledGrammar(compile_grammar(grammar, self._loaded), self._loaded.tokenizer)
+        matcher = compile_grammar(grammar, self._loaded)
+        wears = matcher_name(matcher) == "llguidance"
+        compiled = CompiledGrammar(matcher, self._loaded.tokenizer, wears=wears)
         with self._lock:
             self._kept.put(grammar, compiled, weight(grammar))
             self._used[grammar] = compiled
@@ -101,18 +104,21 @@ def compile_grammar(
     guided = _guided(source, vocabulary.tokenizer, num_properties)
     if grammar.matcher == "llguidance":
         return guided
-    is_exact = grammar.kind != "gbnf" or _ebnf(grammar, has_terminals=True) is not None
-    walk = walked(guided, vocabulary.tokenizer.eos_tokens)
-    if (walk.is_slow or not is_exact) and (ebnf := _ebnf(grammar)) is not None:
+    ends = vocabulary.tokenizer.eos_tokens
+    walk, ebnf = walked(guided, ends), _ebnf(grammar)
+    if ebnf is not None:
         with unmeasured():
             xgrammar = vocabulary.xgrammar
         other = xgrammar.compile(ebnf, ROOT)
-        other_walk = walked(other, vocabulary.tokenizer.eos_tokens)
-        if other_walk.failed_at is None and (not is_exact or other_walk.mean_seconds < walk.mean_seconds):
+        other_walk = walked(other, ends)
+        is_exact = grammar.kind != "gbnf" or _ebnf(grammar, has_terminals=True) is not None
+        is_better = not is_exact or other_walk.mean_seconds < walk.mean_seconds or walk.failed_at is not None
+        if other_walk.failed_at is None and is_better:
             return other
     if walk.failed_at is not None:
         raise InvalidGrammar(
-            f"it is too complex to follow: a random answer takes too much after {walk.failed_at} tokens; simplify it"
+            f"it is too complex to follow: a random answer takes too much after {walk.failed_at} tokens; "
+            "simplify it"
         )
     return guided
 
@@ -183,7 +189,7 @@ def _as_llguidance(grammar: Grammar) -> tuple[str, int]:
             schemas = list[dict[str, Any]]()
             source = with_schemas(_lark(grammar), partial(_collected, schemas))
             check_rules_end(source)
-            return LLMatcher.grammar_from_lark(source), sum(map(num_properties, schemas))
+            return LLMatcher.grammar_from_lark(with_flat_rules(source)), sum(map(num_properties, schemas))
 
 
 def _collected(schemas: list[dict[str, Any]], schema: dict[str, Any]) -> dict[str, Any]:
@@ -195,11 +201,11 @@ def _lark(grammar: Grammar) -> str:
     """Return a grammar in Lark's syntax, translated if it is written in GBNF. Raises InvalidGrammar."""
     if grammar.kind == "lark":
         return grammar.source
-    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
         return gbnf_to_lark(grammar.source)
-    except (GbnfToLarkError, RecursionError) as error:
+    except Exception as error:  # of no type of its own where a rule is missing
         raise InvalidGrammar(f"it is no grammar in GBNF: {' '.join(str(error).split())[:200]}") from None
 
 

@@ -2,7 +2,7 @@ r"""Translates grammars from Lark's syntax to xgrammar's, where they mean the sa
 
     start: /[a-z ]/ start | "end"      start ::= [a-z ] start | "end"
 
-llguidance reads an answer terminal by terminal, and for each takes the longest text that one matches. xgrammar reads
+llguidance reads an answer terminal by terminal, each time the longest text that one matches. xgrammar reads
 characters. So both agree where no terminal's text can be the beginning of another's. A grammar in GBNF has no
 terminals, so for it xgrammar is right in any case.
 """

@@ -1,4 +1,4 @@
-"""Writes random answers to a grammar, to find out before any request has it whether it can be followed, and how fast.
+"""Writes random answers to a grammar before any request has it, to find out how fast it can be followed.
 
 The answers are the same each time: only the time that they take differs.
 """
@@ -14,11 +14,9 @@ import numpy as np
 
 from engine.grammar.matcher import Matcher
 
-_NUM_WALKS, _NUM_TOKENS = 3, 96
+_LENGTHS = (1000, 100, 100)
+"""Most tokens of each answer. A long one shows whether the time for a token grows with the answer."""
 _ENOUGH_SECONDS = 0.1
-"""Time after which it is known that a grammar is slow."""
-_SLOW_SECONDS = 0.0005
-"""Mean time for a token above which a grammar counts as slow."""
 
 
 class Walked(NamedTuple):
@@ -36,18 +34,13 @@ class Walked(NamedTuple):
         """Time for a token."""
         return self.seconds / max(self.num_tokens, 1)
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether another matcher should be tried."""
-        return self.failed_at is not None or self.mean_seconds > _SLOW_SECONDS
-
 
 def walked(initial: Matcher, ends: Collection[int]) -> Walked:
     """Write answers, of which each ends where only one of the tokens `ends` may follow."""
     num_tokens, began = 0, time.thread_time()
-    for seed in range(_NUM_WALKS):
+    for seed, most in enumerate(_LENGTHS):
         draw, matcher = random.Random(seed), initial.deep_copy()
-        for length in range(_NUM_TOKENS):
+        for length in range(most):
             bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
             bits[list(ends)] = 0
             allowed = bits.nonzero()[0]

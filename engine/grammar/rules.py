@@ -45,6 +45,8 @@ Rules = dict[str, list[list[str]]]
 
 
 class Token(NamedTuple):
+    """A part of a grammar's source, by the names of groups in `_TOKEN`."""
+
     kind: str
     text: str
     start: int

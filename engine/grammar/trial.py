@@ -142,7 +142,10 @@ class Trial:
         return self._ask({"vocabulary": asdict(self._vocabulary), "limits": asdict(self._limits)})
 
     def _ask(self, question: dict[str, Any]) -> Any:
-        """Return what is wrong, a text, or another answer. Raises EOFError when the process has died or is mute."""
+        """Return what is wrong, as a text, or another answer.
+
+        Raises EOFError when the process has died or does not answer.
+        """
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:

@@ -25,10 +25,7 @@ class XGrammarCompiler:
         import xgrammar
 
         num_words = -(-tokenizer.vocab_size // 32)
-        tokens = [
-            b"" if tokenizer.is_special_token(token) else tokenizer.decode_bytes([token])
-            for token in range(tokenizer.vocab_size)
-        ]
+        tokens = [_text(tokenizer, token) for token in range(tokenizer.vocab_size)]
         info = xgrammar.TokenizerInfo(
             tokens,
             vocab_type=xgrammar.VocabType.RAW,
@@ -106,6 +103,13 @@ class XGrammarMatcher:
     def get_error(self) -> str:
         """Implement `Matcher`."""
         return self._error
+
+
+def _text(tokenizer: LLTokenizer, token: int) -> bytes:
+    """Return the bytes that a token adds to a text; none for special tokens, and ids that stand for nothing."""
+    text = tokenizer.decode_bytes([token])
+    is_none = tokenizer.is_special_token(token) or text == b"<[%d]>" % token  # how llguidance shows such an id
+    return b"" if is_none else text
 
 
 def _mask(num_words: int, tokens: list[int]) -> bytes:

@@ -217,8 +217,8 @@ class Scheduler:
     def _place(
         self, step: StepBuilder, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
     ) -> bool:
-        """Give `request` tokens in this step, and draft tokens after them; False if its pages have no room, or what
-        its grammar allows is not known yet.
+        """Give `request` tokens in this step, and draft tokens after them; False if its pages have no room, or it
+        is not known yet what its grammar allows.
         """
         tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
