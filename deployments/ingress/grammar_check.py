@@ -70,6 +70,7 @@ class GrammarCheck:
             "grammar-check",
             weights,
             reserves_one=weights is not None,
+            most_each=limits.grammar_processes_per_tenant,
             clock=time.monotonic,  # a thread only waits for its process
         )
         self._idle: deque[Trial] = deque()

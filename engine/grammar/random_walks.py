@@ -40,16 +40,22 @@ def walked(initial: Matcher, ends: Collection[int]) -> Walked:
     num_tokens, began = 0, time.thread_time()
     for seed, most in enumerate(_LENGTHS):
         draw, matcher = random.Random(seed), initial.deep_copy()
-        for length in range(most):
+        before = num_tokens
+        while num_tokens < before + most:
             bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
             bits[list(ends)] = 0
             allowed = bits.nonzero()[0]
             seconds = time.thread_time() - began
-            if matcher.is_error() and not matcher.get_error().startswith("NoExtension"):
-                return Walked(num_tokens, seconds, length)
             if seconds > _ENOUGH_SECONDS:
                 return Walked(num_tokens + 1, seconds, None)
             if not len(allowed) or not matcher.try_consume_tokens([int(draw.choice(allowed))]):
                 break
             num_tokens += 1
+        if _has_failed(matcher):
+            return Walked(num_tokens, time.thread_time() - began, num_tokens - before)
     return Walked(num_tokens, time.thread_time() - began, None)
+
+
+def _has_failed(matcher: Matcher) -> bool:
+    """Whether following the grammar took too much; that nothing may follow is another fault."""
+    return matcher.is_error() and not matcher.get_error().startswith("NoExtension")

@@ -29,6 +29,7 @@ from engine.grammar.vocabulary import LoadedVocabulary, Vocabulary
 _TIMEOUT_S = 120.0
 _ATTEMPTS = 3
 """Processes that others may kill, one after the other, before a grammar is given up."""
+_NICENESS = 10
 _DYING_S = 5.0
 """Seconds that a process whose output has ended has for its own end."""
 
@@ -165,6 +166,7 @@ def main(questions: IO[bytes], answers: IO[bytes]) -> None:
     """Run the process: read the vocabulary, then grammars until the end of input."""
     import resource
 
+    os.nice(_NICENESS)  # Engines and ingresses go first: who asks for a grammar can wait.
     first = json.loads(questions.readline())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jsonschema
 import psutil
 import pytest
 
@@ -18,6 +19,7 @@ from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
 from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
+from tests.engine.support.grammar_walks import walk
 
 ENDLESS = Grammar("json_schema", '{"type":"integer","multipleOf":99999999}')
 FUEL = json.dumps(
@@ -145,6 +147,41 @@ def test_what_is_wrong_is_said(patient: Trial, grammar: Grammar, complaint: str)
         patient.check(grammar)
     assert not isinstance(caught.value, TooComplex)
     assert len(str(caught.value)) < 400
+
+
+def test_what_an_answer_would_show_only_later_is_refused_at_once(patient: Trial) -> None:
+    """More rules begin with the same letter than the parser follows at once; the letter is not the first."""
+    rules = " | ".join(f'"a{number}"' for number in range(5000))
+    with pytest.raises(InvalidGrammar, match=r"too complex to follow: a random answer takes too much after \d tokens"):
+        patient.check(Grammar("lark", f'start: "-" ({rules})'))
+
+
+def optional(number: int) -> dict[str, Any]:
+    names = {f"p{at}": {"type": "string", "maxLength": 5} for at in range(number)}
+    return {"type": "object", "properties": names, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("number", [600, 1000])
+@pytest.mark.parametrize("before", ["", "start: %json ", 'start: "call " %json '])
+def test_any_number_of_properties_may_be_optional(patient: Trial, number: int, before: str) -> None:
+    schema = json.dumps(optional(number))
+    grammar = Grammar("lark", before + schema) if before else Grammar("json_schema", schema)
+    assert patient.check(grammar).matcher == "llguidance"
+    end, text = walk(grammar, [7, 40, 11, 3, 99, 5, 2000, 17], 60)
+    assert end == "complete"
+    jsonschema.validate(json.loads(text.removeprefix("call ")), optional(number))
+
+
+def test_its_priority_is_lower_than_that_of_what_serves_requests(trial: Trial) -> None:
+    trial.check(FINE)
+    assert psutil.Process(trial.pid).nice() == min(psutil.Process().nice() + 10, 19)
+
+
+def test_what_was_found_to_follow_a_grammar_best_is_told(patient: Trial) -> None:
+    recursive = Grammar("gbnf", "root ::= [a-z ] root | [a-z ]")
+    assert patient.check(recursive).matcher == "xgrammar"
+    assert 0 < patient.check(recursive).compiled_bytes < 2**20
+    assert patient.check(FINE).matcher == "llguidance"
 
 
 def test_a_model_that_never_ends_can_have_no_grammar() -> None:
