@@ -129,15 +129,15 @@ class GrammarMasks:
         from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
 
         self._executor = self._executor or LLExecutor()  # It starts threads, so make it only for grammars.
-        guided = [run for run in runs if isinstance(run.constraint.matcher, LLMatcher)]
-        plain = [(run.constraint.matcher, run.start) for run in guided if not run.drafts]
+        guided = [(m, run) for run in runs if isinstance(m := run.constraint.matcher, LLMatcher)]
+        plain = [(matcher, run.start) for matcher, run in guided if not run.drafts]
         if plain:
             fill_next_token_bitmask_par(self._executor, plain, masks)
-        drafted = [(run.constraint.matcher, run.start, run.drafts) for run in guided if run.drafts]
+        drafted = [(matcher, run.start, run.drafts) for matcher, run in guided if run.drafts]
         if drafted:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, masks)
         for run in runs:
-            if run not in guided:
+            if not isinstance(run.constraint.matcher, LLMatcher):
                 run.constraint.matcher.rollback(_compute_in_turn(run, masks, failed))
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Scene:
     """An engine whose requests may have the slow grammar."""
 
-    def __init__(self, model: Path, **config: object) -> None:
+    def __init__(self, model: Path, **config: Any) -> None:
         settings = EngineConfig(
             **{"model": str(model), "device": "cpu", "page_size": 4, "kv_pages": 900, **config}
         )

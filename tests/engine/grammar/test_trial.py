@@ -152,7 +152,9 @@ def test_what_is_wrong_is_said(patient: Trial, grammar: Grammar, complaint: str)
 def test_what_an_answer_would_show_only_later_is_refused_at_once(patient: Trial) -> None:
     """More rules begin with the same letter than the parser follows at once; the letter is not the first."""
     rules = " | ".join(f'"a{number}"' for number in range(5000))
-    with pytest.raises(InvalidGrammar, match=r"too complex to follow: a random answer takes too much after \d tokens"):
+    with pytest.raises(
+        InvalidGrammar, match=r"too complex to follow: a random answer takes too much after \d tokens"
+    ):
         patient.check(Grammar("lark", f'start: "-" ({rules})'))
 
 

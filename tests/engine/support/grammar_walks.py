@@ -61,7 +61,7 @@ def walk(grammar: Grammar, choices: Sequence[int], most: int) -> tuple[str, str]
             token = hasty[0] if closes else hasty[7 * step % min(len(hasty), 12)]
         if token == EOS:
             return "complete", _text(written)
-        matcher.consume_token(token)
+        matcher.try_consume_tokens([token])
         written.append(token)
     return "long", _text(written)
 

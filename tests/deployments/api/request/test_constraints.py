@@ -78,8 +78,6 @@ def test_grammars_may_be_written_in_gbnf(
 ) -> None:
     grammar = asked(client, engine, path, body | {field: 'root ::= "yes " number\nnumber ::= [0-9]+'})
     assert may_follow(engine, grammar, "yes 12") is not None and may_follow(engine, grammar, "no") is None
-    error = client.post(path, body | {field: "root ::= ("}).json()["error"]
-    assert error["param"] == field
 
 
 @BOTH
