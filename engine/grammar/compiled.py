@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from engine.grammar.matcher import Matcher
+from engine.grammar.matcher import GrammarMatcher
 from engine.grammar.spec import Grammar
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _UNTRIED_BYTES, _UNTRIED_BYTES_PER_CHAR = 2**18, 300
 class CompiledGrammar:
     """A matcher in its initial state, and how much it was used."""
 
-    def __init__(self, matcher: Matcher, tokenizer: LLTokenizer, *, wears: bool = True) -> None:
+    def __init__(self, matcher: GrammarMatcher, tokenizer: LLTokenizer, *, wears: bool = True) -> None:
         """`matcher` is copied before use and never advanced. `wears`: whether its copies share growing states."""
         self._wears = wears
         self.matcher = matcher

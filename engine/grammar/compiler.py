@@ -27,7 +27,7 @@ from engine.grammar.compiled import CompiledGrammar, weight
 from engine.grammar.ebnf import ROOT, as_ebnf
 from engine.grammar.flat_rules import with_flat_rules
 from engine.grammar.languages import LIMITS
-from engine.grammar.matcher import Matcher
+from engine.grammar.matcher import GrammarMatcher
 from engine.grammar.random_walks import walked
 from engine.grammar.rules import check_rules_end, with_schemas
 from engine.grammar.schema import OPTIONS, rewritten
@@ -93,7 +93,7 @@ def compile_grammar(
     grammar: Grammar,
     vocabulary: LoadedVocabulary,
     unmeasured: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Matcher:
+) -> GrammarMatcher:
     """Return a matcher in its initial state, by the library that is exact and follows random answers faster.
 
     xgrammar is loaded in the context `unmeasured`. Raises InvalidGrammar, with a message for the grammar's author.
@@ -123,7 +123,7 @@ def compile_grammar(
     return guided
 
 
-def matcher_name(matcher: Matcher) -> MatcherName:
+def matcher_name(matcher: GrammarMatcher) -> MatcherName:
     """Return the name of the library that a matcher is of."""
     return "xgrammar" if isinstance(matcher, XGrammarMatcher) else "llguidance"
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.failure import GrammarFailure
 from engine.grammar.mask_pace import MaskPace
-from engine.grammar.matcher import Matcher
+from engine.grammar.matcher import GrammarMatcher
 
 
 class ConstraintStatus(Enum):
@@ -51,14 +51,14 @@ class Constraint:
         self.num_words = -(-compiled.tokenizer.vocab_size // 32)
         """Number of 32-bit words in a mask."""
         self._compiled = compiled
-        self._matcher: Matcher | None = None
+        self._matcher: GrammarMatcher | None = None
         self._consumed: list[int] = []
         self._is_rejected = False
         self._num_certain = 0
         """Number of leading tokens of `_consumed` that can never change and need not be compared again."""
 
     @property
-    def matcher(self) -> Matcher:
+    def matcher(self) -> GrammarMatcher:
         """The matcher in the state after the last `follow`."""
         if self._matcher is None:
             self._matcher = self._compiled.matcher.deep_copy()

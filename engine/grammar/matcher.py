@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Matcher(Protocol):
+class GrammarMatcher(Protocol):
     """A grammar's state after some tokens. llguidance's `LLMatcher` is one. Used by one thread at a time.
 
     No method raises for what is wrong with a grammar: the matcher then has an error, and keeps it.
     """
 
-    def deep_copy(self) -> Matcher:
+    def deep_copy(self) -> GrammarMatcher:
         """Return an independent matcher in the same state."""
         ...
 

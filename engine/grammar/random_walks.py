@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.grammar.matcher import Matcher
+from engine.grammar.matcher import GrammarMatcher
 
 _LENGTHS = (1000, 100, 100)
 """Most tokens of each answer. A long one shows whether the time for a token grows with the answer."""
@@ -35,7 +35,7 @@ class Walked(NamedTuple):
         return self.seconds / max(self.num_tokens, 1)
 
 
-def walked(initial: Matcher, ends: Collection[int]) -> Walked:
+def walked(initial: GrammarMatcher, ends: Collection[int]) -> Walked:
     """Write answers, of which each ends where only one of the tokens `ends` may follow."""
     num_tokens, began = 0, time.thread_time()
     for seed, most in enumerate(_LENGTHS):
@@ -56,6 +56,6 @@ def walked(initial: Matcher, ends: Collection[int]) -> Walked:
     return Walked(num_tokens, time.thread_time() - began, None)
 
 
-def _has_failed(matcher: Matcher) -> bool:
+def _has_failed(matcher: GrammarMatcher) -> bool:
     """Whether following the grammar took too much; that nothing may follow is another fault."""
     return matcher.is_error() and not matcher.get_error().startswith("NoExtension")

@@ -48,18 +48,18 @@ class XGrammarCompiler:
 
 
 class XGrammarMatcher:
-    """Implements `engine.grammar.matcher.Matcher`."""
+    """Implements `engine.grammar.matcher.GrammarMatcher`."""
 
     def __init__(self, matcher: Any, ends: bytes, error: str = "") -> None:
         """`matcher`: xgrammar's. `ends`: the mask that allows an end only."""
         self._matcher, self._ends, self._error = matcher, ends, error
 
     def deep_copy(self) -> XGrammarMatcher:
-        """Implement `Matcher`."""
+        """Implement `GrammarMatcher`."""
         return XGrammarMatcher(self._matcher.fork(), self._ends, self._error)
 
     def compute_bitmask(self) -> bytes:
-        """Implement `Matcher`."""
+        """Implement `GrammarMatcher`."""
         if self._matcher.is_terminated():
             return self._ends
         mask = np.zeros((1, len(self._ends) // 4), dtype=np.int32)
@@ -72,7 +72,7 @@ class XGrammarMatcher:
         return mask.astype("<i4", copy=False).tobytes()
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Implement `Matcher`."""
+        """Implement `GrammarMatcher`."""
         try:
             for count, token in enumerate(tokens):
                 if self._error or self._matcher.is_terminated() or not self._matcher.accept_token(token):
@@ -83,25 +83,25 @@ class XGrammarMatcher:
         return len(tokens)
 
     def rollback(self, num_tokens: int) -> bool:
-        """Implement `Matcher`."""
+        """Implement `GrammarMatcher`."""
         if not self._error:
             self._matcher.rollback(num_tokens)
         return not self._error
 
     def is_accepting(self) -> bool:
-        """Implement `Matcher`."""
+        """Implement `GrammarMatcher`."""
         return not self._error and (self._matcher.is_completed() or self._matcher.is_terminated())
 
     def is_stopped(self) -> bool:
-        """Implement `Matcher`."""
+        """Implement `GrammarMatcher`."""
         return self.is_error() or self.compute_bitmask() == self._ends
 
     def is_error(self) -> bool:
-        """Implement `Matcher`."""
+        """Implement `GrammarMatcher`."""
         return bool(self._error)
 
     def get_error(self) -> str:
-        """Implement `Matcher`."""
+        """Implement `GrammarMatcher`."""
         return self._error
 
 

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.mask_pace import LATE_SECONDS
-from engine.grammar.matcher import Matcher
+from engine.grammar.matcher import GrammarMatcher
 from engine.grammar.spec import Grammar
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
@@ -32,7 +32,7 @@ FREE = SamplingParams(max_tokens=20, temperature=1.0, seed=2)
 class Slow:
     """A matcher whose masks take longer than steps wait for, and, once it is halted, for ever."""
 
-    def __init__(self, matcher: Matcher, may_go_on: threading.Event) -> None:
+    def __init__(self, matcher: GrammarMatcher, may_go_on: threading.Event) -> None:
         self._matcher, self._may_go_on = matcher, may_go_on
 
     def deep_copy(self) -> Slow:

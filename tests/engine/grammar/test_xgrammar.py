@@ -15,7 +15,7 @@ from llguidance._tokenizer import TokenizerWrapper
 
 from engine.errors import InvalidGrammar
 from engine.grammar.compiler import compile_grammar, matcher_name
-from engine.grammar.matcher import Matcher
+from engine.grammar.matcher import GrammarMatcher
 from engine.grammar.spec import Grammar, GrammarKind
 from engine.grammar.vocabulary import LoadedVocabulary
 from tests.engine.support.grammar_walks import accepts
@@ -47,7 +47,7 @@ def vocabulary() -> LoadedVocabulary:
     return LoadedVocabulary(LLTokenizer(TokenizerWrapper(_Tokens()), slices=[]))
 
 
-def both(source: str, kind: GrammarKind = "lark") -> tuple[Matcher, Matcher]:
+def both(source: str, kind: GrammarKind = "lark") -> tuple[GrammarMatcher, GrammarMatcher]:
     """Return the matchers of both libraries. Raises InvalidGrammar where one cannot follow the grammar."""
     return (
         compile_grammar(Grammar(kind, source, matcher="llguidance"), vocabulary()),
@@ -55,12 +55,12 @@ def both(source: str, kind: GrammarKind = "lark") -> tuple[Matcher, Matcher]:
     )
 
 
-def allowed(matcher: Matcher) -> set[int]:
+def allowed(matcher: GrammarMatcher) -> set[int]:
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
     return {int(token) for token in bits.nonzero()[0]}
 
 
-def may_follow(matcher: Matcher, token: int) -> bool:
+def may_follow(matcher: GrammarMatcher, token: int) -> bool:
     return matcher.deep_copy().try_consume_tokens([token]) == 1
 
 
