@@ -102,6 +102,8 @@ class Limits(BaseModel):
     """Bytes of memory that compiling a grammar may take, besides the tokenizer's."""
     grammar_processes: int = Field(default=2, ge=1)
     """Processes that compile grammars, for each ingress and model; they start with the first grammar."""
+    grammar_processes_per_tenant: int = Field(default=1, ge=1)
+    """Most of these processes that compile grammars of one tenant at a time; its others wait."""
     max_waiting_grammars: int = Field(default=64, ge=1)
     """Most grammars that are being compiled or wait for it; more are refused with 429."""
     known_grammar_bytes: int = Field(default=2 * MIB, ge=0)

@@ -23,7 +23,7 @@ from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.bounded_cache import BoundedCache
 from engine.errors import InvalidGrammar
-from engine.grammar.spec import Grammar
+from engine.grammar.spec import Grammar, MatcherName
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
 from monitoring.metrics import Metrics
@@ -40,6 +40,8 @@ class _Verdict:
     """Memory that it takes compiled; 0 if it cannot be used."""
     complaint: str = ""
     is_too_complex: bool = False
+    matcher: MatcherName | None = None
+    """What follows it best."""
 
     @property
     def num_bytes(self) -> int:
@@ -67,6 +69,7 @@ class GrammarCheck:
             "grammar-check",
             weights,
             reserves_one=weights is not None,
+            most_each=limits.grammar_processes_per_tenant,
             clock=time.monotonic,  # a thread only waits for its process
         )
         self._idle: deque[tuple[TrialLimits, Trial]] = deque()
@@ -87,7 +90,7 @@ class GrammarCheck:
         self._count(verdict, is_known)
         if verdict.complaint:
             raise (TooComplex if verdict.is_too_complex else InvalidGrammar)(verdict.complaint)
-        return replace(grammar, compiled_bytes=verdict.compiled_bytes)
+        return replace(grammar, compiled_bytes=verdict.compiled_bytes, matcher=verdict.matcher)
 
     def take_over(self, limits: Limits, weights: Mapping[str, float] | None) -> None:
         """Use other limits and shares from now on. What was tried within other limits is tried again.
@@ -131,7 +134,8 @@ class GrammarCheck:
         try:
             trial = self._idle_trial(within) or Trial(self._vocabulary(), within)
             try:
-                return _Verdict(trial.check(grammar))
+                found = trial.check(grammar)
+                return _Verdict(found.compiled_bytes, matcher=found.matcher)
             finally:
                 self._idle.append((within, trial))
         except InvalidGrammar as error:

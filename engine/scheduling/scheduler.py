@@ -21,6 +21,7 @@ from engine.drafting.speculator import Speculator
 from engine.grammar.failure import explain
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING, Request, Status
+from engine.sampling.row import SamplingRow
 from engine.scheduling import beam_group
 from engine.scheduling.fits import check_fits
 from engine.scheduling.host_kv import HostKV
@@ -216,11 +217,16 @@ class Scheduler:
     def _place(
         self, step: StepBuilder, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
     ) -> bool:
-        """Give `request` tokens in this step, and draft tokens after them; False if its pages have no room."""
+        """Give `request` tokens in this step, and draft tokens after them; False if its pages have no room, or it
+        is not known yet what its grammar allows.
+        """
         tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
         assert lease is not None
-        if drafts and not self.allocator.has_spare(lease, end + len(drafts)):
+        is_slow = request.constraint is not None and request.constraint.pace.is_slow
+        if is_slow and end == len(tokens) and not _has_mask(request):
+            return False
+        if drafts and (is_slow or not self.allocator.has_spare(lease, end + len(drafts))):
             drafts = ()
         # A prompt takes all its pages at once, so that no other request gets those promised to it.
         wanted = len(tokens) + len(drafts)
@@ -343,6 +349,7 @@ class Scheduler:
         if reason is not None:
             del request.tokens[num_tokens:]  # drops what a step in flight samples for it
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
+        _has_mask(request)  # has it computed while the next step is planned
         timings = None
         if request.num_preemptions_reported != request.num_preemptions:
             request.num_preemptions_reported, timings = request.num_preemptions, request.timings(now)
@@ -461,3 +468,11 @@ class Scheduler:
         self.allocator.num_preemptions = self.allocator.num_swapped = 0
         self.cache.stats = CacheStats()
         self.cache.page_ages.drain()
+
+
+def _has_mask(request: Request) -> bool:
+    """Whether the step that samples the request's next token need not wait for its grammar."""
+    constraint = request.constraint
+    if constraint is None or not constraint.pace.is_slow:
+        return True
+    return request.tokens[-1] != PENDING and constraint.is_ready(SamplingRow.of(request))
