@@ -38,7 +38,7 @@ def note_send(scope: Scope, send: Send) -> None:
 
 
 def forget_send(scope: Scope) -> None:
-    """Take it back at the request's end: it belongs to what has the scope, and both would wait for a collection."""
+    """Take it back at the request's end: it refers to what has the scope, so both would wait for a collection."""
     scope.pop(_SEND, None)
 
 

@@ -38,7 +38,7 @@ ASKS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "chat": ("/v1/chat/completions", CHAT),
     "response": ("/v1/responses", {"model": "m", "input": "hi", "max_output_tokens": 16}),
     "message": ("/v1/messages", CHAT),
-    "no such path": ("/v1/nothing", CHAT),
+    "no such path": ("/v1/nothing", None),
 }
 
 
