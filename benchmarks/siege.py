@@ -32,6 +32,7 @@ from benchmarks.attackers.base import Attacker
 from benchmarks.attackers.bodies import Bodies
 from benchmarks.attackers.cancels import Cancels
 from benchmarks.attackers.clocks import Clocks
+from benchmarks.attackers.floods import Floods
 from benchmarks.attackers.kills import Kills
 from benchmarks.attackers.metrics_port import MetricsStrangers
 from benchmarks.attackers.random_requests import RandomRequests
@@ -44,7 +45,7 @@ from benchmarks.siege_streams import Ask, Broken, Tally, honest, in_peace, make_
 from benchmarks.siege_watch import Seen, Watch
 
 ATTACKERS: tuple[type[Attacker], ...] = (
-    RandomRequests, Bodies, Readers, Cancels, WireStrangers, MetricsStrangers, Kills, Clocks,
+    RandomRequests, Bodies, Floods, Readers, Cancels, WireStrangers, MetricsStrangers, Kills, Clocks,
 )  # fmt: skip
 TELL_S = 20.0
 SETTLE_S = 300.0

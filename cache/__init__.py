@@ -13,6 +13,7 @@ from cache.node import Namespace
 from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
+from cache.scratch import Scratch, ScratchRows
 from cache.shared_prefixes import SharedPrefixes
 from cache.snapshots import StateAccount
 from cache.windows import LeaseWindow, Window
@@ -33,6 +34,8 @@ __all__ = [
     "PagePool",
     "PrefixLog",
     "RadixTree",
+    "Scratch",
+    "ScratchRows",
     "SharedPrefixes",
     "StateAccount",
     "StateStep",

@@ -24,6 +24,7 @@ from cache.page_ages import PageAges
 from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
+from cache.scratch import Scratch
 from cache.shared_in_tree import SharedInTree
 from cache.shared_prefixes import own_namespace
 from cache.snapshots import Snapshots, StateAccount
@@ -421,6 +422,19 @@ class KVCacheManager:
         freed = self._pool.num_free - before
         self.stats.evicted_pages += freed
         return freed
+
+    def scratch(self) -> Scratch | None:
+        """Return memory with which nobody has to do until the next step is planned; None if requests hold all."""
+        slot = None
+        if self.snapshots is not None:
+            if (slot := self.snapshots.take()) is None:
+                return None
+            self.snapshots.free(slot)
+        if not self._pool.num_free and not self.evict(1):
+            return None
+        [page] = self._pool.allocate(1)
+        self._pool.free([page])
+        return Scratch(page, slot, 0 if self.tails is None else self.tails.window.num_groups)
 
     def eviction_age(self, now: float) -> float | None:
         """Return the seconds since the last use of what would be evicted next, which is what an allocation costs.

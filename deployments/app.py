@@ -4,20 +4,26 @@ Ingress ──handle with PrefixRouter, one per model and role──▶ EngineRe
    └──────────────────▶ MetricsHub ◀────────────────────┘
 """
 
-# No `from __future__ import annotations` here: Serve reads the type of `build`'s argument from its annotation.
+from __future__ import annotations
+
 import warnings
 from dataclasses import asdict, replace
 from typing import Any
 
+from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 from deployments.api.responses.kept import check_store
 from deployments.config.args import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
+from deployments.config.faults import first_fault
 from deployments.config.roles import Pool
 from deployments.config.settings import DeploymentSettings
-from deployments.hub.deployment import MetricsHub
+from deployments.control.model_files import check_model_files
+from deployments.control.surge import surge_percent
+from deployments.hub.deployment import MetricsHub, deployed_ingresses
 from deployments.ingress.deployment import Ingress
 from deployments.replica.autoscaling import TARGETS
 from deployments.replica.deployment import EngineFactory, EngineReplica
@@ -28,9 +34,26 @@ from deployments.telemetry.tracing import check_tracing
 from router.policy_names import policy_named
 
 
-def build(args: AppArgs) -> Application:
-    """Build the application that `args` describes."""
-    return build_with(args, load_engine)
+class ConfigRefused(RayServeException, ValueError):
+    """No replica could start with this config. Of an exception of its own, Serve shows the message alone, and it
+    does not try again.
+    """
+
+
+def build(args: AppArgs | dict[str, Any]) -> Application:
+    """Build the application that `args` describes. Raises ConfigRefused.
+
+    Serve calls this before it stops anything. After an exception the application goes on as it is, and
+    `serve status` shows the message.
+    """
+    try:
+        checked = AppArgs.model_validate(args)
+        check_model_files(checked)
+        return build_with(checked, load_engine)
+    except ValidationError as error:
+        raise ConfigRefused(f"args.{first_fault(error)}") from None
+    except ValueError as error:
+        raise ConfigRefused(str(error)) from None
 
 
 def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
@@ -47,8 +70,9 @@ def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
         health_check_timeout_s=args.health.check_timeout_s,
         max_ongoing_requests=1000,
         ray_actor_options={"num_cpus": 0},
+        user_config={},
         logging_config={"enable_access_log": False} | (serve_logging(args.logging) or {}),
-    ).bind(args.ingresses.count, args.metrics)
+    ).bind(args.ingresses.count, args.metrics, deployed_ingresses)
     engines: dict[str, Application] = {}
     for name, model in args.served.items():
         engines |= bind_engines(args, model, hub, name, engine_factory)
@@ -75,6 +99,11 @@ def bind_engines(
     )
     settings = ReplicaSettings(
         num_sharing=num_sharing if model.engines.num_cpus < 1 else None,
+        ranks={
+            deployment: each.engine.tensor_parallel_size
+            for served, each in args.served.items()
+            for deployment in each.deployments(served)
+        },
         health=args.health,
         wire=args.wire,
         metrics=args.metrics,
@@ -85,7 +114,7 @@ def bind_engines(
         kv_fetch=model.engines.kv_fetch,
         cpu_policy=args.cpu_policy,
     )
-    options = _options(args, model.engines, model.gpus_per_rank)
+    options = _options(args, model.engines, model.gpus_per_rank, model.engine.tensor_parallel_size)
     if model.engine.tensor_parallel_size > 1:
         options["placement_group_bundles"] = bundles(model.engine, options["ray_actor_options"])
         options["placement_group_strategy"] = "STRICT_PACK"
@@ -146,9 +175,11 @@ def _autoscaling(pool: Pool, load_at_start: bool = True) -> AutoscalingConfig:
         )
 
 
-def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float) -> dict[str, Any]:
+def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float, num_ranks: int = 1) -> dict[str, Any]:
     """Serve's options for a deployment, whatever the number of its replicas."""
     return {
+        "max_surge_percent": surge_percent(replicas.surge_percent, replicas.reserved(num_gpus), num_ranks),
+        "user_config": {},  # not None: Serve tells replicas when the file has none any more
         "max_ongoing_requests": replicas.max_ongoing,
         "max_queued_requests": replicas.max_queued,
         "graceful_shutdown_timeout_s": replicas.drain_timeout_s,

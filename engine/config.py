@@ -119,6 +119,9 @@ class EngineConfig(SchedulerSettings):
     grammar_cache_bytes: int = 2**29
     """Bytes that compiled grammars kept for later requests may count. Each counts what compiling it took, as
     measured where it was tried, and 8 MiB for what using it adds."""
+    grammar_mask_budget_s: float = 10.0
+    """Seconds of processor time that telling which tokens a request's grammar allows may take, for all of its
+    answer. Only what steps do not wait for is counted: most grammars take microseconds for a token."""
     threads: int | None = None
     """Threads that compute on a CPU; None: OMP_NUM_THREADS if it is set, else one for each core of the machine
     that this process may use (`engine/machine.py`)."""
@@ -148,6 +151,8 @@ class EngineConfig(SchedulerSettings):
         ):
             _check_range(name, getattr(self, name), 1, 2**40)
         _check_range("grammar_cache_bytes", self.grammar_cache_bytes, 0, 2**50)
+        if not self.grammar_mask_budget_s > 0:
+            raise ValueError(f"grammar_mask_budget_s must be above 0, got {self.grammar_mask_budget_s}")
         for name in ("kv_pages", "max_model_len", "threads"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 1, 2**40)

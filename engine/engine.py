@@ -21,6 +21,7 @@ from engine.drafting.speculator import Speculator
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.compiler import Compiler
 from engine.grammar.constraint import Constraint
+from engine.grammar.mask_pace import MaskPace, MaskThreads
 from engine.grammar.vocabulary import Vocabulary
 from engine.loop import EngineLoop
 from engine.machine import prepare_process
@@ -166,6 +167,7 @@ class Engine:
             overlap=config.overlap is not False,
             stream_interval_s=config.stream_interval_ms / 1000,
         )
+        self._mask_threads = MaskThreads(self.loop.wake)
         runner.lower_tier.on_finished(self.loop.wake)
         self._peers: KVPeers = NO_PEERS
         self._rank_group = rank_group
@@ -219,6 +221,7 @@ class Engine:
     def close(self) -> None:
         """Stop the loop and end the model's other ranks. Idempotent."""
         self.loop.stop()
+        self._mask_threads.close()
         self.runner.lower_tier.close()
         self._peers.close()
         if self._rank_group is not None:
@@ -276,7 +279,9 @@ class Engine:
             source=source,
         )
         if sampling.grammar is not None:
-            request.constraint = Constraint(compiled or self.grammars.compile(sampling.grammar))
+            # Following all that another engine has written may take long.
+            pace = MaskPace(self._mask_threads, self.config.grammar_mask_budget_s, is_slow=bool(output_ids))
+            request.constraint = Constraint(compiled or self.grammars.compile(sampling.grammar), pace)
         return request
 
     def share_prefixes(self, prefixes: Sequence[Sequence[int]], max_kv_share: float = 0.5) -> Precomputed:

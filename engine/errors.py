@@ -19,5 +19,9 @@ class InvalidGrammar(ValueError):
     """The grammar cannot be used: it is malformed, too complex, or has a feature that is not supported."""
 
 
-class RankLost(RuntimeError):
-    """A rank of a model on several devices has ended or failed; no step can be computed any more."""
+class EngineBroken(RuntimeError):
+    """No step can be computed any more: the engine ends, and its requests can go on at another."""
+
+
+class RankLost(EngineBroken):
+    """A rank of a model on several devices has ended or failed."""

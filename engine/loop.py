@@ -11,18 +11,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cache import Namespace
 from engine.deliveries import Deliveries
-from engine.errors import EngineStopped, QueueFull, RankLost
+from engine.errors import EngineBroken, EngineStopped, QueueFull
 from engine.request import Request
-from engine.runner.device_thread import DeviceThread, Launched
+from engine.runner.device_thread import DeviceThread
 from engine.scheduling.peers import LentPages
 from engine.scheduling.plan import Runner, StepPlan, StepResult, StepUnderway
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
+from engine.self_test import SelfTest
 from engine.stream_delta import StreamDelta
+from engine.timed_step import InFlight, TimedStep
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class EngineLoop:
         self._runner = runner
         self._device = DeviceThread[StepResult | StepUnderway]() if overlap else None
         self._done_at = -math.inf  # when the device was done with the last step, if the next one waited for that
-        self._in_flight: _InFlight | None = None
+        self._in_flight: InFlight | None = None
         self._inbox: deque[Request | str | _Errand] = deque()  # to add; ids to abort; what else is asked for
         self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
         self._lock = threading.Lock()
@@ -76,6 +78,8 @@ class EngineLoop:
         self._deliveries = Deliveries(stream_interval_s)
         self._on_step: Callable[[StepStats], None] = lambda _: None
         self._on_failure: Callable[[str], None] = lambda _: None
+        self.self_test = SelfTest()
+        """Whether steps fail, and why."""
         self.failure: str | None = None
         """Why the loop ended by itself; None if it did not."""
         self.last_progress = clock()
@@ -158,14 +162,20 @@ class EngineLoop:
         self._load = self.scheduler.load(self.clock())
 
     @property
+    def failing(self) -> str:
+        """Why the engine computes nothing now: why its steps fail (`FailureCause`), or "ended"; "" while well."""
+        return self.self_test.cause or ("" if self.failure is None else "ended")
+
+    @property
     def has_started(self) -> bool:
         """Whether `start` was called."""
         return self._thread is not None
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
-        return bool(self._inbox) or self._in_flight is not None or self.scheduler.has_work
+        """Whether any request is unfinished, or a step has failed and nobody knows why."""
+        has_steps = self._in_flight is not None or self.self_test.is_due
+        return bool(self._inbox) or has_steps or self.scheduler.has_work
 
     # --- the thread ----------------------------------------------------------------------------------------
 
@@ -209,7 +219,7 @@ class EngineLoop:
                     self._settle(self._in_flight.plan)
                 elif not self.has_work:
                     self._deliveries.settle(self.clock(), math.inf)
-        except RankLost as error:
+        except EngineBroken as error:
             self.fail(str(error))
         except Exception as error:  # a defect: the health check then has this replica replaced
             logger.exception("the engine loop ended")
@@ -222,9 +232,12 @@ class EngineLoop:
     def step(self) -> list[StreamDelta]:
         """Plan the next step and launch it, then apply the result of the previous one; returns all deltas.
 
-        Without overlap, apply the result of the step just launched. The tokens are the same.
+        Without overlap, apply the result of the step just launched. The tokens are the same. After a step that
+        failed, test the engine instead. Raises EngineBroken.
         """
         before, self._in_flight = self._in_flight, None
+        if self.self_test.is_due:
+            return self._test(before)
         self._wait_to_plan(before)
         events = self._take_inbox()
         if before is not None and self.scheduler.needs_results:
@@ -251,7 +264,7 @@ class EngineLoop:
         if self.scheduler.has_work and not self._inbox and not self._stopping:
             self._wake.wait(_POLL_SECONDS)
 
-    def _wait_to_plan(self, running: _InFlight | None) -> None:
+    def _wait_to_plan(self, running: InFlight | None) -> None:
         """Wait as long as the step in flight allows, so that requests that arrive meanwhile join the next step."""
         if running is None or running.launched is None or running.step.began is None:
             return
@@ -263,7 +276,7 @@ class EngineLoop:
             if underway is not None:
                 underway.is_done_within(ends_at - lead - self.clock())
 
-    def _launch(self, events: list[StreamDelta]) -> _InFlight | None:
+    def _launch(self, events: list[StreamDelta]) -> InFlight | None:
         """Plan a step and launch it; None if there is nothing to compute."""
         started = self.clock()
         plan = self.scheduler.schedule(started)
@@ -274,21 +287,23 @@ class EngineLoop:
             return None
         if self._load.num_running + self._load.num_waiting == 0:
             self._load = self.scheduler.load(scheduled)  # shows the work even if this step never ends
-        step = _Timed(self._runner, plan, self.clock)
-        launched = None if self._device is None else self._device.launch(step.run)
-        return _InFlight(plan, step, launched, scheduled - started, self.clock() - scheduled)
+        launched = self._prepared(plan)
+        return launched._replace(schedule=scheduled - started, prepare=self.clock() - scheduled)
 
-    def _take_in(self, launched: _InFlight) -> list[StreamDelta]:
+    def _prepared(self, plan: StepPlan) -> InFlight:
+        """Prepare a step, and launch it if steps have a thread of their own."""
+        step = TimedStep(self._runner, plan, self.clock)
+        return InFlight(plan, step, None if self._device is None else self._device.launch(step.run))
+
+    def _take_in(self, launched: InFlight) -> list[StreamDelta]:
         """Wait for a step's result and apply it."""
         plan = launched.plan
         try:
-            found = launched.step.run() if launched.launched is None else launched.launched.wait()
-            result = found if isinstance(found, StepResult) else launched.step.wait(found, self._done_at)
-        except RankLost:  # no other step can be computed either; the requests can continue elsewhere
+            result = self._result(launched)
+        except EngineBroken:
             raise
-        except Exception:
-            ids = " ".join(chunk.request.request_id for chunk in plan.chunks)
-            logger.exception("a step of %d requests failed: %s", len(plan.chunks), ids)
+        except Exception as error:
+            self.self_test.failed(plan, error)
             result, ran = _NOTHING, self.clock()
             events = self.scheduler.fail(plan, "the model failed to compute this request", ran)
         else:
@@ -297,6 +312,19 @@ class EngineLoop:
         self._done_at = -math.inf if launched.step.underway is None else ran
         self._report(launched, result, ran)
         return events
+
+    def _result(self, launched: InFlight) -> StepResult:
+        """Wait for a step's result, or raise why there is none."""
+        found = launched.step.run() if launched.launched is None else launched.launched.wait()
+        return found if isinstance(found, StepResult) else launched.step.wait(found, self._done_at)
+
+    def _test(self, in_flight: InFlight | None) -> list[StreamDelta]:
+        """Take in the step in flight, or with none left find out whether the engine can still compute."""
+        self._deliveries.settle(self.clock(), math.inf)
+        if in_flight is not None:
+            return self._take_in(in_flight)
+        self.self_test.run(self.scheduler.cache, lambda plan: self._result(self._prepared(plan)))
+        return []
 
     def _take_inbox(self) -> list[StreamDelta]:
         """Do what was asked for since the last step; a request that the scheduler refuses ends with an error."""
@@ -319,7 +347,7 @@ class EngineLoop:
                 refused.append(StreamDelta(item.request_id, finish_reason="error", error=str(error)))
         return refused
 
-    def _report(self, launched: _InFlight, result: StepResult, ran: float) -> None:
+    def _report(self, launched: InFlight, result: StepResult, ran: float) -> None:
         now = self._update_load()
         plan, prepare, sample = launched.plan, result.prepare_seconds, result.sample_seconds
         forward = max(launched.step.seconds - prepare - sample, 0.0)
@@ -361,54 +389,3 @@ class _Errand(NamedTuple):
             self.done.set_result(self.do())
         except Exception as error:
             self.done.set_exception(error)
-
-
-class _Timed:
-    """A prepared step that measures how long it takes."""
-
-    def __init__(self, runner: Runner, plan: StepPlan, clock: Clock) -> None:
-        self.began: float | None = None
-        self.seconds = 0.0
-        self.underway: StepUnderway | None = None
-        """The step once it was launched, if its device then still had to do it."""
-        self._clock = clock
-        try:
-            self._step = runner.prepare(plan)
-        except Exception as error:  # raised when the step runs, as if it had failed there
-            self._step = partial(_raise, error)
-
-    def run(self) -> StepResult | StepUnderway:
-        """Execute the step, or launch it. Call exactly once."""
-        self.began = self._clock()
-        try:
-            found = self._step()
-        finally:
-            self.seconds = self._clock() - self.began
-        if not isinstance(found, StepResult):
-            self.underway = found
-        return found
-
-    def wait(self, underway: StepUnderway, done_at: float) -> StepResult:
-        """Wait for the step's result. Its time begins when the device ends the one before, at `done_at`."""
-        assert self.began is not None
-        try:
-            return underway.wait()
-        finally:
-            self.seconds = self._clock() - max(self.began, done_at)
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-class _InFlight(NamedTuple):
-    """A prepared step, which runs already if steps have a thread of their own."""
-
-    plan: StepPlan
-    step: _Timed
-    launched: Launched[StepResult | StepUnderway] | None
-    """None if it runs when its result is asked for."""
-    schedule: float
-    """Seconds that planning it took."""
-    prepare: float
-    """Seconds that preparing it took in this thread."""

@@ -21,12 +21,15 @@ MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 MAX_BEAM_WIDTH = 64
 MAX_LENGTH_PENALTY = 10.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+"""Logits are divided by it, and stay finite as float32: those divided by 1e-38 would not."""
 # Fields that are numbers, with their bounds, and fields that are integers, with their least values.
 _RANGES = (
     ("temperature", 0.0, 100.0),
     ("min_p", 0.0, 1.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
 )
 _COUNTS = (("top_k", 0), ("max_tokens", 1), ("min_tokens", 0))
 # Fields that choose single tokens or look at text, which beam search does not, with the values that do nothing.
@@ -81,7 +84,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted from a generated token's logit once per occurrence. [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019)."""
+    """Divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019).
+    [0.01, 100]."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Token id to a value added to its logit. [-100, 100]."""
     logprobs: int | None = None
@@ -121,8 +125,6 @@ class SamplingParams:
                 _refuse(name, f"must be in [{low:g}, {high:g}], got {value!r}")
         if not (_in(self.top_p, 0, 1) and self.top_p > 0):
             _refuse("top_p", f"must be in (0, 1], got {self.top_p!r}")
-        if not (_in(self.repetition_penalty, 0, 100) and self.repetition_penalty > 0):
-            _refuse("repetition_penalty", f"must be in (0, 100], got {self.repetition_penalty!r}")
         for name, least in _COUNTS:
             count = getattr(self, name)
             if not (_is_int(count) and least <= count <= MAX_COUNT):

@@ -9,7 +9,7 @@ refers back to it, the garbage collector need not look at it. The wire sends the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
 from engine.beam_search import Hypothesis
 from engine.grammar.failure import GrammarErrorCode
@@ -17,6 +17,8 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.structs import Struct, field
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+STEP_FAILED: Final = "step_failed"
+"""Error code of a request whose step failed, be it for the request or for another one in the step."""
 
 
 class Timings(Struct, frozen=True, gc=False, array_like=True):
@@ -65,7 +67,7 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
     pooled: bytes | None = None
     """With the end of a pooled request, its only delta: what was wanted of its prompt, in float32, little
     endian."""
-    error_code: GrammarErrorCode | None = None
+    error_code: GrammarErrorCode | Literal["step_failed"] | None = None
     """Set where the request's grammar is to blame, which no other engine can follow any further; `error` is then
     for its author."""
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from engine.loading.model_directory import check_files
 from engine.models.json_files import read_object
+
+MAX_ADDED_TOKENS = 100_000
+"""Tokens beside the vocabulary proper. The library takes seconds for so many, and minutes for many more."""
+_TRIAL = "The year 2024 isn't \u00fcber: 1,000 caf\u00e9s\n\n" + "a" * 64 + " " * 64 + "1" * 64 + "!" * 64
+"""What is encoded once after loading, as a regular expression may fail only then."""
+
+
+class TokenizerPanic(ValueError):
+    """The tokenizers library failed in a way that it takes for impossible, as with a pattern of its own that never
+    ends.
+    """
 
 
 class Tokenizer(Protocol):
@@ -38,7 +51,12 @@ class Tokenizer(Protocol):
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Load the tokenizer in a model's directory. Raises ValueError if there is none or it cannot be read."""
     try:
-        tokenizer = _load(directory)
+        check_files(directory)
+        _check_added(directory)
+        with panics_as_errors():
+            tokenizer = _load(directory)
+            if not tokenizer.encode(_TRIAL, add_special_tokens=False):  # made from nothing, as some classes can be
+                raise ValueError("its vocabulary is empty")
         if not tokenizer.chat_template:
             tokenizer.chat_template = _processors_template(directory)
         return tokenizer
@@ -47,6 +65,26 @@ def load_tokenizer(directory: Path) -> Tokenizer:
             f"no usable tokenizer in {directory}: expected tokenizer.json and tokenizer_config.json ({error}); "
             "download the model again"
         ) from error
+
+
+@contextlib.contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Have a panic of the tokenizers library, which no `except Exception` sees, be a `TokenizerPanic`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerPanic(f"the tokenizers library gave up: {' '.join(str(error).split())[:300]}") from None
+
+
+def _check_added(directory: Path) -> None:
+    """Raise ValueError for more added tokens than the library can add in a reasonable time."""
+    added = read_object(directory / "tokenizer.json").get("added_tokens")
+    declared = read_object(directory / "tokenizer_config.json").get("added_tokens_decoder")
+    count = max(len(each) if isinstance(each, list | dict) else 0 for each in (added, declared))
+    if count > MAX_ADDED_TOKENS:
+        raise ValueError(f"it adds {count} tokens to its vocabulary, and at most {MAX_ADDED_TOKENS} are supported")
 
 
 def _load(directory: Path) -> Tokenizer:

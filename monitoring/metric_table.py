@@ -64,7 +64,7 @@ _REASON = ("holder", "cheaper", "cold", "session", "hash", "spill", "load", "ran
 # fmt: on
 
 _ENDPOINT = ("completions", "chat_completions", "messages", "responses", "embeddings", "rerank", "score")
-_LOSS = ("died", "silent", "failed", "drained", "handed_over")
+_LOSS = ("died", "silent", "failed", "step_failed", "drained", "handed_over")
 _PHASE = ("prefill", "decode", "mixed")
 _STAGE = ("schedule", "prepare", "forward", "sample", "output")
 _TIER = ("device",)
@@ -187,6 +187,10 @@ METRICS: tuple[Metric, ...] = (
     _counter("engine_stage_seconds_total", "engine", "Time the engine loop spent in each stage.", "seconds",
              stage=_STAGE),
     _counter("engine_steps_total", "engine", "Steps the engine has run.", "steps"),
+    # memory: there was none for the step; device: it can compute no other
+    _counter("engine_failed_steps_total", "engine",
+             "Steps that failed, and self-tests after them that did, by cause.", "steps",
+             cause=("memory", "device", "other")),
     _counter("engine_graph_replays_total", "engine",
              "Steps by how they were launched: as a recorded graph or operator by operator.", "steps",
              mode=("graph", "eager")),
@@ -206,7 +210,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("router_open_requests", "gauge", "Requests that the router counts at a replica, or on the way there.",
            "requests", "ingress"),
     Metric("router_replicas", "gauge", "Engine replicas as the router sees them.", "replicas", "ingress",
-           {"state": ("available", "draining", "lost", "circuit_open")}),
+           {"state": ("available", "draining", "lost", "failing", "circuit_open")}),
     Metric("replicas_expected", "gauge", "Engine replicas that the configuration asks for.", "replicas",
            "ingress"),
     _counter("router_errors_total", "ingress", "Requests for which the policy failed; sent to the least loaded.",

@@ -43,7 +43,7 @@ class Fleet:
         self._deferrable: set[str] = set()  # open requests that give way to all others
         self._listeners: list[Callable[[], None]] = []
         self.version = 0
-        """Grows whenever a replica joins, leaves, moves, falls silent or answers again."""
+        """Grows whenever a replica joins, leaves, moves, falls silent, fails, or is back."""
         self._ready = ReadyCandidates()
         self._stale: dict[str, None] = {}
         """Replicas whose candidates are to be made anew, the first change first."""
@@ -127,9 +127,9 @@ class Fleet:
             return counts
 
     def lost(self) -> frozenset[str]:
-        """Return the replicas that do not answer."""
+        """Return the replicas that do not answer, or whose engines fail."""
         with self._lock:
-            return frozenset(replica for replica, m in self._members.items() if m.is_lost)
+            return frozenset(replica for replica, m in self._members.items() if m.is_out)
 
     def record_call(self, replica: str, *, is_failure: bool) -> None:
         """Note that a call to a replica succeeded or failed. CIRCUIT_FAILURES in a row open its circuit."""
@@ -152,6 +152,7 @@ class Fleet:
             if member is None:
                 return
             self._kv_tokens -= member.kv_tokens
+            self.version += load.failing != member.load.failing
             if load.fetch_rate != member.load.fetch_rate:
                 self._fetch_rates.put(replica, load.fetch_rate or None)
             member.load = load
@@ -257,10 +258,12 @@ class Fleet:
             return self._kv_tokens
 
     def lenders(self) -> Mapping[str, KVAddress]:
-        """Return where the replicas that answer lend KV. O(replicas) after a change of one of them, else O(1)."""
+        """Return where the replicas that answer and are well lend KV. O(replicas) after a change of one of them,
+        else O(1).
+        """
         with self._lock:
             if self._lenders is None or self._lenders[0] != self.version:
-                known = ((name, member) for name, member in self._members.items() if not member.is_lost)
+                known = ((name, member) for name, member in self._members.items() if not member.is_out)
                 found = {name: member.address.kv for name, member in known if member.address and member.address.kv}
                 self._lenders = self.version, found
             return self._lenders[1]
@@ -314,9 +317,9 @@ class Fleet:
         for replica in self._stale:
             member = self._members[replica]
             is_available = not (
-                replica in self._open_circuits or member.is_lost or member.load.is_draining or member.load.is_full
+                replica in self._open_circuits or member.is_out or member.load.is_draining or member.load.is_full
             )
-            share = None if member.is_lost else member.load.prefill_share
+            share = None if member.is_out else member.load.prefill_share
             self._ready.put(member.candidate(replica, is_available=is_available), share)
         self._stale.clear()
         return self._ready

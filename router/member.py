@@ -10,7 +10,7 @@ import msgspec
 from router.addresses import ReplicaAddress
 from router.cost import Candidate
 
-MemberState = Literal["available", "draining", "lost", "circuit_open"]
+MemberState = Literal["available", "draining", "lost", "failing", "circuit_open"]
 """State of a replica as this process sees it. A replica whose queue is full counts as available."""
 
 
@@ -51,6 +51,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     """Tokens/s whose KV it copies to its device, by the tier below it (cache/tiers.py): host memory first."""
     fetch_rate: float = 0.0
     """Tokens/s whose KV it fetches from another replica; 0 where it fetches none."""
+    failing: str = ""
+    """Why its engine computes nothing now (`EngineLoop.failing`); "" while it is well."""
     num_deferrable: int = 0
     """Those of `num_requests` that give way to all others: of batches."""
     deferrable_prefill_tokens: int = 0
@@ -89,6 +91,11 @@ class Member:
         self.num_unseen_tokens -= tokens
 
     @property
+    def is_out(self) -> bool:
+        """Whether it does not answer, or its engine fails: it gets nothing, however idle it looks."""
+        return self.is_lost or bool(self.load.failing)
+
+    @property
     def num_requests(self) -> int:
         """Number of requests there: others' as of its heartbeat, those of this process exactly."""
         return max(0, self.load.num_requests - self.load.num_own) + len(self.own)
@@ -102,6 +109,8 @@ class Member:
         """Return its state at a clock."""
         if self.is_lost:
             return "lost"
+        if self.load.failing:
+            return "failing"
         if self.load.is_draining:
             return "draining"
         return "circuit_open" if now < self.circuit_open_until else "available"

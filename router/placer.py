@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
 
@@ -114,6 +114,12 @@ class PlacerSettings:
     """Tokens to compute above which a prompt is computed apart, by replicas that have that role
     (`router.roles`); None: replicas have no roles."""
 
+    @property
+    def at_start(self) -> PlacerSettings:
+        """These settings without those that a placer can take over."""
+        usual = PlacerSettings()
+        return replace(self, policy=usual.policy, key_blocks=usual.key_blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class _Open:
@@ -168,6 +174,12 @@ class Placer:
         self._handed_over: set[str] = set()  # open requests that go on elsewhere after their first token
         self._shared = self._worth.shared
         fleet.subscribe(self._forget_departed)
+
+    def take_over(self, settings: PlacerSettings) -> None:
+        """Place by another policy and another number of key blocks from now on; all else stays as at the start."""
+        policy = policy_named(settings.policy)
+        self.settings = replace(self.settings, policy=settings.policy, key_blocks=settings.key_blocks)
+        self._policy = policy
 
     def share(self, prefixes: SharedPrefixes) -> None:
         """Expect the engines to share these prefixes among all salts. Call it before the first request."""

@@ -161,6 +161,12 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
             breaks="`raydix serve` stays and answers every request with 503 after the raylet's death",
         ),
         PrivateName(
+            "ray._private.state.available_resources_per_node",
+            use="tells whether a node has room for one more replica during a change",
+            why="ray.available_resources() sums up all nodes, and ray.nodes() shows what is in use, too",
+            breaks="no change of a deployed config is built, and the service goes on as it is",
+        ),
+        PrivateName(
             "HEAD_NODE_RESOURCE_NAME",
             use="tells which node of the cluster is its head",
             why="ray.nodes() says so only by this resource",
@@ -243,6 +249,30 @@ async def instance_details(controller: Any) -> Mapping[str, Any]:
     return details
 
 
+def target_replicas(app: str, timeout_s: float = 5.0) -> dict[str, int]:
+    """How many replicas each deployment of an application is to have; nothing where Serve is silent. Blocks."""
+    import ray
+
+    try:
+        deployments = serve_details(timeout_s).get(app, {}).get("deployments", {})
+    except ray.exceptions.RayError:
+        return {}
+    return {name: one["target_num_replicas"] for name, one in deployments.items()}
+
+
+def serve_details(timeout_s: float) -> Mapping[str, Any]:
+    """All that Serve knows of each application; nothing where Serve does not run. Blocks. Raises RayError."""
+    import ray
+
+    try:
+        controller = find_controller()
+    except ValueError:
+        return {}
+    details = ray.get(controller.get_serve_instance_details.remote(), timeout=timeout_s)
+    applications: Mapping[str, Any] = details["applications"]
+    return applications
+
+
 async def set_replicas(controller: Any, app: str, deployment: str, count: int) -> None:
     """Set a deployment's target. Needs `external_scaler_enabled: true` in the application's config."""
     from ray.serve._private.common import DeploymentID
@@ -290,6 +320,14 @@ def ended_ray_processes() -> list[str]:
 
     node = worker._global_node
     return [] if node is None else [kind for kind, _ in node.dead_processes()]
+
+
+def free_resources() -> list[Mapping[str, float]]:
+    """What is free on each node of the cluster that this process is connected to; nothing without one."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    return list(available_resources_per_node().values()) if ray.is_initialized() else []
 
 
 def is_head(resources: Mapping[str, float]) -> bool:

@@ -38,14 +38,15 @@ _states_lock = threading.Lock()
 def router_state(app: str, name: str, settings: PlacerSettings) -> RouterState:
     """Return this process's state of the fleet that is called `name`, which the first call makes.
 
-    Raises SettingsDiffer when it was made with other settings: a process places all requests by the same.
+    Raises SettingsDiffer when it was made with other settings than the placer can take over: a process places all
+    requests by the same.
     """
     with _states_lock:
         state = _states.get((app, name))
         if state is None:
             fleet = Fleet()
             state = _states[app, name] = RouterState(fleet, Placer(fleet, settings))
-    if state.placer.settings != settings:
+    if state.placer.settings.at_start != settings.at_start:
         raise SettingsDiffer(
             f"this process places requests for {app}#{name} with {state.placer.settings}, so it cannot "
             f"place them with {settings}; restart it to change them",

@@ -17,6 +17,7 @@ A request leaves the queue when it is sent or refused, or when its client leaves
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,9 +28,10 @@ from msgspec import structs
 from deployments.admission.busy_rate import BusyRate
 from deployments.admission.fair_queue import AdmissionQueueFull, FairQueue, Waiting
 from deployments.admission.waiting_work import WaitingWork
-from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind
+from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind, Unavailable
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
+from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.messages import Backlog
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics, Series
@@ -43,7 +45,8 @@ class LoadView(Protocol):
     """The engines' load as this process knows it, without asking them."""
 
     def queue_seconds(self, num_sending: int) -> float:
-        """Return the seconds until the least busy engine would start a new prompt; 0 when no engine is up.
+        """Return the seconds until the least busy engine would start a new prompt. When no engine is up: infinite
+        if one is expected, else 0.
 
         `num_sending` is the number of uncached tokens of requests whose turn has come and that the view does not
         count at an engine yet: they are spread over all engines.
@@ -56,6 +59,11 @@ class LoadView(Protocol):
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """Return the number of prompt tokens that the engine to be chosen would have to compute."""
+        ...
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether any engine is up."""
         ...
 
 
@@ -86,17 +94,25 @@ class Admission:
         many uncached tokens goes to replicas that only compute prompts.
         """
         self._load, self._settings, self._tenants, self._metrics = load, settings, tenants, metrics
-        weights = {name: tenant.weight for name, tenant in tenants.items()}
-        self._queue: FairQueue[_Place] = FairQueue(weights, settings)
-        self._deferrable: FairQueue[_Place] = FairQueue(weights, settings)
+        self._queue: FairQueue[_Place] = FairQueue(_weights(tenants), settings)
+        self._deferrable: FairQueue[_Place] = FairQueue(_weights(tenants), settings)
         self._sending: dict[str, int] = {}  # uncached tokens of requests that are not placed yet
         self._drain = BusyRate()
         self._is_apart, self._work = is_apart, WaitingWork()
         self._timer: asyncio.TimerHandle | None = None
         self._waits_of: dict[str, Series] = {}  # by tenant, whose names come from the configuration
 
+    def take_over(self, settings: AdmissionSettings, tenants: Mapping[str, Tenant]) -> None:
+        """Use other settings and tenants from now on; a request that waits keeps its longest wait."""
+        self._settings, self._tenants = settings, tenants
+        for queue in (self._queue, self._deferrable):
+            queue.take_over(_weights(tenants), settings)
+        self._give_turns()
+
     async def admit(self, request: GenerateRequest) -> AdmittedTurn:
-        """Wait until the request may be sent. Raises Overloaded after, or instead of, a wait that is too long."""
+        """Wait until the request may be sent. Raises Overloaded after, or instead of, a wait that is too long, and
+        Unavailable after one without any engine.
+        """
         arrival, asked_at = _now(), time.monotonic()
         cost = max(1, self._load.uncached_tokens(request))
         turn_comes = asyncio.get_running_loop().create_future()
@@ -167,7 +183,8 @@ class Admission:
         try:
             self._on_queue_change()
             self._give_turns()
-            await asyncio.wait((entry.item.turn,), timeout=longest)
+            with contextlib.suppress(TimeoutError), TimeLimit(longest):
+                await asyncio.wait((entry.item.turn,))
         except BaseException:
             self._give_up(entry)
             raise
@@ -175,6 +192,8 @@ class Admission:
             retry_after_s = self._retry_after(self._expected_wait(entry), longest)
             self._give_up(entry)
             limit = f"{longest:.3g} s (admission.max_wait_s, x-max-wait-s)"
+            if not self._load.has_engines:
+                raise Unavailable(f"no engine was up within {limit}")
             reason = f"no engine had room for this request within {limit}"
             raise Overloaded(reason, retry_after_s, "deadline")
 
@@ -292,6 +311,10 @@ class AdmittedTurn:
             computed = len(self.request.prompt_ids) + len(self.request.output_ids) - delta.num_cached
             self._admission._correct(self.request, computed - self._charged)
         self._admission._give_turns()
+
+
+def _weights(tenants: Mapping[str, Tenant]) -> dict[str, float]:
+    return {name: tenant.weight for name, tenant in tenants.items()}
 
 
 def _now() -> float:

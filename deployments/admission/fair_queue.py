@@ -96,6 +96,11 @@ class FairQueue(Generic[T]):
         self.num_tokens = 0
         """Number of tokens that all waiting requests will compute."""
 
+    def take_over(self, weights: Mapping[str, float], settings: AdmissionSettings) -> None:
+        """Use other weights and settings from now on; who waits keeps waiting."""
+        self._settings = settings
+        self._turns.weigh(settings.quantum_tokens, weights)
+
     @property
     def num_turns(self) -> int:
         """Number of turns given since the start."""

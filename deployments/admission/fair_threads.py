@@ -67,20 +67,29 @@ class FairThreads:
         weights: Mapping[str, float] | None = None,
         *,
         reserves_one: bool = True,
+        most_each: int | None = None,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """`name` begins the threads' names. `weights` are tenants' shares; others weigh 1.
 
-        With `reserves_one`, the last idle thread is left to tenants that have none. What work is charged is the
+        With `reserves_one`, the last idle thread is left to tenants that have none; `most_each` bounds how many a
+        tenant has at a time. What work is charged is the
         difference of two times of `clock`, in seconds: by default the processor time of its thread.
         """
         self._executor = ThreadPoolExecutor(num_threads, name)
         self._num_threads, self._clock = num_threads, clock
         self._num_reserved = 1 if reserves_one else 0
+        self._most_each = num_threads if most_each is None else most_each
         self._lock = threading.Lock()  # guards all that follows
         self._turns = DeficitRoundRobin(QUANTUM_US, weights)
         self._waiting: dict[str, deque[_Job]] = {}  # of tenants with work that waits
         self._running: dict[str, int] = {}  # number of threads, of tenants that have some
+
+    def weigh(self, weights: Mapping[str, float] | None, *, reserves_one: bool = True) -> None:
+        """Share by other weights from now on."""
+        with self._lock:
+            self._turns.weigh(QUANTUM_US, weights)
+            self._num_reserved = 1 if reserves_one else 0
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
         """Do work in a thread when it is the tenant's turn, and return its result or raise its exception.
@@ -142,7 +151,10 @@ class FairThreads:
             num_idle = self._num_threads - sum(self._running.values())
             # Whoever is left out has a thread, which looks for more work when it is done.
             allowed = [
-                name for name in self._waiting if num_idle > self._num_reserved or name not in self._running
+                name
+                for name in self._waiting
+                if (num_idle > self._num_reserved or name not in self._running)
+                and self._running.get(name, 0) < self._most_each
             ]
             tenant = self._turns.turn(allowed)
             if tenant is None:

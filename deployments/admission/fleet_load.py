@@ -16,21 +16,39 @@ from router.fleet import Fleet
 class FleetLoad:
     """Computes the load from a fleet that the router keeps up to date."""
 
-    def __init__(self, fleet: Fleet, uncached_tokens: Callable[[GenerateRequest], int]) -> None:
-        """`uncached_tokens` returns the number of a request's tokens that no engine has cached."""
+    def __init__(
+        self,
+        fleet: Fleet,
+        uncached_tokens: Callable[[GenerateRequest], int],
+        is_engine_expected: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`uncached_tokens` returns the number of a request's tokens that no engine has cached.
+        `is_engine_expected` says whether requests wait while no engine is up.
+        """
         self._fleet, self._uncached_tokens = fleet, uncached_tokens
+        self._is_engine_expected = is_engine_expected
 
     def queue_seconds(self, num_sending: int) -> float:
-        """Return the least wait that the router expects; infinite while all answering engines' queues are full."""
+        """Return the least wait that the router expects; infinite while all answering engines' queues are full, or
+        none is up and one is expected. Where all circuits are open all engines are tried, so that is no wait.
+        """
         shortest = self._fleet.shortest_queue()
         if shortest is None:
-            return math.inf if self._fleet.count_by_state()["available"] else 0.0
+            counts = self._fleet.count_by_state()
+            is_expected = self._is_engine_expected() and not counts["circuit_open"]
+            return math.inf if counts["available"] or is_expected else 0.0
         wait_s, rate = shortest
         return wait_s + num_sending / rate  # What is not placed yet will go to a replica with little to do.
 
     def num_idle(self) -> int:
         """Return how many places in their batches the engines that answer have free, with nothing waiting."""
         return self._fleet.num_idle()
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether any engine can be sent requests."""
+        counts = self._fleet.count_by_state()
+        return counts["available"] + counts["circuit_open"] > 0
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """Return the predicted number of uncached tokens."""

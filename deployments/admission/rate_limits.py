@@ -73,22 +73,22 @@ class TenantLimits:
 
     def __init__(self, tenant: Tenant, clock: Callable[[], float], num_shares: int = 1) -> None:
         """This process enforces one of `num_shares` equal shares of each limit."""
-        self.tenant = tenant
-        self._clock, now = clock, clock()
-        rpm, tpm = tenant.requests_per_minute, tenant.tokens_per_minute
-        self.requests = Bucket(rpm / num_shares, now) if rpm is not None else None
-        self.tokens = Bucket(tpm / num_shares, now) if tpm is not None else None
-        self._num_shares = num_shares
+        self._clock = clock
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
         self.num_open = 0
         """Number of generations that have not ended."""
+        self.enforce(tenant, num_shares)
+
+    def enforce(self, tenant: Tenant, num_shares: int) -> None:
+        """Enforce one of `num_shares` equal shares of a tenant's limits from now on."""
+        self.tenant, self._num_shares, now = tenant, num_shares, self._clock()
+        self.requests = _resized(self.requests, tenant.requests_per_minute, num_shares, now)
+        self.tokens = _resized(self.tokens, tenant.tokens_per_minute, num_shares, now)
 
     def divide(self, num_shares: int) -> None:
         """Enforce one of `num_shares` equal shares from now on."""
-        self._num_shares, now = num_shares, self._clock()
-        if self.requests is not None and self.tenant.requests_per_minute is not None:
-            self.requests.resize(self.tenant.requests_per_minute / num_shares, now)
-        if self.tokens is not None and self.tenant.tokens_per_minute is not None:
-            self.tokens.resize(self.tenant.tokens_per_minute / num_shares, now)
+        self.enforce(self.tenant, num_shares)
 
     @property
     def max_concurrency(self) -> int | None:
@@ -209,6 +209,15 @@ class Ticket:
             self._limits.tokens.take(tokens, self._clock())
         if requests and self._limits.requests is not None:
             self._limits.requests.take(requests, self._clock())
+
+
+def _resized(bucket: Bucket | None, per_minute: float | None, num_shares: int, now: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    if bucket is None:
+        return Bucket(per_minute / num_shares, now)
+    bucket.resize(per_minute / num_shares, now)
+    return bucket
 
 
 def _duration(seconds: float) -> str:

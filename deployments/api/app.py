@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from deployments.admission.fair_threads import FairThreads
 from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.anthropic.errors import PATH as MESSAGES
 from deployments.api.anthropic.errors import named
@@ -30,24 +29,23 @@ from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
 from deployments.api.document.openapi import describe
 from deployments.api.document.page import add_docs_page
-from deployments.api.errors import ApiError, at_most, from_client, internal, invalid, quoted
+from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted, unexpected
 from deployments.api.exchange import Caller, Exchange
 from deployments.api.generation_plan import GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
 from deployments.api.http.body import ClientGone, read_json
-from deployments.api.http.body_memory import BodyMemory, BodyRoom
+from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.bounded import Bounded
 from deployments.api.http.error_response import error_response
 from deployments.api.http.hot_paths import Endpoint, HotPaths
 from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.origins import Origins
-from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.request_lines import RequestLines
 from deployments.api.http.scopes import address_of, header, is_deferrable, request_id
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
 from deployments.api.http.wrong_path import on_http_error
-from deployments.api.off_loop import near_or_far, num_threads, off_loop, take_share
+from deployments.api.off_loop import near_or_far, off_loop, take_share
 from deployments.api.pooling.endpoints import POOLED, PooledKind
 from deployments.api.record import RequestRecord
 from deployments.api.request.openapi import body_of
@@ -74,8 +72,8 @@ from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.tools.requested import offered_tools
+from deployments.api.workroom import Workroom
 from deployments.config.limits import Limits
-from engine.machine import usable_cores
 
 _Planner = Callable[[], Awaitable[GenerationPlan]]
 T = TypeVar("T")
@@ -83,12 +81,14 @@ _Parser = Callable[[dict[str, Any], Limits], tuple[T, Sequence[str]]]
 """Reads a body: returns a request, and the names of ignored fields to be shown."""
 
 
-def create_app(service: ApiService, *, at_once: bool = False) -> ASGIApp:
+def create_app(service: ApiService, *, at_once: bool = False, room: Workroom | None = None) -> ASGIApp:
     """Create the HTTP API of one service: the endpoints, and around them what holds for all of them.
 
     What FastAPI routes is created when it is first asked for, or `at_once`, so that no request waits for it.
+    `room` is what it shares with the API that it takes the place of; None: with none.
     """
-    endpoints = _Endpoints(service)
+    room = room or Workroom(service)
+    endpoints = _Endpoints(service, room)
     hot = {
         "/v1/chat/completions": endpoints.chat,
         "/v1/completions": endpoints.completions,
@@ -103,7 +103,7 @@ def create_app(service: ApiService, *, at_once: bool = False) -> ASGIApp:
         rest.make()
     app: ASGIApp = rest
     if service.max_open is not None:
-        app = Bounded(app, service.max_open, num_tenants=len(service.access.weights))
+        app = Bounded(app, service.max_open, num_tenants=len(service.access.weights), counts=room.open)
     app = Gate(app, service.access, service.metrics)
     if service.allowed_hosts is not None or service.cors_origins:
         app = Origins(app, service.allowed_hosts, service.cors_origins)
@@ -117,7 +117,7 @@ def create_app(service: ApiService, *, at_once: bool = False) -> ASGIApp:
 
 def create_framework_app(service: ApiService) -> FastAPI:
     """Create the part of the API that FastAPI routes; it describes all of the API in /openapi.json."""
-    return _framework_app(service, _Endpoints(service))
+    return _framework_app(service, _Endpoints(service, Workroom(service)))
 
 
 def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
@@ -157,14 +157,8 @@ class _Endpoints:
     app: ASGIApp
     """The whole API, for requests that it sends itself."""
 
-    def __init__(self, service: ApiService) -> None:
-        self._service = service
-        most = chunks_per_s(service.limits.max_chunks_per_s, usable_cores(), has_proxy=service.is_named_outside)
-        self._pace = Pace(most)
-        self._bodies = BodyMemory(service.limits.max_total_body_bytes, has_tenants=bool(service.access.weights))
-        self._threads = FairThreads(
-            num_threads(service.limits.prepare_threads, usable_cores()), "prepare", service.access.weights
-        )
+    def __init__(self, service: ApiService, room: Workroom) -> None:
+        self._service, self._room = service, room
 
     async def chat(self, request: Request) -> Response:
         """Create a chat completion."""
@@ -292,8 +286,8 @@ class _Endpoints:
     def room_for(self, request: Request) -> BodyRoom:
         """Begin to work on a request in its tenant's name; return the room for what is read of it."""
         tenant = tenant_of(request).name
-        take_share(self._threads, tenant)
-        return self._bodies.open(tenant if self._service.access.weights else address_of(request.scope))
+        take_share(self._room.threads, tenant)
+        return self._room.bodies.open(tenant if self._service.access.weights else address_of(request.scope))
 
     def _record(self, request: Request) -> RequestRecord:
         record, tenant = record_of(request), tenant_of(request).name
@@ -339,7 +333,7 @@ class _Endpoints:
                 answer = await made.later(request, ticket)
                 record.is_handed_over = True
                 return answer
-            exchange = Exchange(self._service.limits, made, record, name, hints, caller, self._pace)
+            exchange = Exchange(self._service.limits, made, record, name, hints, caller, self._room.pace)
             del made  # it has the request's texts, and is not kept for as long as the answer takes
             return await until_disconnect(request.scope, request.receive, exchange.respond())
         except RateLimited as error:
@@ -353,8 +347,9 @@ class _Endpoints:
         except (ClientGone, asyncio.CancelledError):
             record.disconnected()
             raise
-        except Exception:
-            record.failed(500, "server_error")
+        except Exception as error:
+            failure = unexpected(error, name)
+            record.failed(failure.status, failure.type)
             raise
 
 
@@ -379,7 +374,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_defect(request: Request, error: Exception) -> Response:
     """Answer after an exception that nothing expected, which `Envelope` then logs."""
-    return error_response(internal(request_id(request.scope)), request.scope)
+    return error_response(unexpected(error, request_id(request.scope)), request.scope)
 
 
 def _hints(request: Request, limits: Limits, *, is_open: bool) -> Hints:

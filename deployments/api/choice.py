@@ -218,8 +218,8 @@ def failure_of(end: StreamDelta | None) -> ApiError:
 
     What is wrong with the client's grammar is told.
     """
-    if end is not None and end.error_code is not None:
-        return invalid(f"The answer cannot go on: {end.error}. {_ADVICE[end.error_code]}", code=end.error_code)
+    if end is not None and (advice := _ADVICE.get(end.error_code or "")):
+        return invalid(f"The answer cannot go on: {end.error}. {advice}", code=end.error_code)
     if end is None or end.finish_reason == "error":
         logger.error("generation failed: %s", end.error if end else "it ended without a finish reason")
         return ApiError(500, "The engine failed on this request.", code="engine_error")

@@ -20,22 +20,19 @@ from msgspec import structs
 from deployments.api.choice import Choice, ChoiceDelta, PooledChoice, failure_of
 from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import OutputParser
-from deployments.api.time_limit import TimeLimit
+from deployments.client.outgoing import TURN_TOKENS, sending_cost
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Timeline
+from deployments.wire.deadlines.time_limit import TimeLimit
 from engine.beam_search import Hypothesis
 from engine.stream_delta import StreamDelta
 
 logger = logging.getLogger(__name__)
 
 
-TURN_TOKENS = 131_072
-"""Prompt tokens that are sent to engines in one turn of the event loop, which takes some 10 ms."""
-_REQUEST_TOKENS = 4096
-"""Tokens whose sending takes as long as what each request costs besides."""
 _TURN_OUTPUT = 512
 """Most tokens of a choice that are parsed in one turn: more come at once only when a reader was slow."""
-_TURN_CHOICES = TURN_TOKENS // _REQUEST_TOKENS
+_TURN_CHOICES = TURN_TOKENS // sending_cost(0)
 """Choices that begin to be read in one turn of the event loop."""
 
 
@@ -104,7 +101,7 @@ class Choices:
         size = 0
         for request in self._requests:
             self._starts.append(asyncio.create_task(self._start(request)))
-            size += _REQUEST_TOKENS + len(request.prompt_ids)
+            size += sending_cost(len(request.prompt_ids))
             if size >= TURN_TOKENS:
                 size = 0
                 await asyncio.sleep(0)  # they begin, and the streams of others go on

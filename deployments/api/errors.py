@@ -8,6 +8,7 @@ text belongs in the log.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -15,12 +16,17 @@ from typing import Any
 import msgspec
 
 from deployments.admission.rate_limits import RateLimited
-from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.api.shortages import shortage
+from deployments.client.protocol import EndsEngines, FailsSteps, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.config.limits import Limits
+
+logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2.0
 """Seconds that a client is told to wait when no engine can take its request and the end of that is unknown."""
 
+_NO_RETRY = {"x-should-retry": "false"}
+"""Keeps OpenAI's clients from sending a request again, as they do after other errors of the server."""
 _TYPES = {
     404: "not_found_error",
     405: "method_not_allowed_error",
@@ -89,6 +95,22 @@ def internal(request_id: str) -> ApiError:
     return ApiError(500, f"Internal error. The server's log has more under request id {request_id}.")
 
 
+def unexpected(error: BaseException, request_id: str) -> ApiError:
+    """Translate an exception that no check foresaw; where the machine is short of something, say so."""
+    lacking = shortage(error)
+    if lacking is None:
+        return internal(request_id)
+    return ApiError(lacking.status, lacking.message, code=lacking.code, headers=_retry_after(RETRY_AFTER_S))
+
+
+def log_failure(error: Exception, what: str) -> None:
+    """Log why `what` failed: a defect with where it happened, and all else in one line."""
+    if shortage(error) is None and not isinstance(error, ApiError):
+        logger.error("%s failed", what, exc_info=error)
+    else:
+        logger.warning("%s failed: %s", what, error)
+
+
 def from_client(error: Exception, request_id: str) -> ApiError:
     """Translate what an `EngineClient` raised. Retry-After keeps clients from amplifying an overload."""
     if isinstance(error, Rejected):
@@ -110,14 +132,19 @@ def from_client(error: Exception, request_id: str) -> ApiError:
             "health.migration_wait_s); send the request again."
         )
         return ApiError(503, message, code="engine_lost", headers=headers)
+    if isinstance(error, FailsSteps):
+        message = (
+            f"The engine failed on this request, {error.num_steps} times (health.max_lost_replicas_per_request); "
+            "do not send it again as it is."
+        )
+        return ApiError(500, message, code="engine_error", headers=_NO_RETRY)
     if isinstance(error, EndsEngines):
         message = (
             f"{error.num_replicas} engines died one after another while they computed this request, so it is not "
             "given to another (health.max_lost_replicas_per_request); do not send it again as it is."
         )
-        # OpenAI's clients send a request again after other errors of the server.
-        return ApiError(500, message, code="ends_engines", headers={"x-should-retry": "false"})
-    return internal(request_id)
+        return ApiError(500, message, code="ends_engines", headers=_NO_RETRY)
+    return unexpected(error, request_id)
 
 
 def quoted(value: object, longest: int = 64) -> str:

@@ -6,7 +6,6 @@ can only report an error as its last event.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -18,17 +17,17 @@ from starlette.responses import Response
 from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.choice import ChoiceDelta
 from deployments.api.choices import Choices
-from deployments.api.errors import ApiError, from_client, internal
+from deployments.api.errors import ApiError, from_client, log_failure, unexpected
 from deployments.api.generation_plan import GenerationPlan, Hints, engine_requests, reported_stops
 from deployments.api.http.pacing import Pace, Turns
-from deployments.api.http.transport import EventStream, json_in_pieces, logger
+from deployments.api.http.transport import EventStream, json_in_pieces
 from deployments.api.off_loop import off_loop
 from deployments.api.record import GenerationStart, RequestRecord
 from deployments.api.request.best_of import best
-from deployments.api.time_limit import TimeLimit
 from deployments.api.timings import timings_of
 from deployments.client.protocol import (
     EndsEngines,
+    FailsSteps,
     Overloaded,
     Rejected,
     ReplicaLost,
@@ -36,9 +35,10 @@ from deployments.client.protocol import (
 )
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 T = TypeVar("T")
-CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, EndsEngines, RateLimited)
+CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, FailsSteps, EndsEngines, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Exchange:
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
-        self._limit = TimeLimit(at=asyncio.get_running_loop().time() + limits.request_timeout_s)
+        self._limit = TimeLimit(total_s=limits.request_timeout_s)
         self._turns: Turns | None = None
         self._on_end = plan.on_end
         self._held, self._num_held = plan.held, plan.num_held
@@ -163,7 +163,7 @@ class Exchange:
             by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
         pieces = await self._encode(lambda: self._encoder.whole(by_choice, self._extras(is_whole=True)))
         if self._on_end is not None:
-            await self._on_end()
+            pieces = [*await self._on_end(pieces)]
         self._record.finished(by_choice[0][-1].finish_reason or "stop")
         return json_in_pieces(pieces, self._headers())
 
@@ -198,11 +198,11 @@ class Exchange:
             if len(waiting) > self._limits.inline_body_bytes:
                 yield waiting
                 waiting = b""
-            waiting += await self._encode_end(partial(self._encoder.end, self._extras(is_whole=False)))
+            end = await self._encode_end(partial(self._encoder.end, self._extras(is_whole=False)))
             if self._on_end is not None:
-                await self._on_end()
+                (end,) = await self._on_end([end])
             self._record.finished(last.finish_reason or "stop")
-            yield waiting
+            yield waiting + end
         except Exception as error:
             failure = self._failure(error)
             self._record.failed(failure.status, failure.type)
@@ -267,8 +267,8 @@ class Exchange:
             return self._too_long()
         if isinstance(error, CLIENT_ERRORS):
             return from_client(error, self._request_id)
-        logger.exception("request %s failed in its stream", self._request_id)
-        return internal(self._request_id)
+        log_failure(error, f"the stream of request {self._request_id}")
+        return unexpected(error, self._request_id)
 
     def _too_long(self) -> ApiError:
         limit = self._limits.request_timeout_s

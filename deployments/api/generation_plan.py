@@ -21,6 +21,9 @@ from deployments.client.protocol import GenerateRequest
 from deployments.config.tenants import Tenant
 from engine.sampling_params import SamplingParams
 
+OnEnd = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
+"""Called with the end of an answer, encoded, before that is sent; returns what is sent in its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
@@ -50,8 +53,7 @@ class GenerationPlan:
     """Answers at once and has the answer generated afterwards; None: it is generated now."""
     count_field: str | None = None
     """The field that asks for so many generations; None: `n`, or `best_of`."""
-    on_end: Callable[[], Awaitable[None]] | None = None
-    """Called when the answer is complete, before the end of it is sent; None calls nothing."""
+    on_end: OnEnd | None = None
     held: BodyRoom | None = None
     """Where `num_held` bytes of the request count for as long as its answer takes; None: it holds nothing."""
     num_held: int = 0

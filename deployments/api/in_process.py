@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message
 
 from deployments.api.http.access import as_tenant
 from deployments.api.http.scopes import as_deferrable, request_id
-from deployments.batch.runner import Reply
+from deployments.batch.runner import IGNORED_FIELDS, Reply
 from deployments.config.tenants import Tenant
 
 
@@ -40,8 +40,15 @@ class InProcessApi:
         start, *rest = sent
         content = b"".join(message.get("body", b"") for message in rest)
         headers = dict(start["headers"])
-        wait, is_final = headers.get(b"retry-after"), headers.get(b"x-should-retry") == b"false"
-        return Reply(start["status"], content, request_id(scope), None if wait is None else float(wait), is_final)
+        wait = headers.get(b"retry-after")
+        return Reply(
+            start["status"],
+            content,
+            request_id(scope),
+            retry_after_s=None if wait is None else float(wait),
+            is_final=headers.get(b"x-should-retry") == b"false",
+            ignored_fields=headers.get(IGNORED_FIELDS.encode(), b"").decode("ascii"),
+        )
 
 
 def _scope(url: str) -> dict[str, Any]:

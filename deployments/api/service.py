@@ -130,6 +130,9 @@ class ApiService:
     ready_without_engines_s: float = 0.0
     """Seconds for which /ready answers 200 after the last engine was lost, as requests wait for another one."""
 
+    refuses_settings: Callable[[], bool] = lambda: False
+    """Whether the latest settings for the running process were wrong, so that it goes on with those before."""
+
     def find(self, asked: str | None) -> ServedModel:
         """Return the model that a request names, or else the only one. Raises `ApiError` 400 or 404."""
         if asked is None and len(self.models) == 1:

@@ -45,7 +45,7 @@ class TextCodec:
         calls = self.dialect.tools.marks if self.dialect.tools else ()
         answers = (*(self.dialect.thoughts or THINK).marks, *calls)
         self._control = control_tokens(tokenizer, all_template_texts(tokenizer), answers)
-        self._template = ChatTemplate(tokenizer)
+        self._template = ChatTemplate(tokenizer, chat)
         self._encoder = Encoder(tokenizer, template_text(tokenizer), max_cache_bytes, self._control)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from deployments.batch.errors import BatchFileError, BatchStopped
@@ -18,13 +19,17 @@ from deployments.batch.in_thread import in_thread
 from deployments.batch.input_file import BatchFile
 from deployments.batch.output_file import OutputError, PartialOutput
 from deployments.batch.runner import BatchRunner, Post
-from deployments.batch.spool import TenantFolder
+from deployments.batch.spool import SpoolFull, TenantFolder
 from deployments.batch.stored_batches import BatchRecord, Claim, LineProblem
 from deployments.batch.stored_files import StoredFiles, new_file_id
 from deployments.batch.validation import find_problems
 from deployments.config.settings import BatchSettings
 
 logger = logging.getLogger(__name__)
+_STEP_BYTES = 2**20
+"""A batch goes on when there is room for so many bytes of answers, so that few are made in vain."""
+_UNANSWERED_BYTES = 256
+"""What is written about a request without an answer, but for its name."""
 
 Outcome = Literal["completed", "cancelled", "expired"]
 _UNANSWERED = {
@@ -107,7 +112,16 @@ class BatchRun:
         batch = await in_thread(BatchFile, self._claim.input, self._max_line_bytes)
         output = await in_thread(PartialOutput, batch, self._claim.answers)
         try:
-            outcome = await self._due() or await self._send(batch, output)
+            outcome = await self._due()
+            if outcome is None:
+                step = min(_STEP_BYTES, self._folder.settings.max_total_bytes // 16)
+                await in_thread(self._reserve, batch, output.num_bytes + step)
+                outcome = await self._send(batch, output)
+            self.record.errors = []
+        except SpoolFull as error:
+            await self._wait_for_room(error)
+            return None
+        else:
             self.record.total, self.record.completed = batch.num_lines, output.num_ok
             if outcome == "completed":
                 self.record.failed = batch.num_lines - output.num_ok
@@ -121,7 +135,8 @@ class BatchRun:
         self._runner = runner = BatchRunner(self._post, self._settings)
         if self.is_leaving:
             return None
-        sending = asyncio.create_task(answer_rest(batch, output, runner, fields, self._note))
+        reserve = partial(self._reserve, batch)
+        sending = asyncio.create_task(answer_rest(batch, output, runner, fields, self._note, reserve))
         try:
             while True:
                 self._news.clear()
@@ -143,6 +158,20 @@ class BatchRun:
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+
+    def _reserve(self, batch: BatchFile, num_bytes: int) -> None:
+        """Have room for answers of so many bytes, for what is sorted into the two files at the end, and for the
+        lines of requests without an answer. Raises SpoolFull.
+        """
+        unanswered = batch.path.stat().st_size + _UNANSWERED_BYTES * batch.num_lines
+        self._claim.reserve(self._folder, 2 * num_bytes + unanswered)
+
+    async def _wait_for_room(self, error: SpoolFull) -> None:
+        """Have all who ask see why the batch does not go on: it is tried again until it expires."""
+        if not self.record.errors:
+            logger.warning("batch %s waits: %s", self.record.id, error)
+        self.record.errors = [LineProblem("storage_full", f"The batch waits for room: {error}")]
+        await in_thread(self._claim.save)
 
     async def _due(self) -> Outcome | None:
         """Return why the batch is to end before all is answered, if it is."""

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from deployments.batch.batch_run import BatchRun, PostFor
 from deployments.batch.spool import Spool, entries, read_record
@@ -59,7 +60,7 @@ class BatchWorker:
     ) -> None:
         """`post_for` returns how requests of a tenant are sent. Once `is_stopping`, batches are left to others."""
         self._spool, self._settings, self._post_for = spool, settings, post_for
-        self._max_line_bytes, self._is_stopping = max_line_bytes, is_stopping
+        self.max_line_bytes, self._is_stopping = max_line_bytes, is_stopping
         self._places: dict[str, _Place] = {}
         self._last_turns: dict[str, float] = {}  # by tenant, when it got a place
         self._ended: set[str] = set()  # these need not be read again
@@ -141,7 +142,7 @@ class BatchWorker:
         claim = await asyncio.to_thread(StoredBatches(folder).claim, record.id)
         if claim is None:
             return False
-        run = BatchRun(claim, folder, self._post_for(record.tenant), self._settings, self._max_line_bytes)
+        run = BatchRun(claim, folder, self._post_for(record.tenant), self._settings, self.max_line_bytes)
 
         async def work() -> None:
             try:
@@ -168,7 +169,7 @@ class BatchWorker:
                 if path.name in self._ended:
                     ended.add(path.name)
                     continue
-                record = read_record(path / STATE, BatchRecord)
+                record = _read(path)
                 if record is None or self._spool.of(record.tenant).path != folder.path:
                     continue
                 if record.has_ended:
@@ -186,5 +187,17 @@ class BatchWorker:
 
     def _sweep_all(self) -> None:
         for folder in self._spool.folders():
-            StoredBatches(folder).sweep()
-            StoredFiles(folder).sweep()
+            try:
+                StoredBatches(folder).sweep()
+                StoredFiles(folder).sweep()
+            except OSError as error:
+                logger.error("what is too old in %s cannot be removed: %s", folder.path, error)
+
+
+def _read(place: Path) -> BatchRecord | None:
+    """Return a batch's record. One that cannot be read now holds up no other batch."""
+    try:
+        return read_record(place / STATE, BatchRecord)
+    except OSError as error:
+        logger.error("the batch %s cannot be read: %s", place.name, error)
+        return None

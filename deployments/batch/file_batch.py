@@ -52,8 +52,9 @@ async def answer_rest(
     runner: BatchRunner,
     fields: Mapping[str, Any],
     on_progress: Callable[[BatchProgress], None],
+    reserve: Callable[[int], None] = lambda num_bytes: None,
 ) -> BatchProgress:
-    """Send what is left of `batch`, and add the answers to the partial output.
+    """Send what is left of `batch`, and add the answers to the partial output, for which `reserve` has room.
 
     Files are read and written in threads, as a server does this too, beside its streams.
     """
@@ -63,7 +64,7 @@ async def answer_rest(
     async with aclosing(runner.run(calls, reads_in_thread=True)) as answers:
         async for replies in answers:
             lines = [output_line(call.key, reply) for call, reply in replies]
-            await in_thread(output.add, lines)
+            await in_thread(output.add, lines, reserve)
             num_ok = sum(line.is_ok for line in lines)
             progress.num_ok += num_ok
             progress.num_failed += len(lines) - num_ok

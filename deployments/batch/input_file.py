@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from deployments.batch.errors import BatchFileError
+from engine.files import open_regular
 
 URLS = (
     "/v1/chat/completions",
@@ -144,7 +145,7 @@ class BatchFile:
         self._index: dict[str, int] = {}
         """The number of the line with each custom_id."""
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self.fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
                 """SHA-256 of the content."""
                 file.seek(0)
@@ -154,7 +155,7 @@ class BatchFile:
 
     def __iter__(self) -> Iterator[BatchRequest | InvalidLine]:
         """Yield every line. Raises BatchFileError when the file is no longer what was checked."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             count = 0
             for count, (_, line) in enumerate(self._parsed(file), 1):
                 if line.custom_id is not None and self._index.get(line.custom_id) != count - 1:

@@ -15,7 +15,7 @@ import fcntl
 import os
 import uuid
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,7 +23,8 @@ import msgspec
 
 from deployments.batch.errors import BatchFileError
 from deployments.batch.input_file import BatchFile, InvalidLine
-from deployments.batch.runner import NoReply, Reply
+from deployments.batch.runner import IGNORED_FIELDS, NoReply, Reply
+from engine.files import open_or_create, open_regular, rewrite
 
 _NONE = -1
 
@@ -38,6 +39,8 @@ class OutputResponse(msgspec.Struct):
     status_code: int
     request_id: str
     body: msgspec.Raw
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """The header that names the fields which the API left out; there is none where it left out nothing."""
 
 
 class OutputError(msgspec.Struct):
@@ -69,7 +72,8 @@ def output_line(custom_id: str, reply: Reply | NoReply) -> OutputLine:
     """Return the line for one request."""
     if isinstance(reply, NoReply):
         return _failed_line(custom_id, OutputError("no_reply", str(reply)))
-    response = OutputResponse(reply.status, reply.request_id, msgspec.Raw(reply.body))
+    headers = {IGNORED_FIELDS: reply.ignored_fields} if reply.ignored_fields else msgspec.UNSET
+    response = OutputResponse(reply.status, reply.request_id, msgspec.Raw(reply.body), headers)
     return OutputLine(_new_id(), custom_id, response)
 
 
@@ -127,6 +131,11 @@ class PartialOutput:
         return any(at != _NONE for at in self._at)
 
     @property
+    def num_bytes(self) -> int:
+        """Size of the partial file."""
+        return self._file.tell()
+
+    @property
     def num_ok(self) -> int:
         """Number of requests that were answered as they were meant."""
         return self._is_ok.count(1)
@@ -135,17 +144,22 @@ class PartialOutput:
         """Return whether the request in this line was answered as it was meant."""
         return bool(self._is_ok[index])
 
-    def add(self, lines: Iterable[OutputLine]) -> None:
-        """Add answers, which last when the call returns, whatever happens to this process."""
-        for line in lines:
+    def add(self, lines: Iterable[OutputLine], reserve: Callable[[int], None] = lambda num_bytes: None) -> None:
+        """Add answers, which last when the call returns, whatever happens to this process.
+
+        `reserve` is told the size that the file is to have, and raises what keeps it from that.
+        """
+        encoded = [(line, _encoder.encode(line) + b"\n") for line in lines]
+        reserve(self._file.tell() + sum(len(data) for _, data in encoded))
+        for line, data in encoded:
             self._note(line, self._file.tell())
-            self._file.write(_encoder.encode(line) + b"\n")
+            self._file.write(data)
         self._file.flush()
 
     def finish(self) -> None:
         """Write the output, in the input's order, and remove the partial file. All requests must be answered."""
         unsorted = self.path.with_name(f"{self.path.name}.tmp")
-        with unsorted.open("wb") as file, self.partial.open("rb") as answers:
+        with rewrite(unsorted) as file, open_regular(self.partial) as answers:
             for index, line in enumerate(self._batch):
                 if isinstance(line, InvalidLine):
                     file.write(_encoder.encode(_invalid_line(line)) + b"\n")
@@ -162,7 +176,7 @@ class PartialOutput:
         all others. Return how many lines each has. Requests without an answer get the error `unanswered`.
         """
         num_failed = 0
-        with answered.open("wb") as good, failed.open("wb") as bad, self.partial.open("rb") as answers:
+        with rewrite(answered) as good, rewrite(failed) as bad, open_regular(self.partial) as answers:
             for index, line in enumerate(self._batch):
                 if self._at[index] != _NONE:
                     answers.seek(self._at[index])
@@ -201,7 +215,7 @@ class PartialOutput:
 
     def _take_over(self) -> None:
         """Take the good answers over from a finished output, whose failed requests are to be sent again."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for line, _ in self._lines(file, self.path):
                 index = None if line.custom_id is None else self._batch.index(line.custom_id)
                 if line.is_ok and index is not None and not self.is_ok(index):
@@ -230,7 +244,7 @@ class PartialOutput:
 
 def _open_alone(path: Path) -> BinaryIO:
     """Open a file for reading and writing that no other process has open. Raises BatchFileError, OSError."""
-    file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")  # noqa: SIM115 - the caller closes it
+    file = open_or_create(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

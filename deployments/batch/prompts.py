@@ -27,6 +27,8 @@ class Answer:
     """The answer as the HTTP API gives it, or its error object."""
     request_id: str = ""
     """The request's id in logs and traces."""
+    ignored_fields: str = ""
+    """The fields of the body that the API left out, with commas between them."""
 
     @property
     def text(self) -> str | None:
@@ -58,7 +60,7 @@ def answer_of(index: int, reply: Reply | NoReply) -> Answer:
     """Return what became of a prompt, given the last reply to its request."""
     if isinstance(reply, NoReply):
         return _wrong(index, str(reply), 503)
-    return Answer(index, reply.status, msgspec.json.decode(reply.body), reply.request_id)
+    return Answer(index, reply.status, msgspec.json.decode(reply.body), reply.request_id, reply.ignored_fields)
 
 
 def _own_fields(prompt: Any) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from deployments.batch.throttle import LONGEST_PAUSE_S, Throttle
 from deployments.config.settings import BatchSettings
 
 K = TypeVar("K")
+IGNORED_FIELDS = "x-raydix-ignored-fields"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Reply:
     """Seconds after which the API asked to be tried again."""
     is_final: bool = False
     """Whether the API said that another attempt is of no use (`x-should-retry: false`)."""
+    ignored_fields: str = ""
+    """The fields of the request that the API left out, as its header `IGNORED_FIELDS` names them."""
 
 
 class NoReply(Exception):

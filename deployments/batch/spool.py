@@ -1,8 +1,10 @@
 """The directory of files and batches: what survives the processes that work on it, and how they keep apart.
 
     DIRECTORY/TENANT-1a2b3c4d/files/file-…/about.json, content
-                              batches/batch_…/state.json, input.jsonl, answers.jsonl.partial, lock, cancel
+                              batches/batch_…/state.json, input.jsonl, answers.jsonl.partial, reserved,
+                                             lock, cancel
                               uploads/…                      files that are still arriving
+                              lock                           held while room is taken
 
 A record is replaced as a whole, and one that cannot be read does not exist. A lock is the kernel's, so it ends
 with the process that holds it, however that ends. Any number of processes share a directory.
@@ -24,8 +26,16 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from deployments.config.files import FileSettings
+from engine.files import NotRegular, TooLarge, make_folder, new_file, open_or_create, read_bytes
 
 R = TypeVar("R")
+ABSENT = (FileNotFoundError, NotADirectoryError, NotRegular, TooLarge)
+"""Errors that say of a name that nothing of ours has it."""
+_MAX_RECORD_BYTES = 2**24
+INPUT, RESERVED = "input.jsonl", "reserved"
+"""Names of a batch's requests, and of a file whose size says how many bytes the batch may write.
+All of it is a hole, which takes no room itself.
+"""
 
 
 class SpoolFull(Exception):
@@ -36,7 +46,7 @@ def write_record(path: Path, record: object) -> None:
     """Write a record in place of the one that is there: readers see the one or the other."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with fresh.open("wb") as file:
+        with new_file(fresh) as file:
             file.write(msgspec.json.encode(record))
             file.flush()
             os.fsync(file.fileno())
@@ -47,10 +57,10 @@ def write_record(path: Path, record: object) -> None:
 
 
 def read_record(path: Path, kind: type[R]) -> R | None:
-    """Return a record; None where there is none that can be read."""
+    """Return a record; None where there is none, or something else. Raises OSError where the disk fails."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(read_bytes(path, _MAX_RECORD_BYTES), type=kind)
+    except (*ABSENT, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -59,7 +69,7 @@ def lock(path: Path) -> BinaryIO | None:
 
     Raises OSError where its folder is gone.
     """
-    file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - the caller closes it
+    file = open_or_create(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -72,10 +82,10 @@ def lock(path: Path) -> BinaryIO | None:
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return what lies in a folder; nothing where there is no such folder."""
+    """Return what lies in a folder; nothing where there is no such folder. Raises OSError where the disk fails."""
     try:
         return list(folder.iterdir())
-    except OSError:
+    except ABSENT:
         return []
 
 
@@ -89,17 +99,46 @@ class TenantFolder:
     def make(self) -> None:
         """Create what is not there. Only the server's own user may read it."""
         for folder in (self.path, self.files, self.batches, self.uploads):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep all others, in all processes, from taking room meanwhile. Raises OSError."""
+        self.make()
+        with open_or_create(self.path / "lock") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+
+    def check_room(self, num_bytes: int) -> None:
+        """Raise SpoolFull unless the tenant may take so many bytes more. Called while `alone`."""
+        most = self.settings.max_total_bytes
+        left = most - self.num_bytes()
+        if num_bytes > left:
+            raise SpoolFull(
+                f"{max(left, 0)} bytes are left of the {most} that files and batches may take "
+                "(files.max_total_bytes); delete some files."
+            )
 
     def num_bytes(self) -> int:
-        """Return the bytes that the tenant takes; what has several names counts once."""
-        seen: dict[int, int] = {}
+        """Return the bytes that the tenant takes or has reserved; what has several names counts once.
+
+        The file `reserved` of a batch is as large as all that the batch is to write in its folder.
+        """
+        inputs: dict[int, int] = {}
+        total = 0
         for folder, _, names in os.walk(self.path):
+            written = reserved = 0
             for name in names:
-                with contextlib.suppress(OSError):
-                    found = os.stat(os.path.join(folder, name))
-                    seen[found.st_ino] = found.st_size
-        return sum(seen.values())
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.stat(os.path.join(folder, name), follow_symlinks=False)
+                    if name == RESERVED:
+                        reserved = found.st_size
+                    elif found.st_nlink > 1 or name == INPUT:
+                        inputs[found.st_ino] = found.st_size
+                    else:
+                        written += found.st_size
+            total += max(written, reserved)
+        return total + sum(inputs.values())
 
 
 class Spool:

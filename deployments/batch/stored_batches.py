@@ -9,6 +9,7 @@ Only the holder of a batch's lock changes its record. All others leave a mark wh
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -18,11 +19,25 @@ from typing import BinaryIO
 
 import msgspec
 
-from deployments.batch.spool import SpoolFull, TenantFolder, entries, lock, read_record, remove, write_record
+from deployments.batch.spool import (
+    ABSENT,
+    INPUT,
+    RESERVED,
+    SpoolFull,
+    TenantFolder,
+    entries,
+    lock,
+    read_record,
+    remove,
+    write_record,
+)
+from engine.files import PRIVATE_FOLDER, new_file, open_or_create, open_regular, read_bytes
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
-STATE, INPUT, ANSWERS, LOCK, CANCEL = "state.json", "input.jsonl", "answers.jsonl", "lock", "cancel"
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of a file system without links, or with too many."""
+STATE, ANSWERS, LOCK, CANCEL = "state.json", "answers.jsonl", "lock", "cancel"
 
 
 class LineProblem(msgspec.Struct):
@@ -83,6 +98,14 @@ class Claim:
         """The name that the answers have (`PartialOutput`)."""
         return self.folder / ANSWERS
 
+    def reserve(self, folder: TenantFolder, num_bytes: int) -> None:
+        """Have room for what is written here but the record. Raises SpoolFull."""
+        with folder.alone(), open_or_create(self.folder / RESERVED) as held:
+            before = os.fstat(held.fileno()).st_size
+            if num_bytes > before:
+                folder.check_room(num_bytes - before)
+                held.truncate(num_bytes)
+
     def save(self) -> None:
         """Write the record."""
         write_record(self.folder / STATE, self.record)
@@ -110,17 +133,22 @@ class StoredBatches:
 
     def create(self, record: BatchRecord, content: Path) -> None:
         """Keep a new batch with the requests in `content`. Raises SpoolFull, or OSError where that is gone."""
-        self._make_room()
-        self._folder.make()
-        place = self._folder.batches / record.id
-        place.mkdir(mode=0o700)
+        with self._folder.alone():
+            self._make_room()
+            self._create(self._folder.batches / record.id, record, content)
+
+    def _create(self, place: Path, record: BatchRecord, content: Path) -> None:
+        place.mkdir(mode=PRIVATE_FOLDER)
         try:
             try:
                 os.link(content, place / INPUT)  # deleting the file is no matter to the batch then
             except FileNotFoundError:
                 raise
-            except OSError:  # a file system without links
-                shutil.copyfile(content, place / INPUT)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                with open_regular(content) as source, new_file(place / INPUT) as target:
+                    shutil.copyfileobj(source, target)
             write_record(place / STATE, record)
         except BaseException:
             remove(place)
@@ -145,8 +173,8 @@ class StoredBatches:
     def cancel(self, name: str) -> None:
         """Leave the mark that a batch is to end."""
         place = self._folder.batches / name
-        with contextlib.suppress(FileExistsError, FileNotFoundError), (place / CANCEL).open("x") as file:
-            file.write(str(int(self._folder.clock())))
+        with contextlib.suppress(FileExistsError, FileNotFoundError), new_file(place / CANCEL) as file:
+            file.write(str(int(self._folder.clock())).encode())
 
     def claim(self, name: str) -> Claim | None:
         """Take a batch that has not ended and that nobody works on."""
@@ -157,7 +185,10 @@ class StoredBatches:
             return None
         if held is None:
             return None
-        record = read_record(place / STATE, BatchRecord)
+        try:
+            record = read_record(place / STATE, BatchRecord)
+        except OSError:
+            record = None
         if record is None or record.has_ended or record.id != name:
             held.close()
             return None
@@ -194,7 +225,7 @@ def new_batch_id() -> str:
 
 def _cancelled_at(place: Path) -> int | None:
     try:
-        text = (place / CANCEL).read_text()
-        return int(text) if text.isascii() and text.isdigit() else int((place / CANCEL).stat().st_mtime)
-    except (OSError, ValueError):
+        text = read_bytes(place / CANCEL, 32)
+        return int(text) if text.isdigit() else int((place / CANCEL).stat().st_mtime)
+    except ABSENT:
         return None

@@ -12,9 +12,11 @@ from typing import BinaryIO
 import msgspec
 
 from deployments.batch.spool import SpoolFull, TenantFolder, entries, lock, read_record, remove, write_record
+from engine.files import make_folder
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 ABOUT, CONTENT = "about.json", "content"
+_STEP_BYTES = 8 * 2**20
 
 
 def new_file_id() -> str:
@@ -34,20 +36,40 @@ class FileRecord(msgspec.Struct):
 
 
 class Upload:
-    """A file that is arriving. It is nobody's until it is kept; close it in any case. Used in threads."""
+    """A file that is arriving. It is nobody's until it is kept; close it in any case. Used in threads.
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path, self._file = path, file
-        self.num_bytes = 0
+    It is as long as what is reserved for it, so that others count that as taken. What is not written yet is a
+    hole.
+    """
+
+    def __init__(self, folder: TenantFolder, path: Path, file: BinaryIO) -> None:
+        self.path, self._folder, self._file = path, folder, file
+        self.num_bytes = self._num_reserved = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Have room for so many bytes in all. Raises SpoolFull."""
+        with self._folder.alone():
+            self._folder.check_room(num_bytes - self._num_reserved)
+            self._file.truncate(num_bytes)
+        self._num_reserved = num_bytes
 
     def write(self, data: bytes) -> None:
-        """Add to its end."""
+        """Add to its end. Raises SpoolFull."""
+        size = self.num_bytes + len(data)
+        if size > self._num_reserved:
+            self._reserve_more(size)
         self._file.write(data)
-        self.num_bytes += len(data)
+        self.num_bytes = size
+
+    def _reserve_more(self, size: int) -> None:
+        try:
+            self.reserve(size + min(size, _STEP_BYTES))  # counting what a tenant has takes time
+        except SpoolFull:
+            self.reserve(size)
 
     def sync(self) -> None:
-        """Have all that was written survive this machine."""
-        self._file.flush()
+        """Have all that was written survive this machine, and give back what else was reserved."""
+        self._file.truncate(self.num_bytes)  # which writes first
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -62,46 +84,48 @@ class StoredFiles:
     def __init__(self, folder: TenantFolder) -> None:
         self._folder = folder
 
-    def room(self, taken: int = 0) -> int:
-        """Return how many bytes a new file may have. Raises SpoolFull where there may be none.
+    def check_count(self) -> None:
+        """Raise SpoolFull where there are as many files as may be, those that are arriving included."""
+        most = self._folder.settings.max_files
+        if len(entries(self._folder.files)) + len(entries(self._folder.uploads)) > most:
+            raise SpoolFull(f"There are {most} files, as many as are kept (files.max_files); delete some.")
 
-        With `taken`, the file is there, and its bytes have to fit.
-        """
-        settings = self._folder.settings
-        if len(entries(self._folder.files)) >= settings.max_files:
-            raise SpoolFull(
-                f"There are {settings.max_files} files, as many as are kept (files.max_files); delete some."
-            )
-        room = settings.max_total_bytes - self._folder.num_bytes()
-        if room + taken <= 0:
-            raise SpoolFull(
-                f"The files and batches have {settings.max_total_bytes} bytes, as many as are kept "
-                "(files.max_total_bytes); delete some files."
-            )
-        return room
+    def begin(self, num_bytes: int = 1) -> Upload:
+        """Begin to take a file that has about so many bytes. Raises SpoolFull where there is no room for them."""
+        upload = self._begin()
+        try:
+            self.check_count()
+            upload.reserve(num_bytes)
+        except BaseException:
+            upload.close()
+            raise
+        return upload
 
-    def begin(self) -> Upload:
-        """Begin to take a file."""
+    def _begin(self) -> Upload:
         while True:
             self._folder.make()
             path = self._folder.uploads / secrets.token_hex(16)
             # Locked, nobody takes it for what a dead process has left; a sweep may have come between.
             with contextlib.suppress(FileNotFoundError):
                 if (file := lock(path)) is not None:
-                    return Upload(path, file)
+                    return Upload(self._folder, path, file)
 
     def keep(self, upload: Upload, filename: str, purpose: str, ttl_s: float | None) -> FileRecord:
-        """Keep an upload as a file. Raises SpoolFull where others have taken its room meanwhile."""
+        """Keep an upload as a file."""
         upload.sync()
-        self.room(taken=1)
-        return self.publish(upload.path, new_file_id(), filename, purpose, ttl_s)
+        name = new_file_id()
+        try:
+            return self.publish(upload.path, name, filename, purpose, ttl_s)
+        except OSError:
+            remove(self._folder.files / name)
+            raise
 
     def publish(self, content: Path, name: str, filename: str, purpose: str, ttl_s: float | None) -> FileRecord:
         """Make a file of `content`, which lies in the spool and is moved. Doing it again changes nothing."""
         now = int(self._folder.clock())
         expires_at = now + int(self._folder.settings.keep_s if ttl_s is None else ttl_s)
         place = self._folder.files / name
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(place)
         record = FileRecord(name, content.stat().st_size, now, filename, purpose, expires_at)
         content.replace(place / CONTENT)
         write_record(place / ABOUT, record)

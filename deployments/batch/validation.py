@@ -6,6 +6,7 @@ from pathlib import Path
 
 from deployments.batch.input_file import InvalidLine, read_lines
 from deployments.batch.stored_batches import LineProblem
+from engine.files import open_regular
 
 MOST_PROBLEMS = 100
 """Problems that are told of one file."""
@@ -19,7 +20,7 @@ def find_problems(path: Path, endpoint: str, max_requests: int, max_line_bytes: 
     problems: list[LineProblem] = []
     first_lines: dict[str, int] = {}
     num_requests = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in read_lines(file, max_line_bytes):
             num_requests += 1
             if num_requests > max_requests:

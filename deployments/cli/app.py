@@ -118,6 +118,22 @@ def serve(
 
 
 @app.command()
+def deploy(
+    config: Annotated[Path, typer.Argument(help="A Ray Serve config file.", show_default=False)],
+    check: Annotated[bool, typer.Option("--check", help="Only look for mistakes.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the workers' logs.")] = False,
+) -> None:
+    """Put a config file into effect in a running Serve: that of [bold]raydix serve[/] here, or RAY_ADDRESS's.
+
+    Limits, tenants, keys, numbers of replicas and the like change without restarts; other changes replace replicas
+    one by one. A file with a mistake changes nothing.
+    """
+    from deployments.cli.deploy import run
+
+    run(config, check=check, verbose=verbose)
+
+
+@app.command()
 def chat(
     url: Annotated[str, typer.Option(help="URL of an OpenAI-compatible server.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="the server's first")] = None,

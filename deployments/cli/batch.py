@@ -18,7 +18,7 @@ from deployments.batch.errors import BatchFileError, BatchStopped
 from deployments.batch.file_batch import BatchProgress, run_file_batch
 from deployments.batch.input_file import BatchFile
 from deployments.batch.output_file import PartialOutput
-from deployments.batch.runner import BatchRunner, NoReply, Reply
+from deployments.batch.runner import IGNORED_FIELDS, BatchRunner, NoReply, Reply
 from deployments.cli.api_key import given_key
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.printable import printable
@@ -155,8 +155,14 @@ class Server:
             answer = _foreign(response)
             status = 502 if status < 400 else status
         headers = response.headers
-        is_final = headers.get("x-should-retry") == "false"
-        return Reply(status, answer, headers.get("x-request-id", ""), _retry_after(response), is_final)
+        return Reply(
+            status,
+            answer,
+            headers.get("x-request-id", ""),
+            retry_after_s=_retry_after(response),
+            is_final=headers.get("x-should-retry") == "false",
+            ignored_fields=headers.get(IGNORED_FIELDS, ""),
+        )
 
 
 def _foreign(response: httpx.Response) -> bytes:

@@ -5,7 +5,6 @@ Without a model: what the machine has, and how it would compute.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -25,6 +24,7 @@ from engine.models.any_model import model_facts
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 from engine.models.encoders.config import EncoderConfig
 from engine.models.errors import ModelLoadError
+from engine.models.json_files import parse_json
 from engine.models.layer_groups import LayerGroups
 
 
@@ -292,7 +292,7 @@ def _weights_on_disk(directory: Path, facts: ModelConfig) -> str:
     if files:
         return f"{size_text(sum(file.stat().st_size for file in files))} in {facts.dtype}, {len(files)} file(s)"
     try:
-        index = json.loads((directory / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        index = parse_json(directory / "model.safetensors.index.json")
         return f"{size_text(int(index['metadata']['total_size']))} in {facts.dtype}, not downloaded"
     except (OSError, ValueError, KeyError, TypeError):
         return (

@@ -102,7 +102,7 @@ def run(
 
 
 def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbose: bool) -> None:
-    schema = _schema(config)
+    schema = read_live(config)
     own_host, own_port = address(config)
     if cluster is None:
         check_port(own_host, own_port)
@@ -114,11 +114,11 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
     adopt_orphans()
     guard = Guard()
     try:
-        with console.status("Starting Ray"), _quiet(verbose):
-            _start_ray(cluster, verbose)
+        with console.status("Starting Ray"), quiet(verbose):
+            start_ray(cluster, verbose)
             signals.install()
             guard.follow(descendants())
-        with console.status("Starting the replicas"), _quiet(verbose):
+        with console.status("Starting the replicas"), quiet(verbose):
             names = _deploy(schema)
             _wait_until_ready(names, url, signals)
         _announce(console, url, time.monotonic() - started)
@@ -126,7 +126,7 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
     except _Stopped:
         console.print("[dim]Shutting down when open streams have ended. Ctrl-C again does not wait for them.[/]")
     finally:
-        with _quiet(verbose):
+        with quiet(verbose):
             if not isinstance(sys.exc_info()[1], _Gone):
                 _end_serve(signals)
             _end_ray()
@@ -135,7 +135,7 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
 
 
 @contextmanager
-def _quiet(verbose: bool) -> Iterator[None]:
+def quiet(verbose: bool) -> Iterator[None]:
     """Keep the raylet's messages off the terminal: we report causes ourselves, and at the end they are noise."""
     with ExitStack() as stack:
         if not verbose:
@@ -155,7 +155,8 @@ def _check_models(named: list[tuple[str, str | None]], console: Console) -> None
             raise UserError(one_line(error)) from None
 
 
-def _start_ray(cluster: str | None, verbose: bool) -> None:
+def start_ray(cluster: str | None, verbose: bool) -> None:
+    """Connect to a cluster, or start a Ray of this process's own. Raises UserError."""
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\.")
@@ -171,14 +172,21 @@ def _start_ray(cluster: str | None, verbose: bool) -> None:
             ray.init(address="local", include_dashboard=False, **quiet)
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a call after Ray's end would start another one
     except Exception as error:
+        if cluster is not None:
+            raise UserError(
+                f"cannot connect to a running Ray ({cluster}): {one_line(error)}. Start one, as `raydix serve` "
+                "does, or set RAY_ADDRESS to its address"
+            ) from None
         raise UserError(f"Ray does not start: {one_line(error)}") from None
 
 
-def _schema(config: dict[str, Any]) -> ServeDeploySchema:
+def read_live(config: dict[str, Any]) -> ServeDeploySchema:
+    """Parse a config that `load` has checked, in its live form. Raises UserError."""
+    from deployments.cli.live_form import live_form
     from deployments.config.serve_schema import read_serve_config
 
     try:
-        return read_serve_config(config)
+        return read_serve_config(live_form(config))
     except ValueError as error:
         raise UserError(f"the config is not valid: {one_line(error)}", 2) from None
 
@@ -199,7 +207,7 @@ def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
         applications = serve.status().applications
         for name in names:
             if name in applications and applications[name].status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise UserError(f"{name} did not start: {_cause(applications[name])}")
+                raise UserError(f"{name} did not start: {cause_of(applications[name])}")
         running = all(name in applications and applications[name].status.value == "RUNNING" for name in names)
         if running and _is_healthy(url):
             return
@@ -261,7 +269,7 @@ def _is_healthy(url: str) -> bool:
         return False
 
 
-def _cause(application: Any) -> str:
+def cause_of(application: Any) -> str:
     """Extract the exception that ended a replica from Serve's messages with their tracebacks."""
     messages = [application.message, *(part.message for part in application.deployments.values())]
     for message in reversed(messages):

@@ -166,10 +166,9 @@ def _check(application: dict[str, Any], path: Path | None) -> None:
     from pydantic import ValidationError
 
     from deployments.config.args import AppArgs
+    from deployments.config.faults import first_fault
 
     try:
         AppArgs.model_validate(application["args"])
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path or 'the options'}: args.{where}: {first['msg']}", 2) from None
+        raise UserError(f"{path or 'the options'}: args.{first_fault(error)}", 2) from None

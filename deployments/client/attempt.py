@@ -7,16 +7,20 @@ import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
+from msgspec import structs
+
+from deployments.client.attempt_failure import AttemptFailure, LossReason
 from deployments.client.futures import retrieve
-from deployments.client.outgoing import message_of, origin_of
+from deployments.client.outgoing import TURN_TOKENS, message_of, origin_of
 from deployments.client.stream import Stream
 from deployments.client.suspects import Blame, Suspects
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, RefusalKind, Trial
-from engine.stream_delta import StreamDelta
+from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, Trial
+from deployments.wire.turn_budget import TurnBudget
+from engine.stream_delta import STEP_FAILED, StreamDelta
 from router.addresses import KVAddress
 from router.decisions import as_json
 from router.fleet import Fleet
@@ -35,28 +39,6 @@ class ClientTimings:
     """Time after which what a replica has not answered is sent again: a connection that broke may have lost it."""
 
 
-LossReason = Literal["died", "silent", "failed", "drained", "handed_over"]
-"""Why a replica did not finish a request: its process is gone; it does not answer; its engine cannot go on, or no
-longer knows the request; it is being stopped, and another one takes the request with its KV; it was to compute the
-prompt alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFailure:
-    """Why an attempt did not finish its request: the replica refused the request, or was lost."""
-
-    kind: RefusalKind | Literal["lost"]
-    reason: str
-    replica: str | None = None
-    retry_after_s: float = 1.0
-    """Seconds after which a retry is worthwhile when the queue was full."""
-    loss: LossReason | None = None
-    blame: Blame | None = None
-    """Whether the request has ended the replica; None where that lives, or others are suspected."""
-    kv: KVAddress | None = None
-    """Where the next replica can fetch what this one has computed."""
-
-
 @dataclass(slots=True)
 class DispatchContext:
     """State that all attempts of an ingress at one model share; `RemoteEngines` owns it, and calls `changed`."""
@@ -68,6 +50,10 @@ class DispatchContext:
     connections: dict[str, WireConnection] = field(default_factory=dict)
     """Connections, by replica."""
     suspects: Suspects = field(default_factory=Suspects)
+    expects_engines: bool = False
+    """Whether to wait for a replica while there is none: one has answered, and the model is not unloaded."""
+    resumptions: TurnBudget = field(default_factory=lambda: TurnBudget(TURN_TOKENS))
+    """Tokens of streams that go on elsewhere: all of a replica lose it in the same turn of the event loop."""
     _sent_to: dict[str, dict[str, Attempt]] = field(default_factory=dict, init=False)
     """Open attempts by replica and id, in the order sent; replicas without any are left out."""
     _reachable: tuple[int, frozenset[str]] | None = field(default=None, init=False)
@@ -151,6 +137,17 @@ class DispatchContext:
             connection.doubt()
         elif connection is not None:
             connection.suspect()
+
+    def fail_step(self, replica: str, attempts: Sequence[Attempt]) -> None:
+        """Fail the attempts whose step failed. The replica lives, but each of them may fail the next step, too.
+
+        A trial beside requests that have just begun proves nothing: they may have failed the step as well.
+        """
+        suspects = [one for one in attempts if one.trial is not None or one.num_received < CLEARED_TOKENS]
+        if not any(attempt.trial == "alone" for attempt in suspects):
+            self.fleet.record_call(replica, is_failure=True)
+        for attempt in attempts:
+            attempt.lose("step_failed", "a step of its engine failed", attempt.blame(suspects))
 
 
 class Attempt:
@@ -258,7 +255,7 @@ class Attempt:
                 return AttemptFailure("queue_full", "every replica runs another suspect")
         order = dispatch.placer.order(request, candidates, self._avoid)
         if not order:
-            return self._loss("silent", "no replica answers")
+            return AttemptFailure("absent", "no engine replica is up")
         dispatch.place(self, order[0])
         self._target = order[0]
         self._is_handed_over = dispatch.placer.is_handed_over(self.wire_id) and request.is_stream
@@ -309,8 +306,9 @@ class Attempt:
         if self.replica is None:
             self._dispatch.place(self, replica)
             self.replica = replica
-            self._dispatch.fleet.record_call(replica, is_failure=False)
             self.stream.accept(replica, self._explain)
+        if delta.error_code == STEP_FAILED:  # which ends the attempt (`fail_step`), but not the stream
+            delta = structs.replace(delta, finish_reason=None, error=None, error_code=None)
         if delta.is_empty:
             return True
         delta.start += self._base  # The replica counts from the start of this attempt.
@@ -319,6 +317,7 @@ class Attempt:
             return self.stream.feed(delta, now)
         if not self.began.done():
             self.began.set_result(None)
+            self._dispatch.fleet.record_call(replica, is_failure=False)
             self._dispatch.placer.settle(self.wire_id, delta.num_cached)
         if self.stream.has_ended:
             self._finish(None)

@@ -2,25 +2,31 @@
 
 attempt ─ ended ──────────────────────────────────────────▶ done
     ├─ refused (full, draining) ─▶ another replica ... ──▶ Overloaded when all are full
+    ├─ no replica is there ─▶ the next one, `migration_wait_s` at most ──▶ Unavailable, ReplicaLost
     ├─ lost before the first token ─▶ another, at most `max_retries` times ──▶ Unavailable
     ├─ lost after it ─▶ journal's tokens to another, at most `max_migrations` times ──▶ ReplicaLost
-    └─ lost by its own fault (`deployments/client/suspects.py`) ──▶ EndsEngines
+    └─ lost by its own fault (`deployments/client/suspects.py`) ──▶ EndsEngines, FailsSteps
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
-from deployments.client.attempt import Attempt, AttemptFailure, DispatchContext
-from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.attempt import Attempt, DispatchContext
+from deployments.client.attempt_failure import AttemptFailure
+from deployments.client.outgoing import sending_cost
+from deployments.client.protocol import EndsEngines, FailsSteps, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.stream import Stream
 from deployments.client.suspects import Blame
 from deployments.client.timeline import Migration
 from deployments.config.settings import HealthSettings
+from deployments.wire.deadlines.deadline import awake_now
+from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.messages import Trial
 from monitoring.metrics import Metrics
 
@@ -28,8 +34,6 @@ logger = logging.getLogger("ray.serve")
 
 MAX_OFFERS = 4
 """Most replicas that a new request is offered to, those with full queues included."""
-SUCCESSOR_S = 2.0
-"""Longest wait for another replica when the only one is being stopped: its successor is known a moment later."""
 HEAD_START_S = 0.2
 """Time between a replica's death and the first suspect that runs alone: by then those that run beside others have
 arrived where they go on, also those of other ingresses."""
@@ -70,9 +74,10 @@ class Failover:
         self._dispatch, self._stream = dispatch, stream
         self._health, self._hedges, self._metrics = health, hedges, metrics
         self._avoid: list[str] = []
+        self._closed: list[str] = []  # replicas that take nothing more: they are being stopped, or have ended
         self._num_attempts = self._num_losses = 0
         self._retry_after: list[float] = []
-        self._deadline: float | None = None  # of the migration in progress
+        self._deadline: float | None = None  # of the migration in progress, or of the wait for a first replica
         self._migrating: AttemptFailure | None = None
         self._blame: Blame | None = None  # for the last replica that died; None for no suspect
         self._num_dead = 0  # replicas that died under it, one after another
@@ -90,7 +95,15 @@ class Failover:
             error = await self._recover(failure)
             if error is not None:
                 return self._stream.fail(error)
+            await self._take_turn()
         return None
+
+    async def _take_turn(self) -> None:
+        """Let the event loop have its turns between many streams that go on elsewhere at once."""
+        turns = self._dispatch.resumptions
+        while turns.is_spent:
+            await asyncio.sleep(0)
+        turns.spend(sending_cost(len(self._stream.request.prompt_ids) + self._stream.journal.num_tokens))
 
     # --- one attempt, or two ---------------------------------------------------------------------------------
 
@@ -125,7 +138,8 @@ class Failover:
         running = {asyncio.ensure_future(first.run()): first}
         try:
             waited: list[asyncio.Future[Any]] = [*running, first.began]
-            await asyncio.wait(waited, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(TimeoutError), TimeLimit(patience):
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             silent = first.placed
             if any(task.done() for task in running) or first.began.done() or not self._others(silent):
                 return await next(iter(running))
@@ -167,11 +181,13 @@ class Failover:
         """Return None to try again, else the error for the client."""
         self._avoid.append(failure.replica or "?")
         if failure.loss == "handed_over":
-            self._migrating, self._deadline = failure, time.monotonic() + self._health.migration_wait_s
+            self._migrating, self._deadline = failure, awake_now() + self._health.migration_wait_s
             return None
         has_tokens = self._stream.journal.num_tokens > 0
         if failure.kind == "never_fits":
             return self._give_up(failure) if has_tokens else Rejected(failure.reason)
+        if failure.kind == "absent":
+            return await self._wait_for_replica(failure)
         if failure.kind != "lost":
             if failure.kind == "queue_full" and self._may_wait_for_trial():
                 await self._ask_again()
@@ -192,6 +208,7 @@ class Failover:
             if self._num_losses > self._health.max_retries or len(self._avoid) >= MAX_OFFERS:
                 return Unavailable(f"the engine was lost (health.max_retries): {failure.reason}")
             self._count("retries_total", reason=failure.loss or "failed")
+            self._deadline = None  # it has been at a replica since it waited for one
             return None
         return await self._migrate(failure)
 
@@ -201,7 +218,7 @@ class Failover:
         """Suspect a request whose replica died. Return whether it has ended as many as one request may."""
         if failure.blame is None:
             return False
-        self._blame, self._died_at = failure.blame, time.monotonic()
+        self._blame, self._died_at = failure.blame, awake_now()
         self._num_dead += 1
         may_be_chance = failure.loss == "died"  # without an error, as all replicas of a node do together
         enough = 1 + self._health.max_lost_replicas_per_request + may_be_chance
@@ -215,18 +232,18 @@ class Failover:
             return None
         if self._blame == "unlikely":
             return "beside"
-        began = time.monotonic()
+        began = awake_now()
         await asyncio.sleep(self._died_at + HEAD_START_S - began)
         trial: Trial = "alone"
         while (others := self._others()) and not self._dispatch.suspects.free(others):
-            left_s = self._alone_until - time.monotonic()
+            left_s = self._alone_until - awake_now()
             if left_s <= 0:
                 trial = "beside"
                 break
             await self._dispatch.suspects.change(min(left_s, _POLL_S))
             self._avoid.clear()
         if self._deadline is not None:  # the wait for a turn is not a wait for room
-            self._deadline += time.monotonic() - began
+            self._deadline += awake_now() - began
         return trial
 
     @property
@@ -235,7 +252,7 @@ class Failover:
         return self._died_at + self._health.migration_wait_s
 
     def _may_wait_for_trial(self) -> bool:
-        return self._blame in ("possible", "certain") and time.monotonic() < self._alone_until
+        return self._blame in ("possible", "certain") and awake_now() < self._alone_until
 
     async def _ask_again(self) -> None:
         """Wait a moment: the replica is full, or runs another ingress's suspect."""
@@ -250,7 +267,8 @@ class Failover:
 
     def _end(self, failure: AttemptFailure) -> Exception:
         """End a request that ends engines."""
-        error = EndsEngines(self._num_dead)
+        kind = FailsSteps if failure.loss == "step_failed" else EndsEngines
+        error = kind(self._num_dead)
         logger.error("%s is ended: %s", self._stream.request.request_id, error)
         self._count("suspects_total", outcome="ended")
         if self._stream.journal.num_tokens:
@@ -260,17 +278,26 @@ class Failover:
     # --- other replicas --------------------------------------------------------------------------------------
 
     async def _offer_elsewhere(self, failure: AttemptFailure) -> Exception | None:
+        if failure.kind in ("draining", "stopped") and failure.replica is not None:
+            self._closed.append(failure.replica)
         if failure.kind == "queue_full":
             self._retry_after.append(failure.retry_after_s)
-        if failure.kind == "draining":
-            deadline = time.monotonic() + SUCCESSOR_S
-            while not self._others() and time.monotonic() < deadline:
-                await asyncio.sleep(_POLL_S)
         if len(self._avoid) < MAX_OFFERS and self._others():
             return None
         if self._retry_after:
             reason = "every engine's queue is full (engine.max_waiting, engine.max_waiting_tokens)"
             return Overloaded(reason, min(self._retry_after))
+        return await self._wait_for_replica(failure)
+
+    async def _wait_for_replica(self, failure: AttemptFailure) -> Exception | None:
+        """Wait for a replica while there is none, as streams do that have begun; that none is there is no loss."""
+        longest = self._health.migration_wait_s
+        if self._deadline is None:
+            self._deadline = awake_now() + min(longest, self._stream.request.max_wait_s or longest)
+        if await self._until(lambda: bool(self._others())):
+            return None
+        if self._stream.journal.num_tokens:
+            return self._give_up(failure, "no_replica")
         return Unavailable(failure.reason)
 
     async def _migrate(self, failure: AttemptFailure) -> Exception | None:
@@ -278,10 +305,12 @@ class Failover:
         migrations.append(Migration(time.monotonic(), failure.replica, failure.loss or "failed"))
         is_new = self._migrating is None
         self._migrating = self._migrating or failure
-        if len(migrations) > self._health.max_migrations:
+        # A failed step has cost no replica, and those of a suspect that was cleared were not its fault.
+        num_lost = sum(one.reason != "step_failed" for one in migrations)
+        if num_lost + self._num_dead * (failure.loss == "step_failed") > self._health.max_migrations:
             return self._give_up(failure)
         if is_new:
-            self._deadline = time.monotonic() + self._health.migration_wait_s
+            self._deadline = awake_now() + self._health.migration_wait_s
         return None if await self._until(lambda: bool(self._others())) else self._give_up(failure, "no_replica")
 
     async def _find_room(self, failure: AttemptFailure) -> Exception | None:
@@ -290,17 +319,20 @@ class Failover:
             return None
         await asyncio.sleep(_POLL_S)
         self._avoid.clear()
-        if self._deadline is not None and time.monotonic() < self._deadline:
+        if self._deadline is not None and awake_now() < self._deadline:
             return None
         return self._give_up(failure, "no_replica")
 
     async def _until(self, condition: Callable[[], bool]) -> bool:
+        has_tokens = self._stream.journal.num_tokens > 0
         while not condition():
-            if self._deadline is None or time.monotonic() > self._deadline:
+            if self._deadline is None or awake_now() > self._deadline:
+                return False
+            if not has_tokens and not self._dispatch.expects_engines:
                 return False
             await asyncio.sleep(_POLL_S)
             # A lost replica may be back under the same name after a pause or a network partition.
-            self._avoid.clear()
+            self._avoid[:] = self._closed
         return True
 
     def _others(self, besides: str | None = None) -> frozenset[str]:

@@ -15,6 +15,7 @@ from deployments.client.protocol import (
     FleetHealth,
     GenerateRequest,
     Generation,
+    ModelState,
     ModelSwitch,
     Unavailable,
 )
@@ -28,13 +29,21 @@ class ModelClient:
         self._engines, self._admission, self._switch = engines, admission, switch
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Return once an engine accepted; raise Overloaded, Unavailable or Rejected when none did."""
+        """Return once an engine accepted; raise Overloaded, Unavailable or Rejected when none did.
+
+        While there is no engine the request waits for one, unless the model is unloaded.
+        """
+        if self._engines.are_awaited and await self._state() in UNLOADED_STATES:
+            self._engines.expect_none()
+        try:
+            return await self._generate(request)
+        except Unavailable as error:
+            raise await self._explained(error, request.model) from None
+
+    async def _generate(self, request: GenerateRequest) -> Generation:
         turn = await self._admission.admit(self._engines.prepared(request))
         try:
             return await self._engines.generate(turn.request, turn)
-        except Unavailable as error:
-            turn.refused()
-            raise await self._explained(error, request.model) from None
         except BaseException:  # or its client has left
             turn.refused()
             raise
@@ -44,7 +53,7 @@ class ModelClient:
     async def health(self) -> FleetHealth:
         """Return the engines' health. An unloaded model is not unhealthy: no replicas are expected of it."""
         fleet = await self._engines.health()
-        if fleet.num_up == 0 and self._switch is not None and await self._switch.state() in UNLOADED_STATES:
+        if fleet.num_up == 0 and await self._state() in UNLOADED_STATES:
             return replace(fleet, state="unloaded", num_expected=0)
         return fleet
 
@@ -52,9 +61,12 @@ class ModelClient:
         """Return the last placements, newest first."""
         return self._engines.decisions(limit)
 
+    async def _state(self) -> ModelState | None:
+        return None if self._switch is None else await self._switch.state()
+
     async def _explained(self, error: Unavailable, model: str) -> Unavailable:
         """Return an error that names the model's state when that is why no engine is available."""
-        state = None if self._switch is None else await self._switch.state()
+        state = await self._state()
         if state in UNLOADED_STATES:
             return Unavailable(f"model {model} is not loaded; POST /v1/models/{model}/load loads it")
         return Unavailable(f"model {model} is loading") if state == "loading" else error

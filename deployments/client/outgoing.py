@@ -6,6 +6,16 @@ from deployments.client.protocol import GenerateRequest
 from deployments.wire.messages import Generate, KVOrigin, Trial, pack_tokens
 from router.addresses import KVAddress
 
+TURN_TOKENS = 131_072
+"""Tokens that are sent to engines in one turn of the event loop, which takes some 10 ms."""
+_REQUEST_TOKENS = 4096
+"""Tokens whose sending takes as long as what each request costs besides."""
+
+
+def sending_cost(num_tokens: int) -> int:
+    """Return what it takes to send a request, in tokens."""
+    return _REQUEST_TOKENS + num_tokens
+
 
 def message_of(
     request: GenerateRequest, number: int, *, trial: Trial | None = None, origin: KVOrigin | None = None

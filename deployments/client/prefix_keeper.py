@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Sequence
 from typing import TypeVar
 
-from deployments.client.attempt import Attempt, AttemptFailure, DispatchContext
+from deployments.client.attempt import Attempt, DispatchContext
+from deployments.client.attempt_failure import AttemptFailure
 from deployments.client.protocol import GenerateRequest
 from deployments.client.stream import Stream
 from deployments.wire.connection import WireConnection

@@ -111,6 +111,14 @@ class ReplicaLost(Exception):
         self.reason = reason
 
 
+class FailsSteps(Exception):
+    """The steps of healthy engines failed with this request, and it is not given to another. HTTP 500."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__(f"{num_steps} steps of engines failed with this request")
+        self.num_steps = num_steps
+
+
 class EndsEngines(Exception):
     """The request ended the engines that computed it, and is not given to another. HTTP 500."""
 
@@ -232,6 +240,9 @@ class ReplicaHealth:
     kv_pages_free: int = 0
     kv_pages_total: int = 0
     is_draining: bool = False
+    failing: str | None = None
+    """Why its engine computes nothing now: its steps fail for lack of "memory", because its "device" is lost or
+    for "other" reasons, or it has "ended"; None while it is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +256,7 @@ class FleetHealth:
     @property
     def num_up(self) -> int:
         """Number of replicas that accept requests."""
-        return sum(replica.is_connected and not replica.is_draining for replica in self.replicas)
+        return sum(r.is_connected and not r.is_draining and r.failing is None for r in self.replicas)
 
 
 class Engines(Protocol):
@@ -261,6 +272,15 @@ class Engines(Protocol):
 
     async def health(self) -> FleetHealth:
         """Return the engines' health from local knowledge, without waiting for any of them."""
+        ...
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether no engine answers, and one is expected to: new requests wait for it."""
+        ...
+
+    def expect_none(self) -> None:
+        """Note that the model is unloaded, so that nobody waits for an engine until one has answered again."""
         ...
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:

@@ -39,11 +39,13 @@ from deployments.client.store_tellers import StoreTellers
 from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
+from deployments.wire.deadlines.deadline import awake_now, watch_of
+from deployments.wire.deadlines.time_limit import TimeLimit
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
 from deployments.wire.sockets import make_context
-from deployments.wire.turn_budget import TurnBudget
-from engine.stream_delta import StreamDelta
+from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
+from engine.stream_delta import STEP_FAILED, StreamDelta
 from monitoring.metrics import Metrics
 from router.addresses import ReplicaAddress, is_store
 from router.decisions import as_json
@@ -76,7 +78,9 @@ class RemoteEngines:
         """
         self.fleet, self.placer = router.fleet, router.placer
         self._model = model
-        self._num_expected, self._timings = num_expected, timings or ClientTimings()
+        self.num_expected = num_expected
+        """Least number of replicas that are up when all is well."""
+        self._timings = timings or ClientTimings()
         self._ingress_id = uuid.uuid4().hex
         self._dispatch = DispatchContext(self.fleet, self.placer)
         self._context: Context = make_context()
@@ -86,7 +90,7 @@ class RemoteEngines:
         self._prefix_sync = PrefixSync(self._ask_for_prefixes)
         self._tellers = StoreTellers(self._prefix_sync.begin, self._prefix_sync.leave)
         self._connector = Connector(self._dispatch, self._connect, self._watch, self._leave)
-        self._budget = TurnBudget()
+        self._budget = TurnBudget(TURN_BLOCKS)
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -108,11 +112,11 @@ class RemoteEngines:
 
     async def wait_for_prefixes(self, timeout_s: float) -> bool:
         """Wait until the hottest prefixes of all answering replicas are known. Return False after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
+        deadline = awake_now() + timeout_s
         while not all(
             c.knows_hottest for c in self._connections.values() if c.is_answering or c.last_message_at is None
         ):
-            if time.monotonic() > deadline:
+            if awake_now() > deadline:
                 return False
             await asyncio.sleep(0.01)
         return True
@@ -155,8 +159,13 @@ class RemoteEngines:
         failover = Failover(self._dispatch, stream, self._health, self._hedges, self._metrics)
         self._tasks[stream] = task = asyncio.create_task(failover.run())
         task.add_done_callback(partial(self._on_end, stream))
+        longest = self._timings.accept_s
         try:
-            await stream.accepted  # which fails after `accept_s`, at a tick
+            with TimeLimit(longest):
+                await stream.accepted
+        except TimeoutError:
+            await stream.aclose()
+            raise Unavailable(f"no engine accepted within {longest:g} s") from None
         except asyncio.CancelledError:
             await stream.aclose()
             raise
@@ -172,8 +181,8 @@ class RemoteEngines:
             _health_of(connection, is_draining=replica not in members)
             for replica, connection in sorted(self._connections.items())
         )
-        health = FleetHealth("healthy", self._num_expected, replicas)
-        state: HealthState = "healthy" if health.num_up >= self._num_expected else "degraded"
+        health = FleetHealth("healthy", self.num_expected, replicas)
+        state: HealthState = "healthy" if health.num_up >= self.num_expected else "degraded"
         return replace(health, state=state if health.num_up else "unhealthy")
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
@@ -201,20 +210,26 @@ class RemoteEngines:
         """Number of requests that have not ended."""
         return len(self._tasks)
 
+    @property
+    def expects_engines(self) -> bool:
+        """Whether a replica is to be waited for while there is none."""
+        return self._dispatch.expects_engines
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether no replica answers, and one is expected to: new requests wait for it."""
+        return self._dispatch.expects_engines and not self._dispatch.reachable()
+
+    def expect_none(self) -> None:
+        """Note that the model is unloaded, so that nobody waits for a replica until one has answered again."""
+        self._dispatch.expects_engines = False
+
     def _check_available(self) -> None:
-        """Raise Unavailable when no replica answers."""
+        """Raise Unavailable when no replica answers, and none is expected to."""
         if not self._dispatch.reachable():
             self._connector.sync()  # a replica may have appeared in this very moment
-        if not self._dispatch.reachable():
+        if not self._dispatch.reachable() and not self._dispatch.expects_engines:
             raise Unavailable("no engine replica is up")
-
-    def _end_unaccepted(self, now: float) -> None:
-        """Fail the streams that no engine has accepted in time."""
-        longest = self._timings.accept_s
-        for stream in list(self._tasks):
-            if not stream.accepted.done() and now - stream.opened_at > longest:
-                stream.fail(Unavailable(f"no engine accepted within {longest:g} s"))
-                self._close(stream)
 
     def _on_end(self, stream: Stream, task: asyncio.Task[None]) -> None:
         """Forget a stream whose task has ended. If the task failed, its reader hears of that at once."""
@@ -223,7 +238,9 @@ class RemoteEngines:
         if error is not None:
             logger.error("the delivery of %s failed", stream.request.request_id, exc_info=error)
         if not stream.has_ended:
-            stream.fail(DeliveryFailed(f"the delivery of {stream.request.request_id} failed: {error!r}"))
+            failure = DeliveryFailed(f"the delivery of {stream.request.request_id} failed: {error!r}")
+            failure.__cause__ = error
+            stream.fail(failure)
 
     def _close(self, stream: Stream) -> None:
         """Cancel the task of a stream that its reader closed; the attempt then aborts the request."""
@@ -235,7 +252,7 @@ class RemoteEngines:
 
     def on_deltas(self, replica: str, deltas: list[StreamDelta]) -> None:
         """Pass each delta to its attempt; request again those that did not arrive in order."""
-        missing = {}
+        missing, failed = {}, []
         for delta in deltas:
             attempt = self._attempts.get(delta.request_id)
             if attempt is None:
@@ -243,8 +260,12 @@ class RemoteEngines:
                     self._connections[replica].abort(delta.request_id)
             elif not attempt.feed(replica, delta):
                 missing[delta.request_id] = attempt.num_received
+            elif delta.error_code == STEP_FAILED:
+                failed.append(attempt)
         if missing:
             self._connections[replica].resume(missing)
+        if failed:
+            self._dispatch.fail_step(replica, failed)
 
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
         """Fail attempts that the replica no longer knows: it aborted them while this ingress was away."""
@@ -321,6 +342,7 @@ class RemoteEngines:
         """Mark a replica as lost or answering; fail the attempts at a silent one."""
         self.fleet.mark_lost(replica, not is_answering)
         self._dispatch.changed()
+        self._dispatch.expects_engines |= is_answering
         if not is_answering:
             self._ask_no_more(replica)
             self._dispatch.lose(replica, "silent", "it does not answer")
@@ -364,8 +386,10 @@ class RemoteEngines:
         )
 
     async def _tick_forever(self) -> None:
+        awake = watch_of(asyncio.get_running_loop())
         while True:
             await asyncio.sleep(self._timings.tick_s)
+            awake.now()  # failovers read this clock too, but not often enough
             now = time.monotonic()
             for check in self._checks(now):
                 try:
@@ -379,7 +403,6 @@ class RemoteEngines:
         return [
             *ticks,
             *repeats,
-            partial(self._end_unaccepted, now),
             self._leave_draining,
             self._sync,
             partial(self._tell_backlog, now),
@@ -425,6 +448,7 @@ def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:
         kv_pages_free=load.pages_free,
         kv_pages_total=load.pages_total,
         is_draining=is_draining or load.is_draining,
+        failing=load.failing or None,
     )
 
 

@@ -88,6 +88,11 @@ class ModelArgs(Settings):
         return 1.0 if self.engine.device.startswith("cuda") else 0.0
 
     @property
+    def rank_resources(self) -> dict[str, float]:
+        """What Ray reserves for each rank of an engine replica."""
+        return self.engines.reserved(self.gpus_per_rank)
+
+    @property
     def gpus_per_engine(self) -> float:
         """GPUs that Ray reserves for an engine replica."""
         return self.gpus_per_rank * self.engine.tensor_parallel_size

@@ -38,7 +38,7 @@ class Limits(BaseModel):
     ("refuse"), left out and named in the header x-raydix-ignored-fields and the request's log line ("warn"), or
     left out."""
     max_header_bytes: int = Field(default=64 * 1024, ge=1024)
-    """Largest size of all headers of a request, names and values, in bytes."""
+    """Most bytes of a request outside its body: request line, headers, what is between and after chunks."""
     max_headers: int = Field(default=100, ge=10)
     """Most headers of a request."""
     max_choices: int = Field(default=128, ge=1)
@@ -103,6 +103,8 @@ class Limits(BaseModel):
     """Bytes of memory that compiling a grammar may take, besides the tokenizer's."""
     grammar_processes: int = Field(default=2, ge=1)
     """Processes that compile grammars, for each ingress and model; they start with the first grammar."""
+    grammar_processes_per_tenant: int = Field(default=1, ge=1)
+    """Most of these processes that compile grammars of one tenant at a time; its others wait."""
     max_waiting_grammars: int = Field(default=64, ge=1)
     """Most grammars that are being compiled or wait for it; more are refused with 429."""
     known_grammar_bytes: int = Field(default=2 * MIB, ge=0)

@@ -26,6 +26,9 @@ from router.policy_names import check_policy_name
 PolicyName = Annotated[str, AfterValidator(check_policy_name)]
 
 
+Surge = Annotated[int, Field(ge=0, le=100)]
+
+
 class Settings(BaseModel):
     """Base of all sections: frozen, with unknown keys refused and a docstring for each field."""
 
@@ -62,6 +65,9 @@ class HealthSettings(Settings):
     """Seconds a health check may take."""
     stall_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds without a finished engine step, while there is work, after which Serve replaces a replica."""
+    max_failed_steps: int = Field(default=3, ge=2)
+    """Steps of an engine that may fail in a row before Serve replaces its replica. After a failed step the engine
+    repeats it with harmless requests, so that no request of a client can fail two in a row."""
     beat_directory: str | None = None
     """Directory in which each engine replica touches a file whenever it passes a health check, for supervisors
     outside Serve (`deployments/replica/pod.py`); None: no files."""
@@ -77,8 +83,8 @@ class HealthSettings(Settings):
     max_migrations: int = Field(default=3, ge=0)
     """Most replicas that a stream may lose after its first token; then it ends with an error."""
     migration_wait_s: float = Field(default=30.0, ge=0)
-    """Seconds that a stream which lost its replica waits for room at another one; before that, as long at most for
-    its turn to run where no other request does that may have ended its replica. As long at most, a new ingress
+    """Seconds that a request which lost its replica waits for room at another one; before that, as long at most
+    for its turn to run where no other request does that may have ended its replica. As long at most, a new ingress
     waits for engines before it listens where others do."""
     max_lost_replicas_per_request: int = Field(default=1, ge=1)
     """Replicas that may die under one request, one after another, after the first that did; one more where the
@@ -170,6 +176,11 @@ class ChatSettings(Settings):
     reasoning: Literal["auto", "think", "none"] = "auto"
     """Whether a <think>...</think> section that begins an answer is returned separately; "auto" decides by the
     chat template and the vocabulary."""
+    template_timeout_s: float = Field(default=10.0, gt=0)
+    """Most seconds of processor time in which a conversation is rendered by the model's chat template."""
+    max_rendered_chars: int = Field(default=32 * 2**20, ge=1024)
+    """Most characters of a rendered conversation, and of each value that the chat template makes for it; an entry
+    of an array or object counts as 32 more."""
     late_system: Literal["auto", "keep", "merge"] = "auto"
     """What becomes of system messages that are not the first: kept in their places, or merged into the first;
     "auto" merges them where the template would refuse them or leave them out."""
@@ -193,6 +204,14 @@ class DeploymentSettings(Settings):
     """Most requests that wait for a replica in each caller; more are refused. -1: no bound."""
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """Seconds that the streams of a stopping replica may take to end."""
+    surge_percent: Surge | Literal["auto"] = "auto"
+    """Replicas that a change of `args` starts before it stops old ones, in percent of their number and rounded up.
+    "auto": 20 where a node has room for one more when the change comes, else 0."""
+
+    def reserved(self, num_gpus: float) -> dict[str, float]:
+        """Return Ray's resources of a replica with so many GPUs, or of each of its ranks."""
+        all_of_them = {"CPU": self.num_cpus, "GPU": num_gpus, **self.resources}
+        return {name: amount for name, amount in all_of_them.items() if amount}
 
 
 class AdmissionSettings(Settings):
@@ -205,7 +224,8 @@ class AdmissionSettings(Settings):
     """Seconds of work queued at the least busy engine above which requests wait here. It is about what one
     tenant's flood adds to another's time to first token. Below a few step times, engines run out of work."""
     max_wait_s: float = Field(default=30.0, gt=0)
-    """Longest wait, in seconds; a request may ask for less. A request that would wait longer is refused."""
+    """Longest wait, in seconds, also while no engine is up; a request may ask for less. One that would wait longer
+    is refused."""
     quantum_tokens: int = Field(default=2048, ge=1)
     """Uncached prompt tokens that the tenant with the lowest weight may send on each of its turns."""
     max_waiting: int = Field(default=4096, ge=1)
@@ -289,6 +309,9 @@ class IngressSettings(DeploymentSettings):
     """Names and addresses under which clients may reach the API: what the Host header may have, without its port.
     "*.example.com" is every name below that one, "10.0.0.0/8" a network, "*" any host. None: this machine's own
     (localhost, 127.0.0.1, ::1) where `host` is one of them, otherwise any."""
+    surge_percent: Surge | Literal["auto"] = 100
+    """Ingresses that a change of `args` starts before it stops old ones, in percent of their number, rounded up:
+    the port is never without one. They need the CPUs of as many more."""
     cors_origins: tuple[Annotated[str, AfterValidator(check_origin)], ...] = ()
     """Sites whose pages may use the API from a browser, such as "https://app.example.com"; "*": all sites."""
     keep_alive_s: int = Field(default=75, ge=1)

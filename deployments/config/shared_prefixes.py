@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from deployments.config.settings import Settings
+from engine.files import read_text
+
+_MAX_BYTES = 2**26
 
 
 class SharedPrefixSettings(Settings):
@@ -31,7 +33,7 @@ class SharedPrefixSettings(Settings):
         if self.file is None:
             return self
         try:
-            text = Path(self.file).read_text(encoding="utf-8")
+            text = read_text(self.file, _MAX_BYTES)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"shared_prefixes: {self.file} cannot be read ({error}); name a UTF-8 file that is there where "

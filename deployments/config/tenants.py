@@ -133,6 +133,16 @@ class KeyRing:
         """Whether requests without a key are served."""
         return not self.tenants
 
+    @property
+    def by_name(self) -> dict[str, Tenant]:
+        """The tenants by their names."""
+        return {tenant.name: tenant for tenant in self.tenants}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The tenants' weights by their names."""
+        return {tenant.name: tenant.weight for tenant in self.tenants}
+
     def find(self, key: str) -> Tenant | None:
         """The tenant a key belongs to. Compares with every hash in constant time: timing reveals nothing."""
         digest = hashlib.sha256(key.encode()).digest()

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from deployments.client.protocol import EngineClient, FleetHealth
 from deployments.control.controller_client import AppView, ControllerUnavailable, DeploymentView, ReplicaView
 from deployments.control.model_switch import state_of, together
+from deployments.wire.deadlines.time_limit import TimeLimit
 from router.ray_internals import is_head
 
 logger = logging.getLogger("ray.serve")
@@ -120,7 +121,8 @@ class Cluster:
             asking = self._asking[what] = asyncio.ensure_future(_started(source))
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            answer: T = await asyncio.wait_for(asyncio.shield(asking), self._timeout_s)
+            with TimeLimit(self._timeout_s):
+                answer: T = await asyncio.shield(asking)
             return answer
         except TimeoutError:
             missing[what] = f"no answer within {self._timeout_s:g} s"

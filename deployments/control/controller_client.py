@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from deployments.wire.deadlines.time_limit import TimeLimit
 from router.ray_internals import find_controller, instance_details, set_replicas
 
 T = TypeVar("T")
@@ -39,6 +40,8 @@ class DeploymentView:
     target: int
     """Number of replicas that Serve works towards."""
     replicas: tuple[ReplicaView, ...] = ()
+    configured: int | None = None
+    """Number of replicas in the deployed config; None where they are scaled, or where it is not known."""
 
     def count(self, *states: str) -> int:
         """Number of replicas in one of these states."""
@@ -57,7 +60,9 @@ class AppView:
     def from_details(cls, details: Mapping[str, Any]) -> AppView:
         """Read an `ApplicationDetails` object (ray.serve.schema)."""
         deployments = {
-            name: DeploymentView(one["target_num_replicas"], tuple(map(_replica, one["replicas"])))
+            name: DeploymentView(
+                one["target_num_replicas"], tuple(map(_replica, one["replicas"])), _configured(one)
+            )
             for name, one in details["deployments"].items()
         }
         return cls(deployments, bool(details.get("external_scaler_enabled")))
@@ -109,7 +114,7 @@ class ControllerClient:
         import ray
 
         try:
-            async with asyncio.timeout(self._timeout_s):
+            with TimeLimit(self._timeout_s):
                 if self._controller is None:
                     self._controller = await asyncio.to_thread(find_controller)
                 return await method(self._controller)
@@ -119,6 +124,12 @@ class ControllerClient:
         except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
             self._controller = None
             raise ControllerUnavailable(f"Serve's controller does not answer: {type(error).__name__}") from None
+
+
+def _configured(details: Mapping[str, Any]) -> int | None:
+    config = details.get("deployment_config") or {}
+    count = config.get("num_replicas")
+    return count if isinstance(count, int) and not config.get("autoscaling_config") else None
 
 
 def _replica(details: Mapping[str, Any]) -> ReplicaView:

@@ -34,13 +34,22 @@ class DeploymentSwitch:
     """The `ModelSwitch` of one model's engine deployments."""
 
     def __init__(self, controller: Controller, counts: Mapping[str, int]) -> None:
-        """`counts` has how many replicas of each deployment loading the model starts."""
+        """`counts` has how many replicas of each deployment loading the model starts, where the deployed config
+        does not say.
+        """
         self._controller, self._counts = controller, counts
 
     async def state(self) -> ModelState | None:
         """The model's state; None while the controller does not answer."""
         try:
             return state_of(together(await self._views()))
+        except ControllerUnavailable:
+            return None
+
+    async def targets(self) -> dict[str, int] | None:
+        """How many replicas each deployment is to have now; None while the controller does not answer."""
+        try:
+            return {name: view.target for name, view in (await self._views()).items()}
         except ControllerUnavailable:
             return None
 
@@ -57,6 +66,7 @@ class DeploymentSwitch:
             views = await self._views()
             changes = {name: n for name, n in counts.items() if bool(views[name].target) != bool(n)}
             for name, count in changes.items():
+                count = count and (views[name].configured or count)
                 if not (await self._controller.view()).is_scalable:
                     raise NotSwitchable(
                         "models of this application cannot be loaded or unloaded while it runs: set "

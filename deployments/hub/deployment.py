@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from ray import serve
 
 from deployments.client.protocol import Unavailable
 from deployments.config.settings import MetricsSettings
@@ -17,30 +19,48 @@ from deployments.control.orphan import end_with_raylet
 from deployments.hub.roster import Roster
 from deployments.hub.server import MetricsServer, listen
 from deployments.hub.warm_up_board import PrefixReport, WarmUpBoard
+from deployments.telemetry.live_level import LiveLevel, Reconfigured
 from monitoring.checkpoint import Kept, Stamp
 from monitoring.gateway import gateway_gauges
 from monitoring.hub import Hub, NotReady
 from monitoring.page import CONTENT_TYPE
 from router.hot_prefixes import HotPrefix
+from router.ray_internals import target_replicas
 
 NOT_READY = "The metrics hub is new and still asks what was counted before it; try again in a few seconds."
 RenderedPage = tuple[bytes, str, Kept | None]
 """The page's text, its content type, and the checkpoint it was made from."""
 
 
+def deployed_ingresses() -> int:
+    """How many ingresses Serve is told to run; 0 where it does not say."""
+    return target_replicas(serve.get_replica_context().app_name).get("Ingress", 0)
+
+
 class MetricsHub:
     """The metrics of the whole application, in one replica."""
 
-    def __init__(self, num_ingresses: int = 0, settings: MetricsSettings | None = None) -> None:
-        """`num_ingresses` ingresses keep the checkpoint for the next hub (`deployments/hub/keeper.py`).
+    def __init__(
+        self,
+        num_ingresses: int = 0,
+        settings: MetricsSettings | None = None,
+        count_ingresses: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`num_ingresses` ingresses keep the checkpoint for the next hub (`deployments/hub/keeper.py`), or as many
+        as `count_ingresses` says.
 
         Raises MetricsPortError when the hub cannot listen on the port in the settings.
         """
         end_with_raylet()
         settings = settings or MetricsSettings()
+        self._level = LiveLevel()
+        self._reconfigured = Reconfigured(self._level.take_over)
         mirrors = (gateway_gauges,) if settings.inference_gateway else ()
         self._hub = Hub(
-            num_keepers=num_ingresses, born=time.monotonic(), generation=time.time_ns(), mirrors=mirrors
+            num_keepers=count_ingresses() or num_ingresses,
+            born=time.monotonic(),
+            generation=time.time_ns(),
+            mirrors=mirrors,
         )
         self._board = WarmUpBoard()
         self._roster = Roster(time.monotonic())
@@ -48,6 +68,10 @@ class MetricsHub:
         if settings.port is not None:
             listener = listen(settings.host, settings.port, settings.port_wait_s)
             self._server = MetricsServer(listener, self._read_page)
+
+    async def reconfigure(self, user_config: Mapping[str, Any] | None) -> None:
+        """Take over the settings that a running hub can, see `deployments/config/live.py`."""
+        self._reconfigured(user_config)
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Start the server. Serve calls this once, after the constructor, on the event loop."""
@@ -60,9 +84,10 @@ class MetricsHub:
         called = [getattr(self, method)(*args) for method, args in calls]
         return await asyncio.gather(*called, return_exceptions=True)
 
-    async def push(self, process: str, snapshot: bytes) -> None:
-        """Take a process's snapshot of its metrics."""
+    async def push(self, process: str, snapshot: bytes) -> str | None:
+        """Take a process's snapshot of its metrics. Return the level at which it is to log, if it is told one."""
         self._hub.push(process, snapshot, time.monotonic())
+        return self._level.told
 
     async def render(self) -> RenderedPage | None:
         """Render the page; None while this hub is new and does not know yet what was counted before it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from deployments.client.protocol import Unavailable
 from deployments.hub.deployment import NOT_READY
+from deployments.wire.deadlines.time_limit import TimeLimit
 from monitoring.checkpoint import Kept
 
 
@@ -37,7 +38,7 @@ class MetricsKeeper:
     async def read_page(self) -> tuple[bytes, str]:
         """Read the page and its content type. Raises Unavailable when there is no complete page."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            with TimeLimit(self._timeout_s):
                 page = await self._hub.render.remote()
         except Exception as error:
             reason = "in time" if isinstance(error, TimeoutError) else f"({type(error).__name__})"
@@ -52,9 +53,8 @@ class MetricsKeeper:
 
     async def _keep_forever(self) -> None:
         while True:
-            with contextlib.suppress(Exception):  # the hub does not answer; ask it again
-                async with asyncio.timeout(self._timeout_s):
-                    await self._keep()
+            with contextlib.suppress(Exception), TimeLimit(self._timeout_s):  # it does not answer; ask it again
+                await self._keep()
             await self._hub.beat()
 
     async def _keep(self) -> None:

@@ -12,7 +12,6 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -21,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deployments.client.protocol import Unavailable
-from deployments.ingress.connection import Connection, ConnectionBounds
+from deployments.ingress.connection import ConnectionBounds, protocols
 
 HEADER_TIMEOUT_S = 10.0
 """Seconds in which a request's headers must have come."""
@@ -30,6 +29,7 @@ UNREAD_S = 10.0
 RETRY_S = 0.25
 """Seconds between two attempts to listen on a port that is in use."""
 MAX_HEADER_BYTES = 16 * 2**10
+MAX_HEADERS = 100
 MAX_CONNECTIONS = 64
 """Connections at a time; requests on further ones are answered with 503."""
 
@@ -88,10 +88,10 @@ class MetricsServer:
         """`read_page` raises Unavailable when there is no page."""
         self._listener, self._read_page = listener, read_page
         app = Starlette(routes=[Route("/metrics", self._metrics, methods=["GET"])])
-        connection = partial(Connection, bounds=ConnectionBounds(HEADER_TIMEOUT_S, MAX_HEADER_BYTES, UNREAD_S))
+        bounds = ConnectionBounds(HEADER_TIMEOUT_S, MAX_HEADER_BYTES, MAX_HEADERS, UNREAD_S)
         config = uvicorn.Config(
             app,
-            http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
+            http=protocols(lambda: bounds),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             lifespan="off",
             log_config=None,  # else it closes Serve's handlers, and no new controller could take the hub over

@@ -8,6 +8,10 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.config.args import AccessSettings, AppArgs
+from deployments.config.faults import first_fault
+from engine.files import read_text
+
+_MAX_BYTES = 2**26
 
 
 def with_access_file(args: AppArgs) -> AppArgs:
@@ -32,14 +36,12 @@ def with_access_file(args: AppArgs) -> AppArgs:
 
 def _read(path: Path) -> AccessSettings:
     try:
-        return AccessSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return AccessSettings.model_validate(yaml.safe_load(read_text(path, _MAX_BYTES)))
     except OSError as error:
         raise ValueError(f"access_file: cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise ValueError(
             f"access_file: {path} is not YAML; it should contain tenants and admin_key_hash"
         ) from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"access_file: {path}: {where}: {first['msg']}") from None
+        raise ValueError(f"access_file: {path}: {first_fault(error)}") from None

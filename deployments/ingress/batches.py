@@ -29,7 +29,7 @@ def batch_worker(
         tenant = service.access.tenant(name)
         if tenant is None and name == ANONYMOUS.name and service.access.is_open:
             tenant = ANONYMOUS
-        if tenant is None and name == ADMIN.name and service.admin_key_hash is not None:
+        if tenant is None and name == ADMIN.name and service.access.has_admin:
             tenant = ADMIN
         return None if tenant is None else InProcessApi(app, tenant).post
 

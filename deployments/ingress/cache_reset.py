@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence, Set
 
 from deployments.client.protocol import ModelState, Unavailable
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 logger = logging.getLogger("ray.serve")
 
@@ -30,7 +31,7 @@ async def empty_caches(
     """
     freed = Counter[str]()
     try:
-        async with asyncio.timeout(timeout_s):
+        with TimeLimit(timeout_s):
             while True:
                 if not freed and not known() and await state() not in ("loaded", None):
                     return {}

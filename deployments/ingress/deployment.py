@@ -13,8 +13,8 @@ from typing import Any
 import ray
 from ray import serve
 
-from deployments.api.app import create_app
 from deployments.api.http.access import AccessControl
+from deployments.api.live_api import LiveApi
 from deployments.api.record import Listener
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.service import ApiService
@@ -22,6 +22,7 @@ from deployments.batch.batch_worker import BatchWorker
 from deployments.batch.prompts import Answer, Prompt
 from deployments.batch.spool import Spool
 from deployments.config.args import AppArgs
+from deployments.config.live import with_live
 from deployments.config.shown import shown_settings
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import Cluster
@@ -39,6 +40,7 @@ from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.ingress.roll_call import RollCall
 from deployments.telemetry.garbage import OFTEN, GarbagePauses
 from deployments.telemetry.line_file import LineFile
+from deployments.telemetry.live_level import LiveLevel
 from deployments.telemetry.loop_lag import LoopLag
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.request_log import RequestLog
@@ -62,12 +64,17 @@ def directly_served(service: ApiService, max_open: int) -> ApiService:
     )
 
 
+def _line_file(args: AppArgs) -> LineFile | None:
+    return None if args.logging.access_log is None else LineFile(args.logging.access_log)
+
+
 @serve.ingress()
 class Ingress:
     """Builds the API over this process's connections to the engines."""
 
     def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
         """`engines` has Serve's handles of the engines by deployment."""
+        self._given = args
         args = with_access_file(args)
         self._args, hub = args, HubCalls(hub, self._is_idle)
         context = serve.get_replica_context()
@@ -78,7 +85,7 @@ class Ingress:
         use_cpu_policy(args.cpu_policy)
         self._tracer = open_tracing(args.tracing, name)
         self._log = RequestLog(name)
-        self._lines = None if args.logging.access_log is None else LineFile(args.logging.access_log)
+        self._lines = _line_file(args)
         self._controller = controller = ControllerClient(context.app_name, args.health.status_timeout_s)
         self._links = [ModelLink(args, fleet, engines, name, controller) for fleet in args.served]
         snapshots = {f"{name}/{link.name}": link.snapshot for link in self._links}
@@ -96,7 +103,7 @@ class Ingress:
         self._keys = KeyRing(args.tenants, args.admin_key_hash)
         self._access = AccessControl(
             self._keys,
-            args.ingresses.count,
+            context.world_size or args.ingresses.count,
             protects_metrics=args.protects_metrics,
             admin_key_hash=args.admin_key_hash,
         )
@@ -105,6 +112,10 @@ class Ingress:
         self._spool = None if args.files.directory is None else Spool(args.files)
         self._batches: BatchWorker | None = None
         self._http: HttpServer | None = None
+        self._apis: list[LiveApi] = []
+        self._user_config: Mapping[str, Any] | None = None
+        self._level = LiveLevel()
+        self._refuses_settings = False
         self._pushers = [
             MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
             for process, snapshot in snapshots.items()
@@ -130,18 +141,71 @@ class Ingress:
         for pusher in self._pushers:
             pusher.start()
         self._reporter.start()
-        service = await asyncio.to_thread(self._service)
+        self._models = {link.name: await asyncio.to_thread(link.served, self._keys) for link in self._links}
+        service = self._service(self._args)
+        api = await asyncio.to_thread(LiveApi, service)
+        self._apis.append(api)
+        self._many = ManyPrompts(api, service, self._args.batch, serve_is_stopping)
+        if self._spool is not None:
+            self._batches = batch_worker(self._spool, api, service, self._args.batch, serve_is_stopping)
+        return api
+
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any = None) -> None:
+        """Take over the settings of a `user_config` (`deployments/config/live.py`); then begin to serve.
+
+        Serve calls this once at the start, whether there is one or not, because `rank` is among its parameters.
+        When settings are wrong, a new ingress does not start, and one that serves goes on with those it has:
+        Serve would end it if this raised an exception.
+        """
+        asked, is_first = dict(user_config or {}), self._user_config is None
+        if asked == self._user_config and not self._refuses_settings:
+            return
+        try:
+            args = await asyncio.to_thread(lambda: with_access_file(with_live(self._given, asked)))
+        except ValueError as error:
+            if is_first:
+                raise
+            self._refuses_settings = True
+            logger.error("this ingress goes on with the settings that it has, as new ones are wrong: %s", error)
+            return
+        self._refuses_settings = False
+        self._level.set(asked.get("logging", {}).get("level"))
+        if args != self._args:
+            await self._take_over(args)
+        self._user_config = asked
+        if is_first:
+            await self._open()
+        else:
+            logger.info("requests that come from now on have the new settings of user_config")
+
+    async def _take_over(self, args: AppArgs) -> None:
+        if args.logging.access_log != self._args.logging.access_log:
+            if self._lines is not None:
+                self._lines.flush()
+                self._lines.close()
+            self._lines = _line_file(args)
+        self._args, self._keys = args, KeyRing(args.tenants, args.admin_key_hash)
+        self._access.take_over(
+            self._keys, protects_metrics=args.protects_metrics, admin_key_hash=args.admin_key_hash
+        )
+        for link in self._links:
+            link.take_over(args, self._keys)
+        if self._http is not None:
+            self._http.take_over(args.limits)
+        if self._batches is not None:
+            self._batches.max_line_bytes = args.limits.max_body_bytes
+        for api in self._apis:
+            await api.take_over(self._service(args, like=api.service))
+
+    async def _open(self) -> None:
+        """Begin to answer requests, and to work on batches."""
         if self._args.ingresses.http == "direct":
-            await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
+            await self._listen()
         self._roll_call.start()
-        app = create_app(service, at_once=True)
         self._garbage.settle(full=OFTEN)
         self._lag.start()
-        self._many = ManyPrompts(app, service, self._args.batch, serve_is_stopping)
-        if self._spool is not None:
-            self._batches = batch_worker(self._spool, app, service, self._args.batch, serve_is_stopping)
+        if self._batches is not None:
             self._batches.start()
-        return app
 
     async def generate_many(
         self,
@@ -161,10 +225,13 @@ class Ingress:
             async for ready in answers:
                 yield ready
 
-    async def _listen(self, service: ApiService) -> None:
+    async def _listen(self) -> None:
         settings = self._args.ingresses
         check_proxy(settings.port, await self._controller.proxy_port())
-        self._http = HttpServer(create_app(service, at_once=True), settings, self._args.limits)
+        service = directly_served(self._service(self._args), settings.max_ongoing)
+        api = await asyncio.to_thread(LiveApi, service)
+        self._apis.append(api)
+        self._http = HttpServer(api, settings, self._args.limits)
         await until_useful(self._http, self._without_engines, self._args.health.migration_wait_s)
         self._http.start()
         logger.info("the API is at http://%s:%d/v1", settings.host, settings.port)
@@ -174,11 +241,10 @@ class Ingress:
         lack = await asyncio.gather(*(link.lacks_engines() for link in self._links))
         return [link.name for link, lacks in zip(self._links, lack, strict=True) if lacks]
 
-    def _service(self) -> ApiService:
-        args = self._args
-        models = [link.served(self._keys) for link in self._links]
-        return ApiService(
-            models={served.card.id: served for served in models},
+    def _service(self, args: AppArgs, like: ApiService | None = None) -> ApiService:
+        """Return the service with these settings; `like` another one, for clients that come the same way."""
+        service = ApiService(
+            models=self._models,
             metrics_text=self._keeper.read_page,
             limits=args.limits,
             access=self._access,
@@ -197,6 +263,12 @@ class Ingress:
             is_named_outside=True,
             is_stopping=serve_is_stopping,
             ready_without_engines_s=args.health.migration_wait_s,
+            refuses_settings=lambda: self._refuses_settings,
+        )
+        if like is None:
+            return service
+        return replace(
+            service, is_named_outside=like.is_named_outside, max_open=like.max_open, on_named=like.on_named
         )
 
     def _listeners(self) -> tuple[Listener, ...]:

@@ -33,6 +33,10 @@ class GatheredWrites:
         """Number of bytes that the kernel has taken."""
         return self._num_written - self.num_unsent
 
+    def forget(self) -> None:
+        """Call nothing any more: the connection has ended."""
+        self._on_close = lambda: None
+
     def write(self, data: bytes) -> None:
         """Write with all else that this turn writes."""
         if not self._gathered:

@@ -23,7 +23,7 @@ from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.bounded_cache import BoundedCache
 from engine.errors import InvalidGrammar
-from engine.grammar.spec import Grammar
+from engine.grammar.spec import Grammar, MatcherName
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
 from monitoring.metrics import Metrics
@@ -40,6 +40,8 @@ class _Verdict:
     """Memory that it takes compiled; 0 if it cannot be used."""
     complaint: str = ""
     is_too_complex: bool = False
+    matcher: MatcherName | None = None
+    """What follows it best."""
 
     @property
     def num_bytes(self) -> int:
@@ -59,7 +61,6 @@ class GrammarCheck:
     ) -> None:
         """`vocabulary` is called in another thread. `weights` are tenants' shares; None: there are no tenants."""
         self._vocabulary, self._limits, self._metrics = vocabulary, limits, metrics
-        self._trial_limits = TrialLimits(limits.grammar_compile_s, limits.grammar_compile_bytes)
         self._known: BoundedCache[bytes, _Verdict] = BoundedCache(limits.known_grammar_bytes)
         self._running: dict[bytes, asyncio.Future[_Verdict]] = {}
         self._places: Counter[str] = Counter()  # grammars that are being compiled or wait, by tenant
@@ -68,9 +69,10 @@ class GrammarCheck:
             "grammar-check",
             weights,
             reserves_one=weights is not None,
+            most_each=limits.grammar_processes_per_tenant,
             clock=time.monotonic,  # a thread only waits for its process
         )
-        self._idle: deque[Trial] = deque()
+        self._idle: deque[tuple[TrialLimits, Trial]] = deque()
         self._is_closed = False
 
     async def check(self, grammar: Grammar) -> Grammar:
@@ -78,16 +80,25 @@ class GrammarCheck:
 
         Raises InvalidGrammar; Overloaded when too many are waiting.
         """
-        key = hashlib.sha256(f"{grammar.kind}\0{grammar.source}".encode()).digest()
+        within = _trial_limits(self._limits)
+        key = hashlib.sha256(f"{within}\0{grammar.kind}\0{grammar.source}".encode()).digest()
         verdict, is_known = self._known.get(key), True
         if verdict is None:
             # Shielded, because other requests may wait for the same grammar when this one is cancelled.
-            verdict = await asyncio.shield(self._running.get(key) or self._start(key, grammar))
+            verdict = await asyncio.shield(self._running.get(key) or self._start(key, grammar, within))
             is_known = False
         self._count(verdict, is_known)
         if verdict.complaint:
             raise (TooComplex if verdict.is_too_complex else InvalidGrammar)(verdict.complaint)
-        return replace(grammar, compiled_bytes=verdict.compiled_bytes)
+        return replace(grammar, compiled_bytes=verdict.compiled_bytes, matcher=verdict.matcher)
+
+    def take_over(self, limits: Limits, weights: Mapping[str, float] | None) -> None:
+        """Use other limits and shares from now on. What was tried within other limits is tried again.
+
+        The number of processes and the memory for verdicts stay.
+        """
+        self._limits = limits
+        self._threads.weigh(weights, reserves_one=weights is not None)
 
     def close(self) -> None:
         """End all processes, busy ones when they have finished or their time is up. Idempotent."""
@@ -95,7 +106,7 @@ class GrammarCheck:
         self._threads.close()
         self._end_idle()
 
-    def _start(self, key: bytes, grammar: Grammar) -> asyncio.Future[_Verdict]:
+    def _start(self, key: bytes, grammar: Grammar, within: TrialLimits) -> asyncio.Future[_Verdict]:
         tenant = working_for()
         share = self._limits.max_waiting_grammars // len(self._places.keys() | {tenant})
         # Who has less than an equal share of the places is let in, although others have taken them all.
@@ -103,7 +114,7 @@ class GrammarCheck:
             reason = f"{len(self._running)} grammars are being compiled (limits.max_waiting_grammars)"
             raise Overloaded(reason, self._limits.grammar_compile_s)
         self._places[tenant] += 1
-        future = asyncio.ensure_future(self._threads.run(tenant, partial(self._try, grammar)))
+        future = asyncio.ensure_future(self._threads.run(tenant, partial(self._try, grammar, within)))
         self._running[key] = future
         future.add_done_callback(lambda done: self._learn(key, tenant, done))
         return future
@@ -117,15 +128,16 @@ class GrammarCheck:
             return
         self._known.put(key, done.result(), done.result().num_bytes)
 
-    def _try(self, grammar: Grammar) -> _Verdict:
+    def _try(self, grammar: Grammar, within: TrialLimits) -> _Verdict:
         """Compile a grammar, in one of the threads; there are as many as there may be processes."""
         started = time.monotonic()
         try:
-            trial = self._idle_trial() or Trial(self._vocabulary(), self._trial_limits)
+            trial = self._idle_trial(within) or Trial(self._vocabulary(), within)
             try:
-                return _Verdict(trial.check(grammar))
+                found = trial.check(grammar)
+                return _Verdict(found.compiled_bytes, matcher=found.matcher)
             finally:
-                self._idle.append(trial)
+                self._idle.append((within, trial))
         except InvalidGrammar as error:
             return _Verdict(0, str(error), isinstance(error, TooComplex))
         finally:
@@ -134,16 +146,20 @@ class GrammarCheck:
             if self._metrics is not None:
                 self._metrics.observe("grammar_compile_seconds", time.monotonic() - started)
 
-    def _idle_trial(self) -> Trial | None:
-        try:
-            return self._idle.pop()
-        except IndexError:  # none, or another thread was first
-            return None
+    def _idle_trial(self, within: TrialLimits) -> Trial | None:
+        """Take an idle process with these limits; those with others are ended."""
+        with contextlib.suppress(IndexError):  # none, or another thread was first
+            while True:
+                limits, trial = self._idle.pop()
+                if limits == within:
+                    return trial
+                trial.close()
+        return None
 
     def _end_idle(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
-                self._idle.pop().close()
+                self._idle.pop()[1].close()
 
     def _count(self, verdict: _Verdict, is_known: bool) -> None:
         result = "hit" if is_known else "miss"
@@ -151,3 +167,7 @@ class GrammarCheck:
             result = "timeout" if verdict.is_too_complex else "rejected"
         if self._metrics is not None:
             self._metrics.inc("grammar_requests_total", result=result)
+
+
+def _trial_limits(limits: Limits) -> TrialLimits:
+    return TrialLimits(limits.grammar_compile_s, limits.grammar_compile_bytes)

@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
-from deployments.ingress.connection import Connection, ConnectionBounds
+from deployments.ingress.closing import take_queued
+from deployments.ingress.connection import ConnectionBounds, protocols
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
@@ -74,17 +74,11 @@ class HttpServer:
         """Take the port. Raises HttpPortError."""
         self._host, self._port = settings.host, settings.port
         self._listener = take_port(settings.host, settings.port)
-        bounds = ConnectionBounds(
-            settings.header_timeout_s,
-            limits.max_header_bytes,
-            limits.slow_reader_timeout_s,
-            "ingresses.header_timeout_s",
-            "limits.max_header_bytes",
-        )
-        connection = partial(Connection, bounds=bounds)
+        self._header_timeout_s = settings.header_timeout_s
+        self.take_over(limits)
         config = uvicorn.Config(
             app,
-            http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
+            http=protocols(lambda: self._bounds),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             lifespan="off",
             log_config=None,
@@ -97,6 +91,18 @@ class HttpServer:
         )
         self._server = uvicorn.Server(config)
         self._task: asyncio.Task[None] | None = None
+
+    def take_over(self, limits: Limits) -> None:
+        """Bound the connections that come from now on by these limits."""
+        self._bounds = ConnectionBounds(
+            self._header_timeout_s,
+            limits.max_header_bytes,
+            limits.max_headers,
+            limits.slow_reader_timeout_s,
+            "ingresses.header_timeout_s",
+            "limits.max_header_bytes",
+            "limits.max_headers",
+        )
 
     @property
     def num_connections(self) -> int:
@@ -123,7 +129,11 @@ class HttpServer:
 
     async def drain(self) -> None:
         """Close the port, then wait until all requests are answered. Idempotent."""
-        self._server.should_exit = True
         if self._task is not None:
+            if self._listener.fileno() >= 0:
+                await take_queued(self._listener)
+                for server in getattr(self._server, "servers", ()):  # none if it has not begun yet
+                    server.close()
+            self._server.should_exit = True
             await asyncio.wait([self._task])
         self._listener.close()

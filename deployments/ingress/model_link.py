@@ -32,6 +32,7 @@ from deployments.ingress.cache_reset import empty_caches
 from deployments.ingress.engine_handles import EngineHandles
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics import IngressMetrics
+from deployments.wire.deadlines.time_limit import TimeLimit
 from engine.config import EngineConfig
 from engine.engine import model_directory
 from engine.generation_defaults import generation_defaults
@@ -46,7 +47,9 @@ from monitoring.metrics import Metrics
 from router.state import router_state
 
 _WATCH_S = 5.0
-"""Seconds between two checks whether a model without replicas is unloaded."""
+"""Seconds between two questions to Serve how many replicas a model is to have."""
+_ABSENT_S = 1.0
+"""The same while there are none: requests wait for them, unless the model is unloaded."""
 
 
 class ModelLink:
@@ -59,15 +62,16 @@ class ModelLink:
         self._model = model = args.served[fleet]
         self.name = model.name
         self.metrics = Metrics(model.name, process, "ingress")
-        pools = model.deployments(fleet)
+        self._pools = pools = model.deployments(fleet)
         self._fleet_name = fleet
         self._router = router_state(engines[next(iter(pools))].app_name, fleet, args.placer(model))
         self._engines = EngineHandles(engines, pools, self._router.fleet)
-        self._warm_up, self._admission = args.warm_up, args.admission
+        self._warm_up = args.warm_up
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
         self._switch = DeploymentSwitch(control, self._engines.counts)
+        self._args = args
+        self._admission: Admission | None = None
         self._grammars: GrammarCheck | None = None
-        self._limits = args.limits
         self._connections: RemoteEngines | None = None
         self._tokenizer: Tokenizer | None = None
         self._codec: TextCodec | None = None
@@ -84,7 +88,8 @@ class ModelLink:
         directory = await asyncio.to_thread(model_directory, self._model.engine)
         loading = asyncio.to_thread(load_tokenizer, directory)
         self._tokenizer = tokenizer = (await asyncio.gather(loading, self._connect(directory)))[0]
-        codec = await asyncio.to_thread(TextCodec, tokenizer, self._model.chat, self._limits.token_cache_bytes)
+        cache_bytes = self._args.limits.token_cache_bytes
+        codec = await asyncio.to_thread(TextCodec, tokenizer, self._model.chat, cache_bytes)
         self._codec = codec
         if self._declared:
             engine = self._model.engine
@@ -112,7 +117,8 @@ class ModelLink:
             return
         self._first_call = asyncio.create_task(self._learn_prefixes())
         # Requests that arrive before the engines' prefixes are known would miss their caches.
-        await asyncio.wait([self._first_call], timeout=self._sync_timeout_s)
+        with contextlib.suppress(TimeoutError), TimeLimit(self._sync_timeout_s):
+            await asyncio.wait([self._first_call])
 
     def served(self, keys: KeyRing) -> ServedModel:
         """Return the model as the API serves it to the tenants with these keys. Reads the model's files."""
@@ -123,17 +129,17 @@ class ModelLink:
         defaults = generation_defaults(self._model.engine.generation_config, directory)
         tasks = tasks_of(self._model.engine.tasks, directory)
         card = _card(self._model.engine, config, self._fingerprint, defaults, tasks)
-        load = FleetLoad(self._router.fleet, self._router.placer.uncached_tokens)
-        tenants = {tenant.name: tenant for tenant in keys.tenants}
+        connections, placer = self._connections, self._router.placer
+        load = FleetLoad(self._router.fleet, placer.uncached_tokens, lambda: connections.expects_engines)
         is_apart = self._router.placer.is_apart
-        admission = Admission(load, self._admission, tenants, self.metrics, is_apart)
+        self._admission = admission = Admission(load, self._args.admission, keys.by_name, self.metrics, is_apart)
         self._connections.report_backlog(admission.backlog)
         client = ModelClient(self._connections, admission, self._switch)
         self._grammars = GrammarCheck(
             lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),
-            self._limits,
+            self._args.limits,
             self.metrics,
-            {tenant.name: tenant.weight for tenant in keys.tenants} or None,
+            keys.weights or None,
         )
         return ServedModel(
             card,
@@ -145,6 +151,13 @@ class ModelLink:
             self._empty_caches,
             self._shared,
         )
+
+    def take_over(self, args: AppArgs, keys: KeyRing) -> None:
+        """Use the settings that a running process can take over, and the tenants, for requests from now on."""
+        assert self._admission and self._grammars, "served() comes first"
+        self._router.placer.take_over(args.placer(self._model))
+        self._admission.take_over(args.admission, keys.by_name)
+        self._grammars.take_over(args.limits, keys.weights or None)
 
     def in_cluster(self) -> ClusterModel:
         """Return the model as the cluster's state reports it."""
@@ -179,7 +192,7 @@ class ModelLink:
 
     def snapshot(self) -> bytes:
         """Return the metrics for `MetricsHub.push`."""
-        num_expected = 0 if self._is_unloaded else self._model.engines.num_expected
+        num_expected = 0 if self._is_unloaded or self._connections is None else self._connections.num_expected
         self._routing_metrics.collect(self._connections, num_expected)
         return self.metrics.snapshot()
 
@@ -195,12 +208,21 @@ class ModelLink:
         return await empty_caches(self.name, self._router.fleet.names, ask, self._switch.state, timeout_s)
 
     async def _watch_switch(self) -> None:
-        """Track whether the model is unloaded, asking Serve only while it has no replicas."""
+        """Track how many replicas Serve is told to run, which may change at any time, and whether it is none."""
+        assert self._connections is not None
         while True:
-            state = "loaded" if self._router.fleet.names() else await self._switch.state()
-            if state is not None:
-                self._is_unloaded = state in UNLOADED_STATES
-            await asyncio.sleep(_WATCH_S)
+            targets = await self._switch.targets()
+            if targets is not None:
+                self._is_unloaded = not any(targets.values())
+                self._connections.num_expected = sum(
+                    targets[name] if pool.scaling is None else pool.least for name, pool in self._pools.items()
+                )
+            if self._is_unloaded:
+                self._connections.expect_none()
+            waited = 0.0
+            while waited < (_WATCH_S if self._router.fleet.names() else _ABSENT_S):
+                await asyncio.sleep(_ABSENT_S)
+                waited += _ABSENT_S
 
     async def _start_router(self) -> None:
         with contextlib.suppress(Exception):

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
+from deployments.wire.deadlines.deadline import awake_now
+
 logger = logging.getLogger("ray.serve")
 
 LOOK_S = 0.1
@@ -30,12 +32,11 @@ async def until_useful(
     port: SharedPort, without_engines: Callable[[], Awaitable[Collection[str]]], timeout_s: float
 ) -> None:
     """Return when this ingress should listen. `without_engines` returns the models that lack an engine."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline = awake_now() + timeout_s
     while lacking := await without_engines():
         if not await port.is_served_by_others():
             return
-        if loop.time() >= deadline:
+        if awake_now() >= deadline:
             names = ", ".join(sorted(lacking))
             logger.warning("no engine of %s has answered for %g s: this ingress listens anyway", names, timeout_s)
             return

@@ -7,8 +7,10 @@ memory of its answer, for as long as it likes: also when the answer was complete
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from deployments.ingress.gathered_writes import GatheredWrites
+from deployments.wire.deadlines.deadline import Deadline
 
 
 class ReaderWatch:
@@ -16,21 +18,21 @@ class ReaderWatch:
 
     def __init__(self, writes: GatheredWrites, loop: asyncio.AbstractEventLoop, unread_s: float) -> None:
         """A client has to read something every `unread_s`, as long as there is anything to read."""
-        self._writes, self._loop, self._unread_s = writes, loop, unread_s
-        self._timer: asyncio.TimerHandle | None = None
+        self._writes, self._unread_s = writes, unread_s
+        self._deadline, self._is_watching = Deadline(loop), False
 
     def begin(self) -> None:
         """Begin to watch, if anything is unread. Idempotent."""
-        if self._timer is None and self._writes.num_unsent:
-            self._timer = self._loop.call_later(self._unread_s, self._look, self._writes.num_sent)
+        if not self._is_watching and self._writes.num_unsent:
+            self._is_watching = True
+            self._deadline.set(self._unread_s, partial(self._look, self._writes.num_sent))
 
     def stop(self) -> None:
         """End, as the connection has. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._deadline.cancel()
 
     def _look(self, num_sent_before: int) -> None:
-        self._timer = None
+        self._is_watching = False
         if self._writes.num_unsent and self._writes.num_sent == num_sent_before:
             self._writes.abort()
         else:

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from deployments.wire.deadlines.time_limit import TimeLimit
+
 logger = logging.getLogger("ray.serve")
 
 TIMEOUT_S = 5.0
@@ -35,9 +37,9 @@ class RollCall:
         """Stop, and tell the hub that this ingress takes no more requests. Idempotent."""
         if self._task is not None:
             self.stop()
-            with contextlib.suppress(Exception):  # without a hub, silence tells the next one
-                async with asyncio.timeout(LEAVE_S):
-                    await self._hub.leave.remote(self._ingress)
+            # Without a hub, silence tells the next one.
+            with contextlib.suppress(Exception), TimeLimit(LEAVE_S):
+                await self._hub.leave.remote(self._ingress)
 
     def stop(self) -> None:
         """End without a word. Idempotent."""
@@ -47,9 +49,8 @@ class RollCall:
 
     async def _answer_forever(self) -> None:
         while True:
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(TIMEOUT_S):
-                    self._take(await self._hub.here.remote(self._ingress))
+            with contextlib.suppress(Exception), TimeLimit(TIMEOUT_S):
+                self._take(await self._hub.here.remote(self._ingress))
             await self._hub.beat()
 
     def _take(self, number: int | None) -> None:

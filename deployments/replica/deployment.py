@@ -4,7 +4,7 @@
     engine thread    step, step, step ──▶ on_events ──▶ wire, metrics, calls of `generate`
     event loop       Serve's hooks, `watch`, `generate`
 
-`check_health` checks that the engine's steps still finish.
+`check_health` checks that the engine's steps still finish, and succeed (`engine/self_test.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -21,6 +21,7 @@ from typing import Any
 
 from deployments.client.outgoing import message_of
 from deployments.client.protocol import CallOutcome, GenerateRequest
+from deployments.config.live import check_live
 from deployments.config.version import raydix_version
 from deployments.control.orphan import end_with_raylet
 from deployments.hub.calls import HubCalls
@@ -35,6 +36,7 @@ from deployments.replica.ranks import load_engine
 from deployments.replica.settings import ReplicaSettings
 from deployments.replica.warm_up import share_prefixes, warm_up
 from deployments.telemetry.garbage import GarbagePauses
+from deployments.telemetry.live_level import LiveLevel, Reconfigured
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.wire.server import WireServer
@@ -48,10 +50,10 @@ from engine.machine import (
     was_started_with,
 )
 from engine.scheduling.stats import StepStats
-from engine.stream_delta import StreamDelta
+from engine.stream_delta import STEP_FAILED, StreamDelta
 from monitoring.metrics import Metrics
 from router.addresses import store_name
-from router.ray_internals import serve_is_stopping
+from router.ray_internals import serve_is_stopping, target_replicas
 
 logger = logging.getLogger("ray.serve")
 
@@ -69,12 +71,23 @@ def serve_whereabouts() -> tuple[str, str]:
     return serve.get_replica_context().replica_id.unique_id, ray.util.get_node_ip_address()
 
 
-def _with_threads(config: EngineConfig, num_sharing: int | None) -> EngineConfig:
+def _with_threads(config: EngineConfig, settings: ReplicaSettings) -> EngineConfig:
     """Set the number of threads where neither the config nor the environment nor Ray's CPUs determine it."""
-    if config.threads is not None or num_sharing is None or was_started_with("OMP_NUM_THREADS"):
+    if config.threads is not None or settings.num_sharing is None or was_started_with("OMP_NUM_THREADS"):
         return config
     prepare_process(config.cpus)
+    num_sharing = _num_ranks_now(settings.ranks) or settings.num_sharing
     return replace(config, threads=shared_threads(num_sharing, usable_cores()))
+
+
+def _num_ranks_now(ranks: Mapping[str, int]) -> int:
+    """The engine ranks that Serve is told to run, whose number may have changed; 0 where it is not known."""
+    if not ranks:
+        return 0
+    from ray import serve
+
+    targets = target_replicas(serve.get_replica_context().app_name)
+    return sum(targets.get(name, 0) * size for name, size in ranks.items())
 
 
 class EngineReplica:
@@ -91,6 +104,7 @@ class EngineReplica:
     ) -> None:
         log_through_serve()
         end_with_raylet()
+        self._level, self._reconfigured = LiveLevel(), Reconfigured(partial(check_live, live=()))
         use_cpu_policy(settings.cpu_policy)
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
@@ -98,12 +112,13 @@ class EngineReplica:
         if settings.kv_events is not None:  # before the model is loaded: unusable endpoints are told at once
             self._events = KvEventPublisher(settings.kv_events, self.replica, host, config.name)
         check_transport(settings.kv_fetch)  # before, too
-        self._engine = engine_factory(_with_threads(config, settings.num_sharing))
+        self._engine = engine_factory(_with_threads(config, settings))
         if self._events is not None and settings.kv_events is not None:
             followed = self._engine.cache.follow_blocks(settings.kv_events.include_tenants)
             self._engine.runner.lower_tier.log.events = followed
             self._events.start(followed)
         self._loop = self._engine.loop
+        self._loop.self_test.max_failed_steps = settings.health.max_failed_steps
         shared = share_prefixes(
             self._engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
         )
@@ -132,6 +147,7 @@ class EngineReplica:
             is_stopping,
             partial(_load_rates, self._engine),
             self._fetch_rate,
+            lambda: self._loop.failing,
         )
         self._wire = WireServer(
             host,
@@ -161,6 +177,7 @@ class EngineReplica:
                 self.replica,
                 lambda: self._snapshot(metrics),
                 mirror_to_ray=settings.metrics.ray,
+                on_level=self._level.set,
             )
         if hub is None:
             self._loop.start(self._on_events, self._on_step, self._on_failure)
@@ -189,8 +206,12 @@ class EngineReplica:
             **({"store": store_name(store)} if (store := self._engine.runner.lower_tier.store) else {}),
         }
 
+    async def reconfigure(self, user_config: Mapping[str, Any] | None) -> None:
+        """Refuse all settings: a running engine takes over none, see `deployments/config/live.py`."""
+        self._reconfigured(user_config)
+
     async def check_health(self) -> None:
-        """Raise EngineUnhealthy when the loop has ended, or has work but finishes no step."""
+        """Raise EngineUnhealthy when the loop has ended, as where steps fail, or has work but finishes no step."""
         if self._loop.failure is not None:
             raise EngineUnhealthy(self._loop.failure)
         silence = self._loop.clock() - self._loop.last_progress
@@ -292,7 +313,8 @@ class EngineReplica:
         self._wire.publish(events)
         self._metrics.on_events(events)
         for event in events:
-            if event.finish_reason == "error" and event.error_code is None:  # otherwise it is the client's
+            is_ours = event.error_code in (None, STEP_FAILED)  # otherwise it is the client's
+            if event.finish_reason == "error" and is_ours:
                 logger.error("%s failed: %s", event.request_id, event.error)
             if self._calls and (call := self._calls.get(event.request_id)) is not None:
                 call.feed(event)
@@ -315,6 +337,7 @@ class EngineReplica:
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._garbage.report(metrics)
         self._metrics.on_load(self._loop.load())
+        self._metrics.on_failed_steps(self._loop.self_test.counts)
         self._metrics.on_grammars(self._engine.grammars)
         if self._exchange is not None:
             self._metrics.on_lent(self._exchange.sender.counts["pages"], self._exchange.page_bytes)

@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 
 from engine.engine import Engine
+from engine.errors import EngineBroken
+from engine.files import make_folder
 from engine.pooling import Pooling
 from engine.precompute import precompute
 from engine.sampling_params import SamplingParams
@@ -27,7 +29,7 @@ class Beat:
         """With None, no file is kept. Creates the directory if it is missing. Raises OSError."""
         self._path = None if directory is None else Path(directory, replica)
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
 
     def mark(self) -> None:
         """Touch the file: the engine is healthy now. Where that fails the file grows old, as for a sick engine."""
@@ -49,7 +51,11 @@ def prove_step(engine: Engine) -> None:
     pooling = Pooling(by_head="embed" not in engine.tasks) if engine.is_encoder else None
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
     request = engine.new_request("proof", [0], sampling, salt="proof")
-    if precompute(engine.loop, [request], math.inf).num_prompts != 1:
+    try:
+        done = precompute(engine.loop, [request], math.inf)
+    except EngineBroken as error:
+        raise EngineUnhealthy(f"the engine's first step failed: {error}") from error
+    if done.num_prompts != 1:
         raise EngineUnhealthy("the engine's first step failed: see the traceback above in this replica's log")
     engine.cache.reset()  # no request will ask for that token
     engine.loop.forget_totals()

@@ -43,15 +43,17 @@ class LoadReporter:
         is_draining: Callable[[], bool] = lambda: False,
         load_rates: Callable[[], tuple[float, ...]] = lambda: (),
         fetch_rate: Callable[[], float] = lambda: 0.0,
+        failing: Callable[[], str] = lambda: "",
     ) -> None:
         """`max_running` requests fill the batch, `max_waiting` the queue; `clock` is the engine's.
 
         `load_rates` returns the tokens/s that each tier below the device gives back, the fastest first, and
-        `fetch_rate` those that come from another replica, 0 where none do.
+        `fetch_rate` those that come from another replica, 0 where none do. `failing` returns why the engine
+        computes nothing, "" while it is well.
         """
         self._load_rates, self._fetch_rate = load_rates, fetch_rate
         self._max_running, self._finish_rate = max_running, finish_rate
-        self._is_draining = is_draining
+        self._is_draining, self._failing = is_draining, failing
         self._load, self._clock, self._max_waiting = load, clock, max_waiting
         self._share = 0.0
         self._measured_at = -math.inf
@@ -91,6 +93,7 @@ class LoadReporter:
             finish_rate=self._finish_rate(),
             load_rates=self._load_rates(),
             fetch_rate=self._fetch_rate(),
+            failing=self._failing(),
             num_deferrable=load.num_deferrable,
             deferrable_prefill_tokens=load.deferrable_prefill_tokens,
         )

@@ -9,6 +9,7 @@ from cache.page_ages import EvictedPage
 from engine.grammar.compiler import Compiler
 from engine.precompute import Precomputed
 from engine.scheduling.stats import PHASES, EngineLoad, StageSeconds, StepStats
+from engine.self_test import FailureCause
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
@@ -64,6 +65,11 @@ class EngineMetrics:
                 queue.observe(event.timings.queue)
                 prefill.observe(event.timings.prefill)
                 decode.observe(event.timings.decode)
+
+    def on_failed_steps(self, counts: Mapping[FailureCause, int]) -> None:
+        """Set how many steps have failed, by cause; called before each snapshot."""
+        for cause, count in counts.items():
+            self._metrics.count_to("engine_failed_steps_total", count, cause=cause)
 
     def on_evicted(self, pages: Sequence[EvictedPage]) -> None:
         """Observe a sample of the pages evicted since the last call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deployments.config.kv_events import KvEventSettings
@@ -18,7 +19,9 @@ class ReplicaSettings:
     """The sections of the configuration that a replica reads, besides its engine's."""
 
     num_sharing: int | None = None
-    """Engine replicas that share a machine's cores because they reserve none; None: each has its reserved ones."""
+    """Engine ranks that share a machine's cores because they reserve none; None: each has its reserved ones."""
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """Ranks of a replica of each engine deployment, by which these are counted anew when a replica starts."""
     health: HealthSettings = field(default_factory=HealthSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)

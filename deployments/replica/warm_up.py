@@ -17,7 +17,9 @@ from typing import Any
 from cache import Namespace
 from deployments.config.settings import ChatSettings, WarmUpSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
+from deployments.wire.deadlines.time_limit import TimeLimit
 from engine.engine import Engine, model_directory
+from engine.errors import EngineBroken
 from engine.precompute import Precomputed, precompute
 from engine.sampling_params import SamplingParams
 from engine.scheduling.peers import KVSource
@@ -48,15 +50,17 @@ def share_prefixes(
 
 
 async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomputed:
-    """Fill the cache of an engine whose loop has not started; never raises."""
+    """Fill the cache of an engine whose loop has not started. Raises EngineBroken."""
     if settings.max_seconds <= 0 or engine.is_encoder:
         return Precomputed()
     try:
         num_pages = engine.cache.num_pages * settings.max_kv_share - engine.cache.num_shared_pages
         max_tokens = int(max(num_pages, 0) * engine.config.page_size)
-        async with asyncio.timeout(settings.ask_timeout_s):
+        with TimeLimit(settings.ask_timeout_s):
             prefixes = await hub.hot_prefixes.remote(engine.config.name, max_tokens)
         done = await asyncio.to_thread(compute_prefixes, engine, prefixes, settings.max_seconds)
+    except EngineBroken:  # which Serve then starts again
+        raise
     except Exception as error:
         logger.warning("this replica starts cold: %s", str(error) or type(error).__name__)
         return Precomputed()

@@ -22,7 +22,7 @@ class LineFile:
 
     def __init__(self, path: str) -> None:
         """The file is opened with the first line, and made if it is not there."""
-        self._path = path
+        self.path = path
         self._file: int | None = None
         self._waiting: list[bytes] = []
         self._num_dropped = 0
@@ -61,7 +61,7 @@ class LineFile:
     def _write(self, block: list[bytes]) -> None:
         if self._file is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o600)
+            self._file = os.open(self.path, flags, 0o600)
         try:
             os.write(self._file, b"".join(block))
         except BlockingIOError:  # a pipe that is full: what its reader cannot read in time is only counted

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from deployments.wire.deadlines.time_limit import TimeLimit
+
 logger = logging.getLogger("ray.serve")
 
 TIMEOUT_S = 5.0
@@ -17,10 +19,18 @@ class MetricsPusher:
     """Pushes one process's metrics. While the hub is away, its page is merely older."""
 
     def __init__(
-        self, hub: Any, process: str, snapshot: Callable[[], bytes], *, mirror_to_ray: bool = False
+        self,
+        hub: Any,
+        process: str,
+        snapshot: Callable[[], bytes],
+        *,
+        mirror_to_ray: bool = False,
+        on_level: Callable[[str | None], None] = lambda level: None,
     ) -> None:
-        """`hub` is a `HubCalls`. With `mirror_to_ray` the metrics go to Ray's own as well."""
-        self._hub, self._process, self._snapshot = hub, process, snapshot
+        """`hub` is a `HubCalls`. With `mirror_to_ray` the metrics go to Ray's own as well. `on_level` is called
+        with the level at which the hub is told to log.
+        """
+        self._hub, self._process, self._snapshot, self._on_level = hub, process, snapshot, on_level
         self._mirror: Callable[[bytes], None] | None = None
         if mirror_to_ray:
             from monitoring.ray_mirror import RayMirror  # here alone, so that this module can be used without Ray
@@ -45,8 +55,8 @@ class MetricsPusher:
             try:
                 snapshot = self._snapshot()
                 self._mirror_to_ray(snapshot)
-                async with asyncio.timeout(TIMEOUT_S):
-                    await self._hub.push.remote(self._process, snapshot)
+                with TimeLimit(TIMEOUT_S):
+                    self._on_level(await self._hub.push.remote(self._process, snapshot))
             except Exception:
                 self.num_failed += 1
             await self._hub.beat()

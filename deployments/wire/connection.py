@@ -13,10 +13,11 @@ from typing import Literal, Protocol
 import zmq
 
 from deployments.wire import messages
+from deployments.wire.deadlines.awake_clock import AwakeClock
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Load
 from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable
-from deployments.wire.turn_budget import TurnBudget
+from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
 from engine.stream_delta import StreamDelta
 from router.addresses import ReplicaAddress
 
@@ -29,9 +30,6 @@ TURN_MESSAGES = 64
 """Messages of one replica that are handled before all else that the event loop has to do."""
 HELLO_S = 0.5
 """Seconds of silence after which an ingress says hello again."""
-STILL_S = 1.0
-"""Most seconds between two ticks that count as a replica's silence. In a longer time this process stood still, and
-what the replica sent meanwhile has yet to be received, as ZeroMQ's thread stood still too."""
 SILENT_HELLOS = 5
 """Hellos without any answer after which an ingress connects anew, under another identity: its connection may be
 half open, and after a failed handshake ZeroMQ tries no more.
@@ -137,8 +135,10 @@ class WireConnection:
         """Numbers of dropped messages and detected gaps, by kind."""
         self._ingress_id, self._listener = ingress_id, listener
         self._clock, self._lost_after_s = clock, lost_after_s
-        self._last_hello = self._counted_until = clock()
-        self._silence = 0.0  # since the last message, in seconds that this process was there to hear
+        self._last_hello = clock()
+        # What a replica sends while this process stands still arrives later: ZeroMQ's thread stands still too.
+        self._awake = AwakeClock(clock)
+        self._heard_at = self._awake.now()
         self._num_silent = 0  # hellos since the last message
         self._was_lost = False
         self._hello_number = 0  # of the last hello
@@ -147,7 +147,7 @@ class WireConnection:
         self._epoch, self._next_seq = -1, 0
         self._block_tokens = 0
         self._cache, self._store = _Learned(address.replica), _Learned(address.store)
-        self._budget = budget or TurnBudget()
+        self._budget = budget or TurnBudget(TURN_BLOCKS)
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._connect()
@@ -231,13 +231,12 @@ class WireConnection:
         if self._socket.closed:
             return
         now = self._clock()
-        self._silence += min(now - self._counted_until, STILL_S)
-        self._counted_until = now
-        if self._silence > HELLO_S and now - self._last_hello > HELLO_S:
+        silence = self._awake.now() - self._heard_at
+        if silence > HELLO_S and now - self._last_hello > HELLO_S:
             if self._num_silent >= SILENT_HELLOS:
                 self._connect_anew()
             self.hello()
-        if self._silence > self._lost_after_s:
+        if silence > self._lost_after_s:
             self.suspect()
         elif self.is_answering:
             for learned in (self._cache, self._store):
@@ -294,8 +293,7 @@ class WireConnection:
             return
         if not self._is_next(message):
             return
-        self.last_message_at = self._counted_until = self._clock()
-        self._silence = 0.0
+        self.last_message_at, self._heard_at = self._clock(), self._awake.now()
         if not self.is_answering:
             self.is_answering, self._was_lost = True, False
             self._listener.on_answering(self.address.replica, True)

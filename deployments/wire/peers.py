@@ -40,8 +40,9 @@ _RECEIVED_AT = 128  # offset of tcpi_bytes_received, u64, in Linux's struct tcp_
 class Peers:
     """The connections to one ROUTER socket, by file descriptor. Belongs to the wire's thread."""
 
-    def __init__(self, socket: Socket, counts: Counter[str]) -> None:
+    def __init__(self, socket: Socket, counts: Counter[str], max_unfinished_bytes: int | None = None) -> None:
         """Watch a socket that is not bound yet; `counts` gets "handshake" and "endless"."""
+        self._max_unfinished = max_unfinished_bytes or MAX_UNFINISHED_BYTES
         self._events: Socket = socket.get_monitor_socket(_ACCEPTED | _ENDED | _FAILED)
         self._router, self._counts = socket, counts
         self.port = 0
@@ -75,7 +76,7 @@ class Peers:
             received = self._bytes_received(connection)
             if connection in self._heard:
                 self._received[connection] = received
-            elif received - before > MAX_UNFINISHED_BYTES:
+            elif received - before > self._max_unfinished:
                 self._counts["endless"] += 1
                 del self._received[connection]
                 self.cut(connection)

@@ -25,6 +25,7 @@ import zmq
 from deployments.config.settings import WireSettings
 from deployments.wire import messages
 from deployments.wire.backlogs import Backlogs, BacklogTotals
+from deployments.wire.deadlines.awake_clock import AwakeClock
 from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import (
     Abort,
@@ -122,6 +123,7 @@ class WireServer:
         self._absent_since: dict[str, float] = {}
         self._backlogs = Backlogs()
         self._lock = threading.RLock()
+        self._clock = AwakeClock(time.monotonic)  # no ingress is absent because this process stood still
         self._context = zmq.Context(io_threads=1)
         self._closing = threading.Event()
         self._open_socket(host)
@@ -178,7 +180,7 @@ class WireServer:
         """Tell the ingress at once that the request is accepted, in a message of its own."""
         with self._lock:
             self._outbox.accept(request_id)
-            self._sender.flush(ingress_id, time.monotonic())
+            self._sender.flush(ingress_id, self._now())
             self._notice_messages()
 
     def is_beginning(self, request_id: str, num_tokens: int) -> bool:
@@ -217,7 +219,7 @@ class WireServer:
 
     def publish(self, deltas: Sequence[StreamDelta]) -> None:
         """Send a step's deltas: one message per ingress, now."""
-        now = time.monotonic()
+        now = self._now()
         with self._lock:
             for ingress_id in {self._outbox.record(delta, now) for delta in deltas}:
                 if ingress_id is not None:
@@ -251,7 +253,7 @@ class WireServer:
     def backlog(self) -> BacklogTotals:
         """Return what waits in the admission of the ingresses that report to this replica."""
         with self._lock:
-            return self._backlogs.totals(time.monotonic())
+            return self._backlogs.totals(self._now())
 
     def close(self) -> None:
         """Stop the thread and close the socket. Idempotent."""
@@ -283,7 +285,7 @@ class WireServer:
         tick_at = 0.0
         signalled: set[int] = set()
         while not self._closing.is_set():
-            now = time.monotonic()
+            now = self._now()
             is_due, is_more = now >= tick_at, False
             try:
                 # To ask a socket that has nothing costs as much as to send a message.
@@ -303,7 +305,7 @@ class WireServer:
             tick_at = next_at if is_due else min(tick_at, next_at)
             if is_more:
                 time.sleep(TURN_PAUSE_S)
-            wait_ms = 0.0 if is_more else max(1.0, (tick_at - time.monotonic()) * 1000)
+            wait_ms = 0.0 if is_more else max(1.0, (tick_at - self._now()) * 1000)
             signalled = {at for at, _ in poller.poll(wait_ms)}
             if self._wake_up.readable in signalled:
                 self._wake_up.clear()
@@ -354,7 +356,7 @@ class WireServer:
             if isinstance(message, Resume):
                 return self._resume(ingress_id, message.received)
             if isinstance(message, Backlog):
-                return self._backlogs.take(ingress_id, message, time.monotonic())
+                return self._backlogs.take(ingress_id, message, self._now())
             session = self._sender.sessions[ingress_id]
             if isinstance(message, Resync | NextPart):
                 known = session.store if message.is_store else session.cache
@@ -420,9 +422,13 @@ class WireServer:
         if unknown and session is not None:
             message = messages.Unknown(self.epoch, session.seq, unknown)
             self._sender.post(ingress_id, session, messages.encode(message))
-        self._sender.flush(ingress_id, time.monotonic())
+        self._sender.flush(ingress_id, self._now())
 
     # --- time ----------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        with self._lock:
+            return self._clock.now()
 
     def _tick_period_s(self) -> float:
         """Return the time until the next tick: an idle engine's load stays, and nothing is on its way."""

@@ -23,16 +23,24 @@ _POLLIN = int(zmq.POLLIN)  # converting the enum each time costs more than the q
 _EVENTS = int(zmq.EVENTS)
 
 
-def make_router(context: Context, doorkeeper: Doorkeeper) -> Socket:
-    """Create a replica's socket, to which `doorkeeper` admits its ingresses. `bind` binds it."""
+def make_router(
+    context: Context,
+    doorkeeper: Doorkeeper,
+    max_message_bytes: int = MAX_REQUEST_BYTES,
+    max_waiting: int = MAX_WAITING,
+) -> Socket:
+    """Create a replica's socket, to which `doorkeeper` admits its peers. `bind` binds it.
+
+    Of a peer's messages, so many wait in this process, of so many bytes each.
+    """
     socket = _make(context, zmq.ROUTER)
     doorkeeper.guard(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raise when a peer is gone or its pipe is full
     # A peer that was suspended for long connects anew while its old connection still seems to be there.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.setsockopt(zmq.SNDHWM, 1000)
-    socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+    socket.setsockopt(zmq.RCVHWM, max_waiting)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
     return socket
 
 

@@ -1,7 +1,7 @@
-"""How much an ingress takes in of the replicas' caches in one turn of its event loop, from all of them together.
+"""How much is done in one turn of the event loop, by many callbacks that may all be due at once.
 
-Each connection is read by a callback of its own, and hundreds of them may have news at once: after a pause, or
-when an ingress is new. One turn would then take in all of it, while every stream waits.
+Hundreds of connections may have news of caches, after a pause or when an ingress is new, and hundreds of streams
+may have lost their replica. One turn would then do all of it, while every other stream waits.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ TURN_BLOCKS = 8192
 
 
 class TurnBudget:
-    """Counts the blocks that were taken in since the event loop's last turn. Lives on one event loop."""
+    """Counts what was done since the event loop's last turn. Lives on one event loop."""
 
-    def __init__(self) -> None:
-        self._num_blocks = 0
+    def __init__(self, most: int) -> None:
+        self._most, self._spent = most, 0
 
     @property
     def is_spent(self) -> bool:
         """Whether all else has to wait for the next turn."""
-        return self._num_blocks >= TURN_BLOCKS
+        return self._spent >= self._most
 
-    def spend(self, num_blocks: int) -> None:
-        """Note that so many blocks were taken in."""
-        if num_blocks and not self._num_blocks:
+    def spend(self, amount: int) -> None:
+        """Note that so much was done."""
+        if amount and not self._spent:
             # What waits for the next turn is called after this, as it is put off later.
             asyncio.get_running_loop().call_soon(self._renew)
-        self._num_blocks += num_blocks
+        self._spent += amount
 
     def _renew(self) -> None:
-        self._num_blocks = 0
+        self._spent = 0

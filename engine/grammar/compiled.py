@@ -4,6 +4,7 @@ llguidance computes the states of a grammar's automaton as masks need them. They
 grammar share them, so that most masks need no new ones. It does not tell how many there are. They take a tenth of
 a megabyte for most JSON schemas, some megabytes for patterns, and 64 at most: when there are 50,000, all requests
 that share them fail. So a grammar that was used much is compiled anew for the next request: some milliseconds.
+xgrammar computes all states when it compiles.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from engine.grammar.matcher import GrammarMatcher
 from engine.grammar.spec import Grammar
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 MOST_MASKS = 2048
 """Masks after which new requests have the grammar compiled anew."""
@@ -27,8 +29,9 @@ _UNTRIED_BYTES, _UNTRIED_BYTES_PER_CHAR = 2**18, 300
 class CompiledGrammar:
     """A matcher in its initial state, and how much it was used."""
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
-        """`matcher` is copied before use and never advanced."""
+    def __init__(self, matcher: GrammarMatcher, tokenizer: LLTokenizer, *, wears: bool = True) -> None:
+        """`matcher` is copied before use and never advanced. `wears`: whether its copies share growing states."""
+        self._wears = wears
         self.matcher = matcher
         self.tokenizer = tokenizer
         self.num_masks = 0
@@ -39,7 +42,7 @@ class CompiledGrammar:
     @property
     def is_worn(self) -> bool:
         """Whether new requests should have the grammar compiled anew."""
-        return self.has_failed or self.num_masks >= MOST_MASKS
+        return self.has_failed or (self._wears and self.num_masks >= MOST_MASKS)
 
 
 def weight(grammar: Grammar) -> int:

@@ -1,10 +1,13 @@
 """Compiles a request's grammar into a matcher that knows which tokens are allowed next.
 
-    Grammar ──▶ llguidance's own syntax ──▶ CompiledGrammar, kept ──▶ a copy per request (`Constraint`)
+    Grammar ──▶ llguidance's syntax ──┬─▶ CompiledGrammar, kept ──▶ a copy per request (`Constraint`)
+           └──▶ xgrammar's, if it can ┘
 
 llguidance works with derivatives of regular expressions and an Earley parser, both of which spend a bounded amount
-of fuel per token: a mask that would take too long is an error. Compiling has no such bound (`multipleOf` with a
-large number), so clients' grammars are first tried in a process of their own: `engine.grammar.trial`.
+of fuel per token: a mask that would take too long is an error. With recursive rules, its time for a token grows
+with the answer. So where xgrammar can follow a grammar too, random answers decide (`engine.grammar.random_walks`).
+Compiling has no bound (`multipleOf` with a large number), so clients' grammars are first tried in a process of
+their own: `engine.grammar.trial`.
 """
 
 from __future__ import annotations
@@ -14,21 +17,33 @@ import re
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.bounded_cache import BoundedCache
 from engine.errors import InvalidGrammar
 from engine.grammar.compiled import CompiledGrammar, weight
+from engine.grammar.ebnf import ROOT, as_ebnf
+from engine.grammar.flat_rules import with_flat_rules
 from engine.grammar.languages import LIMITS
+from engine.grammar.matcher import GrammarMatcher
+from engine.grammar.random_walks import walked
 from engine.grammar.rules import check_rules_end, with_schemas
 from engine.grammar.schema import OPTIONS, rewritten
-from engine.grammar.spec import Grammar
-from engine.grammar.vocabulary import Vocabulary
+from engine.grammar.schema_keywords import num_properties
+from engine.grammar.spec import Grammar, MatcherName
+from engine.grammar.vocabulary import LoadedVocabulary, Vocabulary
+from engine.grammar.xgrammar_matcher import XGrammarMatcher
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _MAX_MESSAGE_CHARS = 300
+_MOST_ITEMS = 2000
+"""Items of a row of llguidance's parser: how many ways it follows at once."""
+_ITEMS_PER_PROPERTY = 5
+"""More of them for each property of a schema, as any number of optional ones may be next."""
 
 
 class Compiler:
@@ -39,7 +54,7 @@ class Compiler:
         heavier is not kept, but shared by the requests that have it at a time.
         """
         self._vocabulary = vocabulary
-        self._tokenizer: LLTokenizer | None = None
+        self._loaded: LoadedVocabulary | None = None
         self._loading = threading.Lock()
         self._kept: BoundedCache[Grammar, CompiledGrammar] = BoundedCache(cache_bytes)
         self._used: weakref.WeakValueDictionary[Grammar, CompiledGrammar] = weakref.WeakValueDictionary()
@@ -63,24 +78,63 @@ class Compiler:
                 return known
             self.num_misses += 1
         with self._loading:
-            if self._tokenizer is None:
-                self._tokenizer = self._vocabulary().load()
-        compiled = CompiledGrammar(compile_grammar(grammar, self._tokenizer), self._tokenizer)
+            if self._loaded is None:
+                self._loaded = self._vocabulary().load()
+        matcher = compile_grammar(grammar, self._loaded)
+        wears = matcher_name(matcher) == "llguidance"
+        compiled = CompiledGrammar(matcher, self._loaded.tokenizer, wears=wears)
         with self._lock:
             self._kept.put(grammar, compiled, weight(grammar))
             self._used[grammar] = compiled
         return compiled
 
 
-def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return a matcher in its initial state. Its first mask is computed once, as some errors show only then.
+def compile_grammar(
+    grammar: Grammar,
+    vocabulary: LoadedVocabulary,
+    unmeasured: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> GrammarMatcher:
+    """Return a matcher in its initial state, by the library that is exact and follows random answers faster.
 
-    Raises InvalidGrammar, with a message for the grammar's author.
+    xgrammar is loaded in the context `unmeasured`. Raises InvalidGrammar, with a message for the grammar's author.
     """
+    source, num_properties = _as_llguidance(grammar)
+    if grammar.matcher == "xgrammar":
+        return vocabulary.xgrammar.compile(_ebnf(grammar) or "", ROOT)
+    guided = _guided(source, vocabulary.tokenizer, num_properties)
+    if grammar.matcher == "llguidance":
+        return guided
+    ends = vocabulary.tokenizer.eos_tokens
+    walk, ebnf = walked(guided, ends), _ebnf(grammar)
+    if ebnf is not None:
+        with unmeasured():
+            xgrammar = vocabulary.xgrammar
+        other = xgrammar.compile(ebnf, ROOT)
+        other_walk = walked(other, ends)
+        is_exact = grammar.kind != "gbnf" or _ebnf(grammar, has_terminals=True) is not None
+        is_better = not is_exact or other_walk.mean_seconds < walk.mean_seconds or walk.failed_at is not None
+        if other_walk.failed_at is None and is_better:
+            return other
+    if walk.failed_at is not None:
+        raise InvalidGrammar(
+            f"it is too complex to follow: a random answer takes too much after {walk.failed_at} tokens; "
+            "simplify it"
+        )
+    return guided
+
+
+def matcher_name(matcher: GrammarMatcher) -> MatcherName:
+    """Return the name of the library that a matcher is of."""
+    return "xgrammar" if isinstance(matcher, XGrammarMatcher) else "llguidance"
+
+
+def _guided(source: str, tokenizer: LLTokenizer, num_properties: int) -> LLMatcher:
+    """Return llguidance's matcher. Its first mask is computed once, as some errors show only then."""
     from llguidance import LLMatcher, LLParserLimits  # Imported here: without grammars it need not be installed.
 
-    limits = LLParserLimits(**LIMITS)
-    matcher = LLMatcher(tokenizer, _as_llguidance(grammar), log_level=0, limits=limits)
+    most_items = _MOST_ITEMS + _ITEMS_PER_PROPERTY * num_properties
+    limits = LLParserLimits(**LIMITS, max_items_in_row=most_items)
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if not matcher.is_error():
         probe = matcher.deep_copy()
         probe.compute_bitmask()
@@ -118,7 +172,8 @@ def explained(error: str) -> str:
     return text if len(text) <= _MAX_MESSAGE_CHARS else text[:_MAX_MESSAGE_CHARS] + "…"
 
 
-def _as_llguidance(grammar: Grammar) -> str:
+def _as_llguidance(grammar: Grammar) -> tuple[str, int]:
+    """Return a grammar in llguidance's own syntax, and the number of properties that its schemas name."""
     from llguidance import LLMatcher
 
     match grammar.kind:
@@ -127,16 +182,43 @@ def _as_llguidance(grammar: Grammar) -> str:
         case "json_schema":
             return _json_schema(grammar.source)
         case "regex":
-            return LLMatcher.grammar_from_regex(grammar.source)
+            return LLMatcher.grammar_from_regex(grammar.source), 0
         case "choice":
-            return LLMatcher.grammar_from_regex(_one_of(grammar.source))
-        case "lark":
-            source = with_schemas(grammar.source, lambda schema: {"x-guidance": OPTIONS, **rewritten(schema)})
+            return LLMatcher.grammar_from_regex(_one_of(grammar.source)), 0
+        case "lark" | "gbnf":
+            schemas = list[dict[str, Any]]()
+            source = with_schemas(_lark(grammar), partial(_collected, schemas))
             check_rules_end(source)
-            return LLMatcher.grammar_from_lark(source)
+            return LLMatcher.grammar_from_lark(with_flat_rules(source)), sum(map(num_properties, schemas))
 
 
-def _json_schema(source: str) -> str:
+def _collected(schemas: list[dict[str, Any]], schema: dict[str, Any]) -> dict[str, Any]:
+    schemas.append(rewritten(schema))
+    return {"x-guidance": OPTIONS, **schemas[-1]}
+
+
+def _lark(grammar: Grammar) -> str:
+    """Return a grammar in Lark's syntax, translated if it is written in GBNF. Raises InvalidGrammar."""
+    if grammar.kind == "lark":
+        return grammar.source
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(grammar.source)
+    except Exception as error:  # of no type of its own where a rule is missing
+        raise InvalidGrammar(f"it is no grammar in GBNF: {' '.join(str(error).split())[:200]}") from None
+
+
+def _ebnf(grammar: Grammar, *, has_terminals: bool | None = None) -> str | None:
+    """Return a grammar in xgrammar's syntax; None if it has no translation that is exact."""
+    if grammar.kind not in ("lark", "gbnf"):
+        return None
+    return as_ebnf(
+        _lark(grammar), has_terminals=grammar.kind == "lark" if has_terminals is None else has_terminals
+    )
+
+
+def _json_schema(source: str) -> tuple[str, int]:
     from llguidance import LLMatcher
 
     try:
@@ -147,8 +229,9 @@ def _json_schema(source: str) -> str:
         schema = {}  # Options can only be added to an object.
     elif not isinstance(schema, dict):
         raise InvalidGrammar("a schema must be a JSON object, or true")
+    found = rewritten(schema)
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(rewritten(schema)), overrides=OPTIONS)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(json.dumps(found), overrides=OPTIONS), num_properties(found)  # type: ignore[arg-type]
     except ValueError as error:
         raise InvalidGrammar(explained(str(error))) from None
 

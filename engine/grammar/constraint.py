@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import Protocol
 
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.failure import GrammarFailure
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
+from engine.grammar.mask_pace import MaskPace
+from engine.grammar.matcher import GrammarMatcher
 
 
 class ConstraintStatus(Enum):
@@ -45,18 +45,20 @@ class Constraint:
     This one rule covers overlap, preemption, resuming and speculation.
     """
 
-    def __init__(self, compiled: CompiledGrammar) -> None:
+    def __init__(self, compiled: CompiledGrammar, pace: MaskPace | None = None) -> None:
+        """`pace`: what its masks may take; None for no bound."""
+        self.pace = pace or MaskPace()
         self.num_words = -(-compiled.tokenizer.vocab_size // 32)
         """Number of 32-bit words in a mask."""
         self._compiled = compiled
-        self._matcher: LLMatcher | None = None
+        self._matcher: GrammarMatcher | None = None
         self._consumed: list[int] = []
         self._is_rejected = False
         self._num_certain = 0
         """Number of leading tokens of `_consumed` that can never change and need not be compared again."""
 
     @property
-    def matcher(self) -> LLMatcher:
+    def matcher(self) -> GrammarMatcher:
         """The matcher in the state after the last `follow`."""
         if self._matcher is None:
             self._matcher = self._compiled.matcher.deep_copy()
@@ -65,6 +67,8 @@ class Constraint:
     @property
     def failure(self) -> GrammarFailure | None:
         """Why the last mask or the last `follow` failed; a wrong tail is no failure."""
+        if self.pace.is_over_budget:
+            return GrammarFailure.OVER_BUDGET
         if not self.matcher.is_error():
             return GrammarFailure.DEFECT if self._is_rejected else None
         error = self.matcher.get_error()
@@ -101,6 +105,18 @@ class Constraint:
         if self.failure is not None:
             return ConstraintStatus.FAILED
         return ConstraintStatus.ALLOWED if taken == len(wanted) else ConstraintStatus.TAIL_REJECTED
+
+    def is_ready(self, history: OutputHistory) -> bool:
+        """Whether a step need not wait for the mask after `history`; if it had to, a thread begins to compute it.
+
+        Nothing else may use this constraint until it is ready.
+        """
+        return self.pace.is_ready(history.num_known_output, partial(self._mask, history))
+
+    def _mask(self, history: OutputHistory) -> bytes:
+        """Return the mask after `history`; b"" if the grammar failed."""
+        is_allowed = self.follow(history) is ConstraintStatus.ALLOWED
+        return self.matcher.compute_bitmask() if is_allowed else b""
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

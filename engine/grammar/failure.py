@@ -13,7 +13,7 @@ _MOST_QUOTED = 120
 
 
 class GrammarFailure(IntEnum):
-    """Stands for a token. The first two are for the grammar's author, the last is a defect."""
+    """Stands for a token. All but `DEFECT` are for the grammar's author."""
 
     DEAD_END = -2
     """Nothing may follow, and the answer is not complete."""
@@ -21,6 +21,8 @@ class GrammarFailure(IntEnum):
     """llguidance has given up, because telling what may follow takes more than it may spend."""
     DEFECT = -4
     """The answer is not one that the grammar allows."""
+    OVER_BUDGET = -5
+    """Telling what may follow took more time than a request has for all of its answer."""
 
 
 def explain(
@@ -37,6 +39,11 @@ def explain(
         return f"the grammar allows neither a continuation nor the end after {quoted!r}", "grammar_dead_end"
     if token == GrammarFailure.TOO_COMPLEX:
         return f"the grammar became too complex to follow after {len(output)} tokens", "grammar_too_complex"
+    if token == GrammarFailure.OVER_BUDGET:
+        return (
+            f"the grammar became too complex to follow: after {len(output)} tokens, telling which may follow had "
+            "taken all the time that a request has for it (engine.grammar_mask_budget_s)"
+        ), "grammar_too_complex"
     if token == GrammarFailure.DEFECT:
         return "the answer is not one that the request's grammar allows", None
     return "the model computed no valid probabilities", None

@@ -44,7 +44,9 @@ Rules = dict[str, list[list[str]]]
 """The alternatives of each rule: sequences of rules, terminals and regular expressions."""
 
 
-class _Token(NamedTuple):
+class Token(NamedTuple):
+    """A part of a grammar's source, by the names of groups in `_TOKEN`."""
+
     kind: str
     text: str
     start: int
@@ -58,7 +60,7 @@ class _Token(NamedTuple):
 def with_schemas(source: str, rewrite: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
     """Return a grammar whose JSON schemas are rewritten."""
     parts, at = [], 0
-    for token in _tokens(source) or ():
+    for token in tokens_of(source) or ():
         if token.text == "%json" and isinstance(token.value, dict):
             parts += [source[at : token.start], "%json ", json.dumps(rewrite(token.value))]
             at = token.end
@@ -68,8 +70,8 @@ def with_schemas(source: str, rewrite: Callable[[dict[str, Any]], dict[str, Any]
 def check_rules_end(source: str) -> None:
     """Raise InvalidGrammar where an answer could begin a rule that it cannot end."""
     try:
-        rules, terminals = _Reader(source).read()
-    except (_NotKnown, IndexError, RecursionError):
+        rules, terminals = rules_of(source)
+    except NotKnown:
         return
     leaves = {part for sequences in rules.values() for one in sequences for part in one if part not in rules}
     empty = set(_empty(sorted(leaves - {_SOME}), terminals))
@@ -145,24 +147,32 @@ def _complaint(part: str, empty: set[str]) -> str:
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-class _NotKnown(Exception):
+class NotKnown(Exception):
     """The grammar has syntax that is not known here."""
+
+
+def rules_of(source: str) -> tuple[Rules, str]:
+    """Return the rules of a grammar, and the definitions of its terminals. Raises NotKnown."""
+    try:
+        return _Reader(source).read()
+    except (IndexError, RecursionError):
+        raise NotKnown from None
 
 
 class _Reader:
     """Reads the rules of one grammar. A group or an optional part becomes a rule, with a blank in its name."""
 
     def __init__(self, source: str) -> None:
-        tokens = _tokens(source)
+        tokens = tokens_of(source)
         if tokens is None:
-            raise _NotKnown
+            raise NotKnown
         self._source = source
         self._tokens = deque(token for token in tokens if token.kind not in ("blank", "alias"))
         self._rules: Rules = {}
         self._owner = ""
 
     def read(self) -> tuple[Rules, str]:
-        """Return the rules, and the definitions of terminals. Raises _NotKnown, IndexError, RecursionError."""
+        """Return the rules, and the definitions of terminals. Raises NotKnown, IndexError, RecursionError."""
         terminals = []
         while self._tokens:
             head = self._tokens.popleft()
@@ -179,7 +189,7 @@ class _Reader:
             elif head.kind == "statement":
                 terminals.append(head.text)
             elif head.text != "%llguidance":
-                raise _NotKnown
+                raise NotKnown
         return self._rules, "\n".join(terminals)
 
     @property
@@ -206,16 +216,24 @@ class _Reader:
             self._tokens.popleft()
             self._atom()
         while self._next in ("?", "*", "+", "times"):
-            if _MAY_BE_NONE.match(self._tokens.popleft().text):
-                part = self._rule([[part], []])
+            part = self._repeated(part, self._tokens.popleft().text)
         return part
+
+    def _repeated(self, part: str, times: str) -> str:
+        """Return a rule for a part as often as is said, but for how often at most."""
+        name = self._rule([[part]])
+        if times != "?":
+            self._rules[name].append([part, name])
+        if _MAY_BE_NONE.match(times):
+            self._rules[name].append([])
+        return name
 
     def _atom(self) -> str:
         token = self._tokens.popleft()
         if token.text in ("(", "["):
             inside = self._alternatives()
             if self._tokens.popleft().text != {"(": ")", "[": "]"}[token.text]:
-                raise _NotKnown
+                raise NotKnown
             return self._rule(inside if token.text == "(" else [*inside, []])
         if token.kind == "name":
             return token.text.lstrip("!?")
@@ -223,7 +241,7 @@ class _Reader:
             return token.text
         if token.kind in ("special", "json", "text"):
             return self._rule([[]]) if token.text in ('""', '""i') else _SOME
-        raise _NotKnown
+        raise NotKnown
 
     def _rule(self, alternatives: list[list[str]]) -> str:
         name = f"{self._owner} {len(self._rules)}"
@@ -231,9 +249,9 @@ class _Reader:
         return name
 
 
-def _tokens(source: str) -> list[_Token] | None:
+def tokens_of(source: str) -> list[Token] | None:
     """Return all of a grammar's tokens; None where one is not known."""
-    found, at = list[_Token](), 0
+    found, at = list[Token](), 0
     while at < len(source):
         match = _TOKEN.match(source, at)
         if match is None:
@@ -246,6 +264,6 @@ def _tokens(source: str) -> list[_Token] | None:
             except (ValueError, RecursionError):
                 return None
         is_cut = match["attributes"] is not None and _CUTS.search(match["attributes"]) is not None
-        found.append(_Token(kind, match[0], at, end, value, is_cut))
+        found.append(Token(kind, match[0], at, end, value, is_cut))
         at = end
     return found

@@ -84,3 +84,17 @@ def unknown_in(schema: object) -> Iterator[tuple[str, object]]:
                 nodes += [(f"{here}.{index}.", child) for index, child in enumerate(value)]
             elif keyword in ONE:
                 nodes.append((f"{here}.", value))
+
+
+def num_properties(schema: object) -> int:
+    """Return how many properties the objects of a schema name."""
+    count, nodes = 0, [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            named = node.get("properties")
+            count += len(named) if isinstance(named, dict) else 0
+            nodes += node.values()
+        elif isinstance(node, list):
+            nodes += node
+    return count

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf"]
+MatcherName = Literal["llguidance", "xgrammar"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class Grammar:
     kind: GrammarKind
     source: str = ""
     """By `kind`: the JSON text of a schema; "" for any JSON object; a regular expression; a JSON array of strings,
-    one of which the output must be; or a grammar in llguidance's dialect of Lark."""
+    one of which the output must be; or a grammar in llguidance's dialect of Lark, or in llama.cpp's GBNF."""
     compiled_bytes: int = field(default=0, compare=False)
     """Memory that it takes compiled, as measured where it was tried (`engine.grammar.trial`); 0: it was not."""
+    matcher: MatcherName | None = field(default=None, compare=False)
+    """What follows it best, as found out there; None: nobody has."""

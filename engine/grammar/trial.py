@@ -1,6 +1,6 @@
 """Compiles clients' grammars safely: in a process that is killed when a grammar takes too long.
 
-Trial.check ──▶ stdin: one grammar a line ──▶ [timer on, compile, first mask, timer off] ──▶ stdout: a verdict
+Trial.check ──▶ stdin: one grammar a line ──▶ [timer on, compile, random answers, timer off] ──▶ stdout: a verdict
 
 The process is killed by its own timer, which counts processor time: a busy machine refuses no grammar that an idle
 one accepts, and no process keeps computing after its parent is gone. Its memory is bounded too. As it does nothing
@@ -9,24 +9,27 @@ else, it can tell how much memory a compiled grammar takes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
 from engine.errors import InvalidGrammar
 from engine.grammar.heap import allocated_bytes
-from engine.grammar.spec import Grammar
-from engine.grammar.vocabulary import Vocabulary
+from engine.grammar.spec import Grammar, MatcherName
+from engine.grammar.vocabulary import LoadedVocabulary, Vocabulary
 
 # Wall-clock seconds after which a process that used less processor time counts as dead.
 _TIMEOUT_S = 120.0
 _ATTEMPTS = 3
 """Processes that others may kill, one after the other, before a grammar is given up."""
+_NICENESS = 10
 _DYING_S = 5.0
 """Seconds that a process whose output has ended has for its own end."""
 
@@ -51,8 +54,11 @@ class Trial:
         self._vocabulary, self._limits = vocabulary, limits
         self._process: subprocess.Popen[bytes] | None = None
 
-    def check(self, grammar: Grammar) -> int:
-        """Return how many bytes the compiled grammar takes. Raises InvalidGrammar, or TooComplex, which is one."""
+    def check(self, grammar: Grammar) -> Grammar:
+        """Return the grammar with what was learnt of it: how many bytes it takes, and what follows it best.
+
+        Raises InvalidGrammar, or TooComplex, which is one.
+        """
         attempts = _ATTEMPTS
         while True:
             self._start()
@@ -67,7 +73,8 @@ class Trial:
                     raise self._too_complex() from None
         if isinstance(verdict, str):
             raise InvalidGrammar(verdict)
-        return verdict
+        compiled_bytes, matcher = verdict
+        return replace(grammar, compiled_bytes=compiled_bytes, matcher=matcher)
 
     def _too_complex(self) -> TooComplex:
         limits = self._limits
@@ -120,8 +127,11 @@ class Trial:
         self.close()
         raise RuntimeError("the process that compiles grammars on trial died while starting")
 
-    def _begin(self) -> str | int:
-        """Start the process and tell it what it needs. Return what is wrong, or 0. Raises EOFError if it died."""
+    def _begin(self) -> Any:
+        """Start the process and tell it what it needs. Return what is wrong, if that is a text.
+
+        Raises EOFError if it died.
+        """
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -132,8 +142,11 @@ class Trial:
         )
         return self._ask({"vocabulary": asdict(self._vocabulary), "limits": asdict(self._limits)})
 
-    def _ask(self, question: dict[str, Any]) -> str | int:
-        """Return what is wrong, or a number. Raises EOFError when the process has died or does not answer."""
+    def _ask(self, question: dict[str, Any]) -> Any:
+        """Return what is wrong, as a text, or another answer.
+
+        Raises EOFError when the process has died or does not answer.
+        """
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
@@ -146,42 +159,77 @@ class Trial:
         line = process.stdout.readline() if answers.poll(_TIMEOUT_S * 1000) else b""
         if not line:
             raise EOFError
-        answer: str | int = json.loads(line)
-        return answer
+        return json.loads(line)
 
 
 def main(questions: IO[bytes], answers: IO[bytes]) -> None:
     """Run the process: read the vocabulary, then grammars until the end of input."""
     import resource
 
-    from engine.grammar.compiler import compile_grammar
-
+    os.nice(_NICENESS)  # Engines and ingresses go first: who asks for a grammar can wait.
     first = json.loads(questions.readline())
-    limits = TrialLimits(**first["limits"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     try:
-        tokenizer = Vocabulary(**first["vocabulary"]).load()
+        vocabulary = Vocabulary(**first["vocabulary"]).load()
     except InvalidGrammar as error:
         return _tell(answers, str(error))
-    with open("/proc/self/statm") as sizes:
-        size = int(sizes.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + limits.memory_bytes,) * 2)
-    _tell(answers, 0)
+    measure = _Measure(TrialLimits(**first["limits"]))
+    _tell(answers, None)
     for line in questions:
-        grammar, before = Grammar(**json.loads(line)), allocated_bytes()
-        signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
+        _tell(answers, measure.verdict(Grammar(**json.loads(line)), vocabulary))
+
+
+class _Measure:
+    """Compiles grammars within limits on processor time and memory."""
+
+    def __init__(self, limits: TrialLimits) -> None:
+        self._limits = limits
+        self._allocated = 0
+        """Bytes that were allocated before the grammar was compiled."""
+        self._bound_memory()
+
+    def verdict(self, grammar: Grammar, vocabulary: LoadedVocabulary) -> str | tuple[int, MatcherName]:
+        """Return what is wrong with a grammar, or the bytes that it takes and what follows it best."""
+        from engine.grammar.compiler import compile_grammar, matcher_name
+
+        self._allocated = allocated_bytes()
+        signal.setitimer(signal.ITIMER_PROF, self._limits.cpu_seconds)
         try:
-            compiled = compile_grammar(grammar, tokenizer)
-            verdict: str | int = max(allocated_bytes() - before, 1)
-            del compiled
+            compiled = compile_grammar(grammar, vocabulary, self._paused)
         except InvalidGrammar as error:
-            verdict = str(error)
+            return str(error)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        return max(allocated_bytes() - self._allocated, 1), matcher_name(compiled)
+
+    def _bound_memory(self) -> None:
+        import resource
+
+        with open("/proc/self/statm") as sizes:
+            size = int(sizes.read().split()[0]) * resource.getpagesize()
+        self._set_bound(size + self._limits.memory_bytes)
+
+    def _set_bound(self, num_bytes: int) -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Exclude work that is no grammar's: the time begins again after it, and its memory is not counted."""
+        import resource
+
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _tell(answers, verdict)
+        self._set_bound(resource.getrlimit(resource.RLIMIT_AS)[1])
+        before = allocated_bytes()
+        yield
+        self._allocated += allocated_bytes() - before
+        self._bound_memory()
+        signal.setitimer(signal.ITIMER_PROF, self._limits.cpu_seconds)
 
 
-def _tell(answers: IO[bytes], verdict: str | int) -> None:
+def _tell(answers: IO[bytes], verdict: Any) -> None:
     answers.write(json.dumps(verdict).encode() + b"\n")
     answers.flush()
 

@@ -1,12 +1,14 @@
-"""A model's vocabulary in the form that llguidance needs."""
+"""A model's vocabulary, in the forms that llguidance and xgrammar need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import InvalidGrammar
+from engine.grammar.xgrammar_matcher import XGrammarCompiler
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -34,14 +36,26 @@ class Vocabulary:
             raise InvalidGrammar("this model's tokenizer has no tokenizer.json, which grammars need")
         return cls(backend.to_str(), num_logits, ends)
 
-    def load(self) -> LLTokenizer:
+    def load(self) -> LoadedVocabulary:
         """Build llguidance's tokenizer: about a second for 100,000 tokens. Raises InvalidGrammar."""
         from llguidance import LLTokenizer
 
         try:
             own = LLTokenizer(self.tokenizer_json, eos_token=list(self.eos_token_ids))
-            if own.vocab_size >= self.num_logits:
-                return own
-            return LLTokenizer(self.tokenizer_json, n_vocab=self.num_logits, eos_token=list(self.eos_token_ids))
+            if own.vocab_size < self.num_logits:
+                own = LLTokenizer(self.tokenizer_json, n_vocab=self.num_logits, eos_token=list(self.eos_token_ids))
         except ValueError as error:
             raise InvalidGrammar(f"this model's tokenizer cannot be used with grammars: {error}") from error
+        return LoadedVocabulary(own)
+
+
+class LoadedVocabulary:
+    """A vocabulary that grammars can be compiled for."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    @cached_property
+    def xgrammar(self) -> XGrammarCompiler:
+        """The same for xgrammar, made when it is first needed, which may take seconds."""
+        return XGrammarCompiler(self.tokenizer)

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 from engine.attention.host_pages import HostKVPages
+from engine.files import PRIVATE_FOLDER
 from engine.kv_tier.page_file import RankFiles
 from engine.kv_tier.page_files import PageFiles
 from engine.kv_tier.page_mover import PageMover
@@ -45,5 +46,5 @@ def _directory(name: str, fingerprint: str) -> Path:
     directory = Path(name.replace("{fingerprint}", fingerprint))
     if "{fingerprint}" in name and directory.parent.is_dir():
         with contextlib.suppress(OSError):  # which is explained when the directory is opened
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     return directory

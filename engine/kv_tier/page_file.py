@@ -17,6 +17,8 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.files import PRIVATE_FOLDER, open_regular, rewrite
+
 SUFFIX, WRITING = ".kv", ".part"
 _MAGIC = b"RDXKV\x02\x00\x00"
 _CRC_BYTES, _KEY_BYTES = 4, 32
@@ -53,9 +55,9 @@ class RankFiles:
         self._num_written += 1
         part = path.with_name(f"{os.getpid()}-{id(self)}-{self._num_written}{WRITING}")
         header = _MAGIC + _checksum(key, pieces).to_bytes(_CRC_BYTES, "little") + key
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         try:
-            with open(part, "wb", buffering=0) as file:
+            with rewrite(part) as file:
                 _transfer(os.writev, file.fileno(), [memoryview(header), *pieces])
             os.replace(part, path)
         except BaseException:
@@ -69,7 +71,7 @@ class RankFiles:
         """
         path = self._path(key, self._rank)
         header = bytearray(_HEADER)
-        with open(path, "rb", buffering=0) as file:
+        with open_regular(path) as file:
             num_blocks = self._num_blocks(os.fstat(file.fileno()).st_size)
             if num_blocks is None:
                 raise SpoiltFile(f"{path} has another size than a page")
@@ -84,7 +86,7 @@ class RankFiles:
 
     def blocks_in(self, key: bytes) -> tuple[int, ...]:
         """Read the end of a file. It is not checked: blocks that are not in the page mislead a router at most."""
-        with contextlib.suppress(OSError), open(self._path(key, self._rank), "rb", buffering=0) as file:
+        with contextlib.suppress(OSError), open_regular(self._path(key, self._rank)) as file:
             num_blocks = self._num_blocks(os.fstat(file.fileno()).st_size)
             if num_blocks:
                 data = os.pread(file.fileno(), num_blocks * _BLOCK_BYTES, _HEADER + self._page_bytes)

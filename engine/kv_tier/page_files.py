@@ -30,7 +30,9 @@ from typing import NamedTuple
 
 from cache.block_counts import BlockCounts
 from cache.store_log import StoreLog
+from engine.files import rewrite
 from engine.kv_tier.page_file import WRITING, RankFiles, SpoiltFile
+from engine.models.json_files import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -258,9 +260,10 @@ def _open(directory: Path, identity: dict[str, str | int]) -> str:
     manifest = directory / MANIFEST
     part = directory / f"{os.getpid()}-{id(identity)}{WRITING}"
     try:
-        part.write_text(json.dumps({**identity, "name": secrets.token_hex(16)}, indent=1) + "\n")
+        with rewrite(part) as file:
+            file.write(f"{json.dumps({**identity, 'name': secrets.token_hex(16)}, indent=1)}\n".encode())
         _put_in_place(part, manifest)
-        found = json.loads(manifest.read_text())
+        found = parse_json(manifest)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "its disk is full: make room" if is_full else "this user must be able to read and write there"

@@ -44,7 +44,7 @@ def load_encoder(config: EngineConfig) -> EncoderRunner:
     directory = resolve_model(config.model, config.model_revision)
     model = EncoderConfig.from_directory(directory)
     model.unused_keys.check(model.architecture, config.ignored_config_keys)
-    _check_settings(config, model)
+    check_settings(config, model)
     device = device_named(config.device)
     dtype = dtype_of(config.dtype, model.dtype, device)
     encoder = load_encoder_weights(directory, model, dtype, device)
@@ -109,7 +109,8 @@ def _store(into: partial[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     into().copy_(tensors[0])
 
 
-def _check_settings(config: EngineConfig, model: EncoderConfig) -> None:
+def check_settings(config: EngineConfig, model: EncoderConfig) -> None:
+    """Raise ValueError for settings that are for decoders, or for a longer context than the model's."""
     for name, only in _ONLY.items():
         if (given := getattr(config, name)) != only:
             raise ValueError(

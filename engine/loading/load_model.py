@@ -96,7 +96,7 @@ class _Loading:
         self._directory: Path = resolve_model(config.model, config.model_revision)
         self._whole = ModelConfig.from_directory(self._directory)
         self._whole.unused_keys.check(self._whole.architecture, config.ignored_config_keys)
-        self._limit = _max_model_len(config, self._whole)
+        self._limit = max_model_len(config, self._whole)
         self._whole = self._whole.for_context(self._limit)
         self._model = model = ranks.shard.of(self._whole)
         self._dtype = dtype_of(config.dtype, model.dtype, self._device)
@@ -308,7 +308,7 @@ class _Loading:
         return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device, states, groups)
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     """Return the most tokens of prompt and output together."""
     limit = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:

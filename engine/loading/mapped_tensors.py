@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.files import checked
 from engine.models.errors import ModelLoadError
 
 
@@ -49,6 +50,7 @@ def open_tensors(paths: Sequence[Path], stack: ExitStack) -> dict[str, MappedTen
     tensors: dict[str, MappedTensor] = {}
     for path in paths:
         try:
+            checked(path)
             file = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from engine.files import checked, open_regular, read_bytes
 from engine.models.errors import ModelLoadError
+from engine.models.json_files import MAX_JSON_BYTES
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 """Files that are downloaded: never code, never pickle."""
+_READ_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 _UNWANTED = ("consolidated*", "original/*")
 """Files that hold the same weights again, in their makers' own layout."""
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 16 * 1024
@@ -23,6 +26,12 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
     `revision` is a commit, a tag or a branch of a hub id; None takes the newest. Raises ModelLoadError.
     """
+    local = local_model(model, revision)
+    return _download(model, revision) if local is None else local
+
+
+def local_model(model: str, revision: str | None = None) -> Path | None:
+    """Return the directory of `model` as `resolve_model` does, but None for a hub id. Raises ModelLoadError."""
     local = Path(model).expanduser()
     if revision is not None and (model == "demo" or local.is_dir()):
         raise ModelLoadError(
@@ -31,6 +40,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     if model == "demo":
         return demo_model_path()
     if local.is_dir():
+        check_files(local)
         return local
     if local.exists():
         raise ModelLoadError(f"{model} is a file; expected the directory of a Hugging Face-style model")
@@ -39,7 +49,20 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
             f"there is no directory {model}; expected a model's directory, a hub id such as Qwen/Qwen3-0.6B, "
             'or "demo" for the embedded model'
         )
-    return _download(model, revision)
+    return None
+
+
+def check_files(directory: Path) -> None:
+    """Raise ModelLoadError unless what is read of a model, by us or by a library, are files of a usual size."""
+    for path in sorted(directory.iterdir()):
+        max_bytes = None if path.suffix == ".safetensors" else MAX_JSON_BYTES
+        if path.suffix in _READ_SUFFIXES and not path.name.startswith("."):
+            try:
+                checked(path, max_bytes)
+            except OSError as error:
+                raise ModelLoadError(
+                    f"{path} cannot be read: it {error.strerror}; download the model again"
+                ) from None
 
 
 def resolve_metadata(model: str) -> Path:
@@ -75,7 +98,7 @@ def fingerprint(directory: Path, quantization: str | None = None, kv_dtype: str 
         digest.update(f"commit:{commit};".encode())
     for path in sorted(directory.iterdir()):
         if path.suffix in (".json", ".model", ".txt"):
-            digest.update(f"{path.name}:".encode() + path.read_bytes())
+            digest.update(f"{path.name}:".encode() + read_bytes(path, MAX_JSON_BYTES))
         elif path.suffix == ".safetensors":
             digest.update(f"{path.name}:{path.stat().st_size};".encode())
             for piece in _samples(path):
@@ -87,7 +110,7 @@ def _samples(path: Path) -> Iterator[bytes]:
     """Yield pieces of a file that are spread evenly over it; all of a file that is not longer than they are."""
     size = path.stat().st_size
     step = max(size // _NUM_SAMPLES, _SAMPLE_BYTES)
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         for start in range(0, size, step):
             yield os.pread(file.fileno(), _SAMPLE_BYTES, start)
 

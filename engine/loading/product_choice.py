@@ -21,8 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.files import make_folder
 from engine.models.decoder import Decoder
 from engine.models.experts import Experts
+from engine.models.json_files import parse_json
 from engine.models.linear import FP8, Fp8Linear, PlainLinear, multiplies_fp8
 
 logger = logging.getLogger(__name__)
@@ -171,7 +173,7 @@ def _name(shape: Shape) -> str:
 def _read(path: Path) -> dict[str, dict[str, list[int]]]:
     """Return the file's results, by place and shape; none if it is not there, or not what was written."""
     try:
-        stored: Any = json.loads(path.read_text(encoding="utf-8"))
+        stored: Any = parse_json(path)
     except (OSError, ValueError):
         return {}
     is_ours = isinstance(stored, dict) and all(
@@ -184,7 +186,7 @@ def _read(path: Path) -> dict[str, dict[str, list[int]]]:
 def _write(path: Path, stored: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
     """Replace the file at once, as several processes may start together."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
             json.dump(stored, file, indent=1)
         os.replace(file.name, path)

@@ -5,12 +5,12 @@ Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are refused.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from engine.models.errors import ModelLoadError
+from engine.models.json_files import parse_json
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
@@ -57,8 +57,8 @@ def _are_one_model(paths: Sequence[Path]) -> bool:
 def _shards(directory: Path) -> list[Path]:
     path = directory / _INDEX
     try:
-        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = sorted(set(parse_json(path)["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{path} is not a weight index ({error!r}); download it again") from error
     for name in names:
         # A name must be a file beside the index: an index must not make us read anything else.

@@ -24,9 +24,12 @@ from typing import NamedTuple
 
 import torch
 
+from engine.files import open_fd, open_regular
 from engine.loading.tensor_groups import TensorGroup
 from engine.models.errors import ModelLoadError
 
+_MAX_HEADER_BYTES = 100_000_000
+"""As in the safetensors library."""
 NUM_THREADS = 8
 CHUNK_BYTES = 16 * 2**20
 """Bytes per read. Each thread has two buffers of this size: one is read into while the other is copied."""
@@ -63,8 +66,10 @@ def stored_tensors(paths: Sequence[Path]) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 (length,) = struct.unpack("<Q", file.read(8))
+                if length > _MAX_HEADER_BYTES:
+                    raise ValueError(f"its header would have {length} bytes")
                 header = json.loads(file.read(length))
             for name, entry in header.items():
                 if name != "__metadata__" and entry["dtype"] in _DTYPES:
@@ -78,6 +83,7 @@ def stored_tensors(paths: Sequence[Path]) -> dict[str, Stored]:
             LookupError,
             TypeError,
             AttributeError,
+            RecursionError,
             struct.error,
         ) as error:
             raise ModelLoadError(
@@ -299,7 +305,7 @@ class _ReaderBuffers:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDONLY)
+        return open_fd(path)
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be opened: {error}; download the model again") from error
 

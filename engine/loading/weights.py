@@ -79,11 +79,13 @@ def load_decoder(
     return decoder.eval()
 
 
-def unused_tensors(directory: Path, config: ModelConfig) -> list[str]:
-    """Return the names of a checkpoint's tensors that are not loaded. Raises ModelLoadError."""
+def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = False) -> list[str]:
+    """Return the names of a checkpoint's tensors that are not loaded. The files' headers are checked as
+    `load_decoder` does. Raises ModelLoadError.
+    """
     with ExitStack() as stack:
         tensors = open_tensors(weight_files(directory), stack)
-        config = _with_head(config, tensors, is_needed=False)
+        config = _with_head(config, tensors, is_needed=needs_head)
         _, _, groups = plan_loading(config, ALONE, tensors, config.weight_format)
         return _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
 

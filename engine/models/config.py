@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.family import WeightNames, text_config
 from engine.models.formats import Fp8Format, Int8Format, WeightFormat, is_ignored, weight_format
+from engine.models.json_files import parse_json
 from engine.models.parts import (
     AttentionConfig,
     DeltaNetConfig,
@@ -86,7 +86,7 @@ class ModelConfig:
             raise ModelLoadError(f"{name} lacks the key {missing}; download the model again") from None
         except ModelLoadError:
             raise
-        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
             raise ModelLoadError(f"{name} holds a value of the wrong type: {error}") from error
 
     @classmethod
@@ -349,7 +349,7 @@ def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
     if optional and not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path)
     except FileNotFoundError:
         raise ModelLoadError(
             f"no {path.name} in {path.parent}: expected the directory of a Hugging Face-style model "

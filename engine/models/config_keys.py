@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.models.bounds import check_bounds
 from engine.models.errors import ModelLoadError
 
 _KINDS = {
@@ -75,6 +76,7 @@ class TrackedConfig(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         value = self._raw[key]
         self._read.add(key)
+        check_bounds(key, value, self._path)
         if not isinstance(value, dict):
             return value
         return self._inside.setdefault(key, TrackedConfig(value, f"{self._path}{key}."))

@@ -1,4 +1,4 @@
-"""Reads the JSON files of a model that may be missing."""
+"""Reads the JSON files of a model: regular files of bounded size, whatever they hold."""
 
 from __future__ import annotations
 
@@ -6,13 +6,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.files import read_bytes
+from engine.models.errors import ModelLoadError
+
+MAX_JSON_BYTES = 2**28
+"""More than the largest tokenizer or index that any model has."""
+
+
+def parse_json(path: Path) -> Any:
+    """Return what a file holds. Raises OSError, ValueError."""
+    try:
+        return json.loads(read_bytes(path, MAX_JSON_BYTES))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
 
 def read_json(path: Path) -> Any:
-    """Return what a file holds; None if there is none that can be read."""
+    """Return what a file holds; None if there is none. Raises ModelLoadError for one that cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parse_json(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} is not readable JSON: {error}; download the model again") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:

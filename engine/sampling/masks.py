@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,12 +13,15 @@ import torch
 from engine.attention.pinned import on_device
 from engine.grammar.constraint import Constraint, ConstraintStatus
 from engine.grammar.failure import GrammarFailure
+from engine.grammar.mask_pace import LATE_SECONDS
 from engine.sampling.adjust import forbidden_ends
 from engine.sampling.row import SamplingRow
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
+_EXAMINED_EVERY = 32
+"""Least number of steps from one in which masks are timed one by one to the next."""
 Masks = npt.NDArray[np.int32]
 """[rows, words]: bit i of a row says whether token i is allowed, lowest bits first."""
 
@@ -45,6 +49,10 @@ class GrammarMasks:
     def __init__(self, eos_token_ids: Collection[int]) -> None:
         self._eos = eos_token_ids
         self._executor: LLExecutor | None = None
+        self._is_examining = False
+        """Whether the next masks are timed one by one."""
+        self._num_since = _EXAMINED_EVERY
+        """Steps since masks were timed."""
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Failures:
         """Set what grammars forbid to -inf, in place. Return the rows whose grammar failed, which are unchanged.
@@ -75,54 +83,105 @@ class GrammarMasks:
         """Return the masks of `rows`, with all bits set where nothing is forbidden, and the rows that failed."""
         runs = list(_rows_by_request(rows))
         masks: Masks = np.full((len(rows), runs[0].constraint.num_words), -1, dtype=np.int32)
-        statuses = [run.constraint.follow(rows[run.start]) for run in runs]
-        self._compute(
-            [run for run, status in zip(runs, statuses, strict=True) if status is ConstraintStatus.ALLOWED],
-            masks,
-        )
         failed: dict[int, GrammarFailure] = {}
-        for run, status in zip(runs, statuses, strict=True):
+        now = [run for run in runs if not _take(run, rows[run.start], masks, failed)]
+        began = time.perf_counter()
+        if self._is_examining:
+            statuses = [_timed(run, rows[run.start], masks, failed) for run in now]
+        else:
+            statuses = [run.constraint.follow(rows[run.start]) for run in now]
+            allowed = [
+                run for run, status in zip(now, statuses, strict=True) if status is ConstraintStatus.ALLOWED
+            ]
+            self._compute(allowed, masks, failed)
+        self._watch(time.perf_counter() - began)
+        for run, status in zip(now, statuses, strict=True):
             failure = run.constraint.failure
             if failure is None and not masks[run.start].any():
                 failure = GrammarFailure.DEAD_END
             if failure is not None and status is ConstraintStatus.ALLOWED and run.drafts:
-                self._compute_singly(run, rows[run.start], masks, failed)
+                self._compute_again(run, rows[run.start], masks, failed)
             elif failure is not None:
                 failed |= dict.fromkeys(run.rows, failure)
         masks[[*failed]] = -1
         return masks, failed
 
-    def _compute_singly(
+    def _watch(self, seconds: float) -> None:
+        """Decide whether the next masks are timed one by one: where a step waited, that finds which are slow."""
+        was_late, self._num_since = seconds > LATE_SECONDS, self._num_since + 1
+        if self._is_examining:
+            self._num_since = 0
+        self._is_examining = was_late and not self._is_examining and self._num_since > _EXAMINED_EVERY
+
+    def _compute_again(
         self, run: _RequestRows, first: SamplingRow, masks: Masks, failed: dict[int, GrammarFailure]
     ) -> None:
         """Compute a run's masks one after the other: a draft token may have led to where its grammar failed."""
-        from llguidance.numpy import fill_next_token_bitmask
-
-        constraint = run.constraint
-        constraint.restart()
-        constraint.follow(first)
+        run.constraint.restart()
+        run.constraint.follow(first)
         masks[run.rows] = -1
-        for at, draft in zip(run.rows, [*run.drafts, None], strict=True):
-            fill_next_token_bitmask(constraint.matcher, masks, at)
-            failure = constraint.failure
-            if failure is not None:
-                failed[at] = failure
-            if failure is not None or draft is None or not constraint.matcher.try_consume_tokens([draft]):
-                break
-        constraint.restart()
+        _compute_in_turn(run, masks, failed)
+        run.constraint.restart()
 
-    def _compute(self, runs: Sequence[_RequestRows], masks: Masks) -> None:
-        """Compute masks in parallel, without the interpreter's lock."""
-        from llguidance import LLExecutor
+    def _compute(self, runs: Sequence[_RequestRows], masks: Masks, failed: dict[int, GrammarFailure]) -> None:
+        """Compute llguidance's masks in parallel, without the interpreter's lock, and then xgrammar's."""
+        from llguidance import LLExecutor, LLMatcher
         from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
 
         self._executor = self._executor or LLExecutor()  # It starts threads, so make it only for grammars.
-        plain = [(run.constraint.matcher, run.start) for run in runs if not run.drafts]
+        guided = [(m, run) for run in runs if isinstance(m := run.constraint.matcher, LLMatcher)]
+        plain = [(matcher, run.start) for matcher, run in guided if not run.drafts]
         if plain:
             fill_next_token_bitmask_par(self._executor, plain, masks)
-        drafted = [(run.constraint.matcher, run.start, run.drafts) for run in runs if run.drafts]
+        drafted = [(matcher, run.start, run.drafts) for matcher, run in guided if run.drafts]
         if drafted:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, masks)
+        for run in runs:
+            if not isinstance(run.constraint.matcher, LLMatcher):
+                run.constraint.matcher.rollback(_compute_in_turn(run, masks, failed))
+
+
+def _take(run: _RequestRows, first: SamplingRow, masks: Masks, failed: dict[int, GrammarFailure]) -> bool:
+    """Take the mask that a thread has computed; returns whether there was one, or no time is left for another."""
+    pace, mask = run.constraint.pace, None
+    if not pace.is_over_budget:
+        mask = pace.mask(first.num_output) if pace.is_slow and not run.drafts else None
+        if mask is None:
+            return False
+    failure = run.constraint.failure
+    if mask:
+        masks[run.start] = np.frombuffer(mask, "<i4", count=masks.shape[1])
+        failure = failure or (None if masks[run.start].any() else GrammarFailure.DEAD_END)
+    if failure is not None:
+        failed |= dict.fromkeys(run.rows, failure)
+    return True
+
+
+def _timed(
+    run: _RequestRows, first: SamplingRow, masks: Masks, failed: dict[int, GrammarFailure]
+) -> ConstraintStatus:
+    """Follow a run's history and compute its masks, and note how long that took."""
+    began = time.thread_time()
+    status = run.constraint.follow(first)
+    if status is ConstraintStatus.ALLOWED:
+        run.constraint.matcher.rollback(_compute_in_turn(run, masks, failed))
+    run.constraint.pace.took(time.thread_time() - began)
+    return status
+
+
+def _compute_in_turn(run: _RequestRows, masks: Masks, failed: dict[int, GrammarFailure]) -> int:
+    """Compute a run's masks, consuming its draft tokens up to the first that is not allowed; returns how many."""
+    matcher = run.constraint.matcher
+    num_taken = 0
+    for at, draft in zip(run.rows, [*run.drafts, None], strict=True):
+        masks[at] = np.frombuffer(matcher.compute_bitmask(), "<i4", count=masks.shape[1])
+        failure = run.constraint.failure or (None if masks[at].any() else GrammarFailure.DEAD_END)
+        if failure is not None:
+            failed[at] = failure
+        if failure is not None or draft is None or not matcher.try_consume_tokens([draft]):
+            break
+        num_taken += 1
+    return num_taken
 
 
 def _rows_by_request(rows: Sequence[SamplingRow]) -> Iterator[_RequestRows]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from cache import LeaseWindow, PageCopy, StateStep
+from cache import LeaseWindow, PageCopy, ScratchRows, StateStep
 from engine.logprobs import PackedLogprobs
 from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
@@ -44,7 +44,7 @@ class Chunk(Struct, frozen=True, gc=False):
     """How many of its last tokens are draft tokens, of which the correct ones are kept."""
     state: StateStep | None = None
     """The slots of recurrent states that it reads and writes; None in a model without any."""
-    window: LeaseWindow | None = None
+    window: LeaseWindow | ScratchRows | None = None
     """Pages of layers with a window, which cover the chunk and the window before it. Read-only. None where these
     layers have no pages of their own."""
 

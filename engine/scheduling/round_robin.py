@@ -46,13 +46,19 @@ class DeficitRoundRobin:
 
     def __init__(self, quantum: int, weights: Mapping[str, float] | None = None) -> None:
         """`quantum`: tokens per turn of the name with the least weight. Other names weigh 1."""
-        self._weights = dict(weights or {})
-        self._grant = quantum / min([*self._weights.values(), 1.0])
         self._accounts: dict[str, _Account] = {}
+        self.weigh(quantum, weights)
         self._active: OrderedDict[str, _Account] = OrderedDict()  # the first has its turn or is next
         self._round = 0.0
         self.num_turns = 0
         """Turns given since the start."""
+
+    def weigh(self, quantum: int, weights: Mapping[str, float] | None = None) -> None:
+        """Give turns by these numbers from now on. Credits and debts stay."""
+        self._weights = dict(weights or {})
+        self._grant = quantum / min([*self._weights.values(), 1.0])
+        for name, account in self._accounts.items():
+            account.grant = self._grant * self.weight(name)
 
     def join(self, name: str) -> None:
         """Let a name take part from now on, first in line if it owes nothing and took no turn for a round."""

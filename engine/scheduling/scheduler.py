@@ -24,6 +24,7 @@ from engine.drafting.speculator import Speculator
 from engine.grammar.failure import explain
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING, Request, Status
+from engine.sampling.row import SamplingRow
 from engine.scheduling import beam_group
 from engine.scheduling.fits import check_fits
 from engine.scheduling.host_kv import HostKV
@@ -40,7 +41,7 @@ from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.tenant_shares import within_shares
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
-from engine.stream_delta import FinishReason, StreamDelta
+from engine.stream_delta import STEP_FAILED, FinishReason, StreamDelta
 
 
 class Scheduler:
@@ -257,11 +258,16 @@ class Scheduler:
     def _place(
         self, step: StepBuilder, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
     ) -> bool:
-        """Give `request` tokens in this step, and draft tokens after them; False if its pages have no room."""
+        """Give `request` tokens in this step, and draft tokens after them; False if its pages have no room, or it
+        is not known yet what its grammar allows.
+        """
         tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
         assert lease is not None
-        if drafts and not self.allocator.has_spare(lease, end + len(drafts)):
+        is_slow = request.constraint is not None and request.constraint.pace.is_slow
+        if is_slow and end == len(tokens) and not _has_mask(request):
+            return False
+        if drafts and (is_slow or not self.allocator.has_spare(lease, end + len(drafts))):
             drafts = ()
         # A prompt takes all its pages at once, so that no other request gets those promised to it.
         wanted = len(tokens) + len(drafts)
@@ -325,11 +331,14 @@ class Scheduler:
         """End all requests of a step that failed. The content of their pages is unknown, so no KV is kept."""
         self._num_in_flight -= 1
         self.allocator.host.failed(plan)
-        return [
+        ended = [
             self._end(chunk.request.leader or chunk.request, "error", now, keep=False, error=message)
             for chunk in plan.chunks
             if chunk.request.status is Status.RUNNING
         ]
+        for delta in ended:
+            delta.error_code = STEP_FAILED
+        return ended
 
     def _computed(self, chunk: Chunk, request: Request, num_sampled: int, now: float) -> None:
         """Record that the KV of a chunk is computed, except that of rejected draft tokens."""
@@ -381,6 +390,7 @@ class Scheduler:
         if reason is not None:
             del request.tokens[num_tokens:]  # drops what a step in flight samples for it
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
+        _has_mask(request)  # has it computed while the next step is planned
         timings = None
         if request.num_preemptions_reported != request.num_preemptions:
             request.num_preemptions_reported, timings = request.num_preemptions, request.timings(now)
@@ -443,7 +453,7 @@ class Scheduler:
         request.status = Status.FINISHED
         del self._requests[request.request_id]
         self._ending.pop(request.request_id, None)
-        self._num_finished += 1
+        self._num_finished += reason != "error"  # failing quickly is no sign of speed
         return StreamDelta(
             request.request_id,
             tokens or [],
@@ -508,3 +518,11 @@ def _to_prefill(request: Request) -> int:
     if request.status is Status.WAITING:
         return request.num_tokens - request.num_expected_cached
     return request.num_to_compute if request.num_to_compute > 1 else 0
+
+
+def _has_mask(request: Request) -> bool:
+    """Whether the step that samples the request's next token need not wait for its grammar."""
+    constraint = request.constraint
+    if constraint is None or not constraint.pace.is_slow:
+        return True
+    return request.tokens[-1] != PENDING and constraint.is_ready(SamplingRow.of(request))

@@ -100,9 +100,15 @@ _STEPS = PanelRow(
         ),
         Panel(
             "Steps",
-            "Steps per second by replica. None while requests wait means that an engine stands still.",
+            "Steps per second by replica, and those that failed, by cause. None while requests wait means that an "
+            "engine stands still; one whose self-tests fail is replaced.",
             Unit.EVENTS_PER_SECOND,
-            (Target(ENGINES.rate("engine_steps_total", "replica"), "{{replica}}"),),
+            (
+                Target(ENGINES.rate("engine_steps_total", "replica"), "{{replica}}"),
+                Target(
+                    ENGINES.rate("engine_failed_steps_total", "replica", "cause"), "{{replica}} failed: {{cause}}"
+                ),
+            ),
         ),
         Panel(
             "How steps were launched",

@@ -113,8 +113,8 @@ _KNOWLEDGE = PanelRow(
         ),
         Panel(
             "Replicas by state",
-            "The highest count of any ingress. lost: silent or dead; circuit_open: failed too often and gets no "
-            "requests for a while.",
+            "The highest count of any ingress. lost: silent or dead; failing: its steps fail or its engine has "
+            "ended; circuit_open: failed too often and gets no requests for a while.",
             Unit.COUNT,
             (Target(FLEET.gauge("router_replicas", "state", how="max"), "{{state}}"),),
             is_stacked=True,

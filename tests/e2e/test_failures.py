@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from benchmarks.chaos_app import App, Size
@@ -170,6 +172,27 @@ def test_streams_go_on_when_their_replica_says_nothing_for_long(service: Service
             await check_answers(app, known, stop_one, reason="silent")
         finally:
             app.send(stopped, signal.SIGCONT)
+        await check_recovery(app)
+
+    asyncio.run(scenario())
+    check_counts(service)
+
+
+def test_an_engine_that_gets_no_memory_is_left_and_replaced(service: Service, app: App) -> None:
+    """Its steps fail at once, and still it is not taken for idle: everybody gets an answer."""
+    victim, body = app.engines()[0], {"model": "demo", "max_tokens": 4, "ignore_eos": True}
+
+    async def scenario() -> None:
+        size = psutil.Process(victim).memory_info().vms
+        resource.prlimit(victim, resource.RLIMIT_AS, (size, size))
+        async with connected(app) as client, asyncio.timeout(PATIENCE_S):
+            number = 0
+            while victim in app.engines():
+                prompts = [f"{number + at}, " * 400 for at in range(8)]
+                number += len(prompts)
+                asked = (client.post(COMPLETIONS, json={**body, "prompt": prompt}) for prompt in prompts)
+                answers = await asyncio.gather(*asked)
+                assert {answer.status_code for answer in answers} == {200}, [answer.text for answer in answers]
         await check_recovery(app)
 
     asyncio.run(scenario())

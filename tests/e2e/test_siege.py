@@ -14,7 +14,7 @@ from tests.docs.support.markdown_pages import ROOT
 
 pytestmark = pytest.mark.e2e
 
-ATTACKERS = ("random requests", "bodies", "wire", "metrics port", "kills", "clocks")
+ATTACKERS = ("random requests", "bodies", "floods", "wire", "metrics port", "kills", "clocks")
 """Without those whose attacks wait for minutes of patience: `python -m benchmarks.siege` has all."""
 
 

@@ -32,11 +32,13 @@ KEY = {"authorization": "Bearer key-t"}
 def config() -> dict[str, Any]:
     """The page's config with one engine replica instead of two, for an application beside the session's."""
     blocks = read_page(ROOT / "docs/upgrade.md").blocks
-    [text] = [block.text for block in blocks if "max_surge_percent" in block.text]
+    [text] = [block.text for block in blocks if "surge_percent" in block.text]
     document: dict[str, Any] = yaml.safe_load(text)
     document["applications"][0] |= {"name": "upgraded", "route_prefix": "/upgraded"}
     args = document["applications"][0]["args"]
-    args["engines"]["count"], args["ingresses"]["port"] = 1, free_port()
+    args["ingresses"]["port"] = free_port()
+    [engines] = [each for each in document["applications"][0]["deployments"] if each["name"] == "EngineReplica"]
+    engines["num_replicas"] = 1
     args["tenants"] = [{"name": "t", "key_hashes": [hash_key("key-t")], "requests_per_minute": PER_MINUTE}]
     args["protect_metrics"] = False
     return document

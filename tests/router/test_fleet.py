@@ -77,16 +77,32 @@ def test_listeners_hear_of_changes_only() -> None:
     assert heard == [1]
 
 
+def test_a_failing_replica_gets_nothing_however_idle_until_it_reports_that_it_is_well() -> None:
+    view = fleet("a", "b")
+    view.record_load("b", ReplicaLoad(num_running=9))
+    for failing in ("memory", ""):
+        version = view.version
+        view.record_load("a", ReplicaLoad(failing=failing))
+        assert view.lost() == ({"a"} if failing else set())
+        assert view.version == version + 1
+        by_name = {candidate.replica: candidate.is_available for candidate in view.candidates(["a", "b"])}
+        assert by_name == {"a": not failing, "b": True}
+    version = view.version
+    view.record_load("a", ReplicaLoad(num_running=1))
+    assert view.version == version
+
+
 def test_replicas_are_counted_by_the_state_that_matters_most() -> None:
     now = 100.0
     view = Fleet(clock=lambda: now)
-    view.update(dict.fromkeys("abcde"))
+    view.update(dict.fromkeys("abcdef"))
     view.mark_lost("a")
     view.record_load("a", ReplicaLoad(is_draining=True))
     view.record_load("b", ReplicaLoad(is_draining=True))
     for _ in range(3):
         view.record_call("c", is_failure=True)
     view.record_load("d", ReplicaLoad(is_full=True))
-    assert view.count_by_state() == {"available": 2, "draining": 1, "lost": 1, "circuit_open": 1}
+    view.record_load("f", ReplicaLoad(failing="memory", is_draining=True))
+    assert view.count_by_state() == {"available": 2, "draining": 1, "lost": 1, "failing": 1, "circuit_open": 1}
     now += 60.0
     assert view.count_by_state()["circuit_open"] == 0

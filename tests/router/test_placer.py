@@ -383,3 +383,21 @@ def test_news_of_a_replicas_load_takes_as_many_steps_in_a_large_fleet() -> None:
         return count_calls(hear_and_place)
 
     assert calls(LARGE) <= calls(SMALL) + SLACK
+
+
+def test_another_policy_places_from_the_next_request_on_and_the_index_stays() -> None:
+    _, placer = made("a", "b", policy="cost")
+    prompt = Prompt("r", list(range(400)))
+    placer.apply_delta("b", held(prompt), [])
+    placer.take_over(PlacerSettings(policy="random", key_blocks=2, block_tokens=999))
+    assert placer.place(prompt, "ab").policy == "random"
+    assert (placer.settings.key_blocks, placer.settings.block_tokens) == (2, BLOCK)
+    placer.take_over(PlacerSettings(policy="cost"))
+    assert placer.place(Prompt("s", prompt.prompt_ids), "ab").order[0] == "b"
+
+
+def test_a_policy_that_cannot_be_made_changes_nothing() -> None:
+    _, placer = made("a", policy="cost")
+    with pytest.raises(ValueError, match="no_such_module"):
+        placer.take_over(PlacerSettings(policy="no_such_module:Mine", key_blocks=2))
+    assert (placer.settings.policy, placer.settings.key_blocks) == ("cost", 4)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import ray
 from ray._common import constants as ray_constants
-from ray._private import worker
+from ray._private import state, worker
 from ray._private.node import Node
 from ray._private.worker import global_worker
 from ray.serve import context
@@ -279,8 +279,8 @@ def _() -> None:
     assert callable(controller.ServeController.get_serve_instance_details)
     for schema, fields in {
         ServeInstanceDetails: {"applications", "proxy_location", "http_options"},
-        ApplicationDetails: {"deployments", "external_scaler_enabled"},
-        DeploymentDetails: {"target_num_replicas", "replicas"},
+        ApplicationDetails: {"deployments", "deployed_app_config", "external_scaler_enabled"},
+        DeploymentDetails: {"target_num_replicas", "replicas", "deployment_config"},
         ReplicaDetails: {"replica_id", "state", "node_id", "node_ip", "pid"},
     }.items():
         missing = fields - schema.model_fields.keys()
@@ -343,6 +343,12 @@ def _() -> None:
     assert ray_internals.ended_ray_processes() == []
     parameters = inspect.signature(Node.dead_processes).parameters
     assert list(parameters) == ["self"], f"it takes {list(parameters)}"
+
+
+@contract("ray._private.state.available_resources_per_node")
+def _() -> None:
+    assert not inspect.signature(state.available_resources_per_node).parameters
+    assert ray_internals.free_resources() == []  # no cluster runs here; tests/e2e/test_redeploy.py asks one
 
 
 @contract("HEAD_NODE_RESOURCE_NAME")

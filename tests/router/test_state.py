@@ -36,6 +36,14 @@ def test_the_state_is_made_once_when_threads_ask_at_the_same_time() -> None:
 def test_other_settings_for_a_state_that_exists_are_refused() -> None:
     app = uuid.uuid4().hex
     state = router_state(app, "one", SETTINGS)
-    with pytest.raises(SettingsDiffer, match=rf"{app}#one with .*'cost'.*'random'.*restart it") as refused:
-        router_state(app, "one", PlacerSettings(policy="random"))
+    with pytest.raises(SettingsDiffer, match=rf"{app}#one with .*block_tokens=16.*=32.*restart it") as refused:
+        router_state(app, "one", PlacerSettings(block_tokens=32))
     assert refused.value.state is state
+
+
+def test_settings_that_the_placer_can_take_over_make_no_other_state() -> None:
+    """Serve's router has those of `args`, an ingress those of its `user_config` too."""
+    app = uuid.uuid4().hex
+    state = router_state(app, "one", PlacerSettings(policy="random", key_blocks=2))
+    assert router_state(app, "one", PlacerSettings()) is state
+    assert state.placer.settings.policy == "random"

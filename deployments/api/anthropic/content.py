@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
@@ -51,7 +51,60 @@ class OtherThanText(LeftOut):
     type: Annotated[str, other_than("text")]
 
 
-Texts = str | list[TextBlock | OtherThanText] | None
+class _ReadAsText(StrictModel):
+    """A block that is read as its text. What else it has is left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class PartOfText(_ReadAsText):
+    """A text within such a block."""
+
+    type: Literal["text"]
+    text: str
+
+
+_AnyText = str | list[PartOfText]
+
+
+class TextData(_ReadAsText):
+    """A text as the source of a document."""
+
+    type: Literal["text"]
+    data: _AnyText
+
+
+class TextContent(_ReadAsText):
+    """Another source of a document that is text."""
+
+    type: Annotated[Any, WithJsonSchema({"not": {"const": "text"}})] = None
+    content: _AnyText
+
+
+class TextDocument(_ReadAsText):
+    """A document of text."""
+
+    type: Literal["document"]
+    source: TextData | TextContent
+
+
+class SearchResult(_ReadAsText):
+    """What a search has found."""
+
+    type: Literal["search_result"]
+    content: _AnyText
+
+
+class ToolReference(_ReadAsText):
+    """The name of a tool that a search has found."""
+
+    type: Literal["tool_reference"]
+    tool_name: _AnyText
+
+
+_ReadBlock: TypeAlias = TextDocument | SearchResult | ToolReference
+"""What `_text_in` reads, as /openapi.json describes it."""
+Texts = str | list[TextBlock | _ReadBlock | OtherThanText] | None
 
 
 class ToolUseBlock(StrictModel):
@@ -157,11 +210,16 @@ def taken_message(given: object, ignored: IgnoredFields, path: str) -> object:
         if kind == "tool_result":
             result = {"content": taken_texts(block.get("content"), ignored, f"{place}.content")}
             blocks.append({**block, **result})
-        elif kind is None or kind in _KINDS or given.get("role") != "assistant" or kind in ("image", "document"):
-            blocks.append(_readable(block, ignored, place))
-        else:
+        elif kind is not None and given.get("role") == "assistant" and _is_of_server(kind, block):
             ignored.leave_out(place, kind, f"is a block of the type {quoted(kind)}, which this server cannot use")
+        else:
+            blocks.append(_readable(block, ignored, place))
     return {**given, "content": blocks}
+
+
+def _is_of_server(kind: str, block: Mapping[str, Any]) -> bool:
+    """Whether only Anthropic's server writes a block of an answer, which has no text to be read."""
+    return kind not in (*_KINDS, "image", "document") and _text_in(kind, block) is None
 
 
 def taken_texts(content: object, ignored: IgnoredFields, path: str) -> object:
@@ -208,4 +266,6 @@ class InputMessage(StrictModel):
     """One message of a conversation."""
 
     role: Annotated[_Role, one_of(*get_args(_Role))]
-    content: Annotated[list[Block], FailFast(), taking(_parse_content, str | list[Block | OtherBlock])]
+    content: Annotated[
+        list[Block], FailFast(), taking(_parse_content, str | list[Block | _ReadBlock | OtherBlock])
+    ]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
-import msgspec
 from pydantic import ValidationError
 
+from deployments.api import exact_json
 from deployments.api.anthropic.content import Block, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from deployments.api.anthropic.protocol import (
     CountTokensRequest,
@@ -182,7 +182,7 @@ def _answer(blocks: Sequence[Block]) -> Message:
     calls = [
         ToolCall(
             id=block.id,
-            function=CalledFunction(name=block.name, arguments=msgspec.json.encode(block.input).decode()),
+            function=CalledFunction(name=block.name, arguments=exact_json.encode(block.input).decode()),
         )
         for block in blocks
         if isinstance(block, ToolUseBlock)

@@ -19,6 +19,7 @@ from deployments.api.service import ApiService
 from deployments.batch.in_thread import in_thread
 from deployments.batch.spool import SpoolFull
 from deployments.batch.stored_files import FileRecord, StoredFiles
+from engine.files import checked
 
 PURPOSE = "batch"
 _LARGEST_PAGE = 10_000
@@ -69,14 +70,11 @@ class _FileRoutes:
         self._check_origin(request)
         files = StoredFiles(folder)
         try:
-            room = await in_thread(files.room)
+            form = await receive_form(request, files, self._service.limits, folder.settings.max_file_bytes)
         except SpoolFull as error:
             raise no_room(error) from None
-        form = await receive_form(request, files, self._service.limits, folder.settings.max_file_bytes, room)
         try:
             return json_response(shown(await in_thread(_kept, files, form)))
-        except SpoolFull as error:
-            raise no_room(error) from None
         finally:
             await in_thread(form.close)
 
@@ -98,7 +96,11 @@ class _FileRoutes:
         """Return a file's content."""
         file = await self._find(request, file_id)
         path = self._files(request).content(file.id)
-        return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
+        try:
+            found = await in_thread(checked, path)
+        except FileNotFoundError:  # it was deleted meanwhile
+            raise unknown_file(file_id) from None
+        return FileResponse(path, media_type="application/octet-stream", filename=file.filename, stat_result=found)
 
     async def delete(self, request: Request, file_id: str) -> Response:
         """Delete a file. Batches that read it go on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,10 +16,14 @@ from deployments.api.http.body import ClientGone
 from deployments.batch.in_thread import in_thread
 from deployments.batch.stored_files import StoredFiles, Upload
 from deployments.config.limits import Limits
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 PIECE_BYTES = 256 * 1024
 """Bytes that are parsed and written in one go, in a thread."""
 MAX_PARTS, MAX_FIELD_BYTES, MAX_NAME_CHARS = 16, 1024, 255
+_BOUNDARY = re.compile(rb"[!-~ ]{0,69}[!-~]")
+"""As long as RFC 2046 has it; no space at its end."""
+_PLAIN_ENCODINGS = (b"", b"7bit", b"8bit", b"binary")
 _FORM_BYTES = 64 * 1024
 """What a form may have besides the file's bytes."""
 
@@ -38,31 +42,32 @@ class FileForm:
             self.upload.close()
 
 
-async def receive_form(
-    request: Request, files: StoredFiles, limits: Limits, max_bytes: int, room: int
-) -> FileForm:
+async def receive_form(request: Request, files: StoredFiles, limits: Limits, max_bytes: int) -> FileForm:
     """Return the form in a request's body, whose part `file` is in the spool.
 
-    A file may have `max_bytes`, and `room` is what its tenant has left. Raises `ApiError` 400, 408, 413 or 415.
+    A file may have `max_bytes`. Raises `ApiError` 400, 408, 413 or 415; SpoolFull where there is no room for it.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
-    boundary = options.get(b"boundary")
-    if kind != b"multipart/form-data" or not boundary:
+    if kind != b"multipart/form-data":
         raise ApiError(
             415, "A file is sent as a form: the content type must be multipart/form-data with a boundary."
+        )
+    boundary = options.get(b"boundary", b"")
+    if not _BOUNDARY.fullmatch(boundary):
+        raise invalid(
+            f"The content type multipart/form-data has {_shown(boundary)}; it must have one of 1 to 70 letters, "
+            "digits and other printable ASCII characters.",
+            "content-type",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "A packed form is not supported; send the file as it is.")
     announced = request.headers.get("content-length", "")
-    if (
-        announced.isascii()
-        and announced.isdigit()
-        and (len(announced) > 15 or int(announced) > max_bytes + _FORM_BYTES)
-    ):
+    num_announced = int(announced) if re.fullmatch("[0-9]{1,15}", announced) else 0
+    if num_announced > max_bytes + _FORM_BYTES or len(announced) > 15:
         raise _too_large(max_bytes)
     form = FileForm()
     try:
-        await _read(request, _Reader(boundary, form, files, max_bytes, room), limits)
+        await _read(request, _Reader(boundary, form, files, max_bytes, num_announced), limits)
         if form.upload is None:
             raise invalid("The form has no file; send it as the part named file.", "file")
     except BaseException:
@@ -73,16 +78,21 @@ async def receive_form(
 
 async def _read(request: Request, reader: _Reader, limits: Limits) -> None:
     """Read the body: each piece of it must arrive in time."""
-    pending = bytearray()
+    pending, chunks = bytearray(), request.stream()
+    limit = TimeLimit(total_s=limits.body_timeout_s)
     try:
-        async with asyncio.timeout(limits.body_timeout_s) as bound:
-            async for chunk in request.stream():
-                pending += chunk
-                if len(pending) >= PIECE_BYTES:
-                    data, pending = bytes(pending), bytearray()
-                    await in_thread(reader.feed, data)
-                    bound.reschedule(asyncio.get_running_loop().time() + limits.body_timeout_s)
-            await in_thread(reader.feed, bytes(pending))
+        while True:
+            with limit:
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                break
+            pending += chunk
+            if len(pending) >= PIECE_BYTES:
+                data, pending = bytes(pending), bytearray()
+                await in_thread(reader.feed, data)
+                limit.close()
+                limit = TimeLimit(total_s=limits.body_timeout_s)
+        await in_thread(reader.feed, bytes(pending))
     except TimeoutError:
         seconds = f"{limits.body_timeout_s:g} seconds (limits.body_timeout_s)"
         raise ApiError(408, f"A piece of {PIECE_BYTES} bytes did not arrive within {seconds}.") from None
@@ -90,14 +100,20 @@ async def _read(request: Request, reader: _Reader, limits: Limits) -> None:
         raise ClientGone from None
     except FormParserError:
         raise invalid("The body is no valid multipart form of the boundary that its content type names.") from None
+    finally:
+        limit.close()
     reader.check_end()
 
 
 class _Reader:
     """Parses a form. Each of its parts is a field, or the file."""
 
-    def __init__(self, boundary: bytes, form: FileForm, files: StoredFiles, max_bytes: int, room: int) -> None:
-        self._form, self._files, self._max_bytes, self._room = form, files, max_bytes, room
+    def __init__(
+        self, boundary: bytes, form: FileForm, files: StoredFiles, max_bytes: int, num_announced: int
+    ) -> None:
+        """A body of `num_announced` bytes has a file that is shorter by a little; 0: nobody knows."""
+        self._form, self._files, self._max_bytes = form, files, max_bytes
+        self._num_expected = max(num_announced - _FORM_BYTES, 1)
         self._header, self._value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._name, self._field, self._num_parts = "", bytearray(), 0
@@ -143,6 +159,8 @@ class _Reader:
         self._header, self._value = bytearray(), bytearray()
 
     def _on_headers(self) -> None:
+        if self._headers.get(b"content-transfer-encoding", b"").strip().lower() not in _PLAIN_ENCODINGS:
+            raise invalid("A part has a content-transfer-encoding; send its bytes as they are.")
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         if self._name != "file":
@@ -151,7 +169,7 @@ class _Reader:
             raise invalid("The form has two parts named file; send one file at a time.", "file")
         given = options.get(b"filename", b"").decode("utf-8", "replace")
         self._form.filename = _plain(given) or "file"
-        self._form.upload, self._is_file = self._files.begin(), True
+        self._form.upload, self._is_file = self._files.begin(self._num_expected), True
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         upload = self._form.upload
@@ -163,13 +181,6 @@ class _Reader:
         size = upload.num_bytes + end - start
         if size > self._max_bytes:
             raise _too_large(self._max_bytes)
-        if size > self._room:
-            raise invalid(
-                f"The file does not fit: {self._room} bytes are left of what files and batches may take "
-                "(files.max_total_bytes); delete some files.",
-                "file",
-                "storage_full",
-            )
         upload.write(data[start:end])
 
     def _on_part_end(self) -> None:
@@ -178,6 +189,10 @@ class _Reader:
 
     def _on_end(self) -> None:
         self._has_ended = True
+
+
+def _shown(boundary: bytes) -> str:
+    return f"the boundary {quoted(boundary.decode('latin-1'))}" if boundary else "no boundary"
 
 
 def _plain(name: str) -> str:

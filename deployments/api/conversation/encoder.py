@@ -8,7 +8,7 @@ from deployments.api.conversation.control_guard import ControlGuard
 from deployments.api.conversation.control_tokens import ControlTokens
 from deployments.api.conversation.cuts import cut, cut_pattern
 from deployments.api.conversation.piece_cache import PieceCache
-from engine.tokenizer import Tokenizer, encoding_backend
+from engine.tokenizer import Tokenizer, encoding_backend, panics_as_errors
 
 LONG_TOKEN_BYTES = 6
 """Tokens have fewer bytes than this on average in nearly every text, but not in every one."""
@@ -46,9 +46,11 @@ class Encoder:
         if max_tokens is not None and len(text.encode()) > max_tokens * LONG_TOKEN_BYTES:
             self._check_count(text, max_tokens)
         if self._backend is None:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            with panics_as_errors():
+                return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         # Unlike `encode`, this lets other threads run meanwhile, and leaves out each token's place in the text.
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with panics_as_errors():
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if max_tokens is not None and len(encoding) > 2 * max_tokens:
             raise TooManyTokens(len(encoding))
         ids: list[int] = encoding.ids

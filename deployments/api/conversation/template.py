@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
 from deployments.api import exact_json
 from deployments.api.randomness import random_hex
+from deployments.config.settings import ChatSettings
 from engine.tokenizer import Tokenizer
 
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
@@ -18,6 +19,10 @@ class TemplateRefused(ValueError):
     """The chat template cannot render these messages. The error's text may be shown to the client."""
 
 
+class TemplateRunaway(TemplateRefused):
+    """The chat template takes too long, or makes too much, of these messages. It is at fault, not the client."""
+
+
 class ChatTemplate:
     """A tokenizer's chat template.
 
@@ -25,8 +30,10 @@ class ChatTemplate:
     are checked and plain JSON already, so they go to the same compiled template directly.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, settings: ChatSettings | None = None) -> None:
+        """`settings` bound each rendering."""
         self._tokenizer: Any = tokenizer
+        self._settings = settings or ChatSettings()
         self._variables = dict(getattr(tokenizer, "special_tokens_map", {}))
 
     def render(
@@ -51,31 +58,51 @@ class ChatTemplate:
         end = f"e{random_hex(8)}e" if continues else ""
         if continues:
             messages = [*messages[:-1], _open_ended(messages[-1], f"{end} ")]
+        from deployments.api.conversation.bounded_rendering import TemplateLimit, bounded
+
         try:
-            rendered = _compiled(template).render(
-                messages=[_with_reasoning(message) for message in messages],
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                **{"documents": None, **variables, **self._variables},
-            )
+            with bounded(self._settings.max_rendered_chars, self._settings.template_timeout_s):
+                rendered = _compiled(template).render(
+                    messages=[_with_reasoning(message) for message in messages],
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    **{"documents": None, **variables, **self._variables},
+                )
+        except TemplateLimit as error:
+            raise TemplateRunaway(f"The model's chat template cannot be rendered: {error}.") from None
         except TemplateError as error:
             if isinstance(error, TemplateSyntaxError | UndefinedError):
                 raise TemplateRefused("The model's chat template cannot render these messages.") from error
             raise TemplateRefused(f"The model's chat template refuses these messages: {error}.") from error
-        except (TypeError, ValueError, LookupError) as error:  # of a filter that expects something else
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+        ) as error:  # of a filter that expects something else
             raise TemplateRefused("The model's chat template cannot render these messages.") from error
         return _up_to(str(rendered), end) if continues else str(rendered)
 
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> Any:
+    compiled = _environment().from_string(template)
+    compiled.globals = dict(compiled.globals)  # each rendering copies them, a ChainMap name by name
+    return compiled
+
+
+@cache
+def _environment() -> Any:
+    """Return the sandbox of transformers, which knows what templates expect, with bounds."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    compiled = _compile_jinja_template(template)
-    compiled.globals = dict(compiled.globals)  # each rendering copies them, a ChainMap name by name
-    compiled.environment.filters["tojson"] = _to_json
-    compiled.environment.getattr = _fields_first(compiled.environment.getattr)
-    return compiled
+    from deployments.api.conversation.bounded_rendering import BoundedEnvironment
+
+    environment: Any = _compile_jinja_template("").environment
+    environment.filters["tojson"] = _to_json
+    environment = BoundedEnvironment.bound(environment)
+    environment.getattr = _fields_first(environment.getattr)
+    return environment
 
 
 def _to_json(

@@ -16,14 +16,20 @@ from deployments.api.request.strict_model import LEFT_OUT
 from deployments.api.request.template_options import OWN
 from deployments.api.service import ApiService
 from deployments.config.files import FileSettings
-from engine.sampling_params import MAX_COUNT, MAX_LENGTH_PENALTY, MAX_SEED
+from engine.sampling_params import (
+    MAX_COUNT,
+    MAX_LENGTH_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MIN_REPETITION_PENALTY,
+)
 
 Keywords = Mapping[str, Mapping[str, Any]]
 """Keywords of a JSON schema, by the type to which they are added wherever it is in a field."""
 _WITH_METADATA = ("NewConversation.metadata", "ConversationChange.metadata", "NewBatch.metadata")
 _VARIABLE = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"anyOf": [{"enum": [*OWN]}, {"pattern": "_token$"}]}}
 _PENALTY = {"minimum": -2, "maximum": 2}
-_FACTOR = {"exclusiveMinimum": 0, "maximum": 100}
+_FACTOR = {"minimum": MIN_REPETITION_PENALTY, "maximum": MAX_REPETITION_PENALTY}
 
 
 def bounds_of(service: ApiService) -> dict[str, Keywords]:
@@ -107,8 +113,9 @@ def open_to_others(schema: dict[str, Any], harmless: Set[str], *, refuses: bool)
     """Have the schema of an object in requests take what is left out of it: `harmless` fields, values that ask for
     nothing and, unless the service refuses them, all others.
     """
-    if schema.pop(LEFT_OUT, False) and refuses:
-        schema["not"] = {}
+    left_out = schema.pop(LEFT_OUT, None)
+    if left_out is not None and refuses:
+        schema["not"] = left_out
     if schema.get("additionalProperties") is False:
         label = {"description": "Accepted, and changes nothing."}
         schema["patternProperties"] = {f"^({'|'.join(sorted(harmless))})$": label}

@@ -40,8 +40,13 @@ def _of(kind: Any, **options: Any) -> EndpointAnswers:
     return EndpointAnswers({200: AnswerType(kind)}, **options)
 
 
-def _generates(kind: Any) -> EndpointAnswers:
-    return EndpointAnswers({200: AnswerType(kind, (JSON, EVENTS))}, errors=(504,))
+def _keeps(kind: Any, *errors: int) -> EndpointAnswers:
+    """Describe an endpoint that stores something, or changes what is stored."""
+    return EndpointAnswers({200: AnswerType(kind)}, errors=(*errors, 507))
+
+
+def _generates(kind: Any, *errors: int) -> EndpointAnswers:
+    return EndpointAnswers({200: AnswerType(kind, (JSON, EVENTS))}, errors=(504, *errors))
 
 
 _TEXT, _NAME, _ORDER = {"type": "string"}, {"model": {"type": "string"}}, {"enum": ["asc", "desc"]}
@@ -56,7 +61,7 @@ OPERATIONS: Mapping[str, EndpointAnswers] = {
     "POST /v1/completions": _generates(answers.TextCompletion),
     "POST /v1/messages": _generates(answers.MessageAnswer),
     "POST /v1/messages/count_tokens": _of(answers.TokenCount),
-    "POST /v1/responses": _generates(answers.ResponseAnswer),
+    "POST /v1/responses": _generates(answers.ResponseAnswer, 507),
     "POST /v1/responses/input_tokens": _of(answers.InputTokenCount),
     "GET /v1/responses/{response_id}": EndpointAnswers(
         {200: AnswerType(answers.ResponseAnswer, (JSON, EVENTS))},
@@ -66,33 +71,33 @@ OPERATIONS: Mapping[str, EndpointAnswers] = {
         },
         errors=(429,),
     ),
-    "DELETE /v1/responses/{response_id}": _of(answers.DeletedResponse, errors=(429,)),
-    "POST /v1/responses/{response_id}/cancel": _of(answers.ResponseAnswer, errors=(429,)),
+    "DELETE /v1/responses/{response_id}": _keeps(answers.DeletedResponse, 429),
+    "POST /v1/responses/{response_id}/cancel": _keeps(answers.ResponseAnswer, 429),
     "GET /v1/responses/{response_id}/input_items": _of(
         answers.InputItems, query=_page(100) | {"order": _ORDER}, errors=(429,)
     ),
     "POST /tokenize": _of(answers.TokensAnswer),
     "POST /detokenize": _of(answers.TextAnswer),
     "GET /tokenizer_info": _of(dict[str, Any], query=_NAME),
-    "POST /v1/conversations": _of(answers.ConversationAnswer),
+    "POST /v1/conversations": _keeps(answers.ConversationAnswer),
     "GET /v1/conversations/{conversation_id}": _of(answers.ConversationAnswer, errors=(429,)),
-    "POST /v1/conversations/{conversation_id}": _of(answers.ConversationAnswer),
-    "DELETE /v1/conversations/{conversation_id}": _of(answers.DeletedConversation, errors=(429,)),
-    "POST /v1/conversations/{conversation_id}/items": _of(answers.InputItems),
+    "POST /v1/conversations/{conversation_id}": _keeps(answers.ConversationAnswer),
+    "DELETE /v1/conversations/{conversation_id}": _keeps(answers.DeletedConversation, 429),
+    "POST /v1/conversations/{conversation_id}/items": _keeps(answers.InputItems),
     "GET /v1/conversations/{conversation_id}/items": _of(
         answers.InputItems, query=_page(100) | {"order": _ORDER}, errors=(429,)
     ),
     "GET /v1/conversations/{conversation_id}/items/{item_id}": _of(dict[str, Any], errors=(429,)),
-    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": _of(answers.ConversationAnswer, errors=(429,)),
-    "POST /v1/files": _of(reports.StoredFile),
+    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": _keeps(answers.ConversationAnswer, 429),
+    "POST /v1/files": _keeps(reports.StoredFile),
     "GET /v1/files": _of(reports.FilePage, query=_page(10_000) | {"order": _ORDER, "purpose": _TEXT}),
     "GET /v1/files/{file_id}": _of(reports.StoredFile),
-    "DELETE /v1/files/{file_id}": _of(reports.DeletedFile),
+    "DELETE /v1/files/{file_id}": _keeps(reports.DeletedFile),
     "GET /v1/files/{file_id}/content": EndpointAnswers({200: AnswerType(media=("application/octet-stream",))}),
-    "POST /v1/batches": _of(reports.Batch),
+    "POST /v1/batches": _keeps(reports.Batch),
     "GET /v1/batches": _of(reports.BatchPage, query=_page(100)),
     "GET /v1/batches/{batch_id}": _of(reports.Batch),
-    "POST /v1/batches/{batch_id}/cancel": _of(reports.Batch, errors=(429,)),
+    "POST /v1/batches/{batch_id}/cancel": _keeps(reports.Batch, 429),
     **{
         f"POST {path}": EndpointAnswers({200: AnswerType(kind.answer)}, errors=(504,))
         for path, kind in POOLED.items()

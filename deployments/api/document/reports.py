@@ -43,6 +43,8 @@ class Health(Struct):
     replicas_up: int
     replicas_expected: int
     replicas: list[ReplicaHealth]
+    refuses_settings: bool
+    """Whether the latest `user_config` was wrong, so that this ingress goes on with the settings before."""
     models: dict[str, ModelHealth]
 
 

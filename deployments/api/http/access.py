@@ -46,6 +46,12 @@ class AccessControl:
         self._protects_metrics, self._admin_key_hash = protects_metrics, admin_key_hash
         self._limits: dict[str, TenantLimits] = {}
 
+    def take_over(self, keys: KeyRing, *, protects_metrics: bool, admin_key_hash: str | None) -> None:
+        """Use other keys and tenants from now on. What a tenant has used of its limits stays used."""
+        self._keys, self._protects_metrics, self._admin_key_hash = keys, protects_metrics, admin_key_hash
+        for name, limits in self._limits.items():
+            limits.enforce(self.tenant(name) or limits.tenant, self._num_shares)
+
     def identify(self, scope: Scope) -> Tenant:
         """Return the tenant that sent a request. Raises `ApiError` 401, or 403 for /metrics without the right key.
 
@@ -66,16 +72,21 @@ class AccessControl:
     @property
     def weights(self) -> dict[str, float]:
         """The tenants' weights, by name."""
-        return {tenant.name: tenant.weight for tenant in self._keys.tenants}
+        return self._keys.weights
 
     @property
     def is_open(self) -> bool:
         """Whether requests without a key are served."""
         return self._keys.is_open
 
+    @property
+    def has_admin(self) -> bool:
+        """Whether there is an admin key."""
+        return self._admin_key_hash is not None
+
     def tenant(self, name: str) -> Tenant | None:
         """Return the tenant with this name; None when there is none."""
-        return next((tenant for tenant in self._keys.tenants if tenant.name == name), None)
+        return self._keys.by_name.get(name)
 
     def check_may_explain(self, tenant: Tenant) -> None:
         """Raise `ApiError` 403 where a router's record would tell one tenant of others: it holds the load of every

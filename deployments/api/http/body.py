@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
+from deployments.api import exact_json
 from deployments.api.errors import ApiError, invalid, quoted
 from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
-from deployments.api.http.json_size import count_values, most_values
+from deployments.api.http.json_size import NESTED, count_values, most_values
 from deployments.api.http.packed_body import packing_of, unpacked
 from deployments.api.http.scopes import header
+from deployments.api.http.written_numbers import settle
 from deployments.api.off_loop import off_loop
-from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 """Reads a request's body, a JSON object, within the bounds of the service. Raises `ApiError`."""
+_decode = msgspec.json.Decoder(float_hook=exact_json.ordinary).decode
+"""Raises `msgspec.ValidationError` for a number whose text would be lost, except -0."""
+_MINUS_ZERO = re.compile(rb"-0[\s,}\]]")
+_LONG_BYTES = 8192
 
 
 class ClientGone(Exception):
@@ -42,7 +48,7 @@ async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBod
     """Return the body, a JSON object, which takes `room`. Raises `ApiError` 400, 408, 413, 415 or 429."""
     _check_type(request)
     packing = packing_of(request)
-    limit = TimeLimit(at=asyncio.get_running_loop().time() + limits.body_timeout_s)
+    limit = TimeLimit(total_s=limits.body_timeout_s)
     try:
         with limit:
             body = await _read(request, limits.max_body_bytes, room)
@@ -111,25 +117,46 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def parse_object(body: bytes | bytearray, limits: Limits, most: int | None = None) -> dict[str, Any]:
-    """Parse strict JSON: UTF-8, with a byte order mark or without; no NaN or Infinity, no number above a double,
-    no lone surrogate, bounded depth.
+    """Parse strict JSON: UTF-8, with a byte order mark or without; no NaN or Infinity, no lone surrogate, bounded
+    depth. Numbers keep their text as `written_numbers.settle` says.
 
     The number of values is bounded before any is made; `most` is `most_values(body)`, where that is known.
     """
     if body.startswith(BOM_UTF8):  # some editors and languages write one
         body = body[len(BOM_UTF8) :]
-    if most is None or most > limits.max_json_values:
+    most = most_values(body) if most is None else most
+    if most > limits.max_json_values:
         check_num_values([body], limits, "The body")
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        _explain(body, limits, error)
+    value, has_written = _parsed(body, limits)
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.")
-    # Nesting is at most the number of opening brackets, so most bodies need no walk.
-    if body.count(b"[") + body.count(b"{") > limits.max_json_depth:
+    if _may_nest_deeper(body, most, limits.max_json_depth):
         check_depth(limits, "max_json_depth", value)
+    if has_written:
+        settle(value)
     return value
+
+
+def _may_nest_deeper(body: bytes | bytearray, most: int, depth: int) -> bool:
+    """Whether there may be more than `depth` opening brackets. Those of a long body take longer to count than it
+    takes to walk its values.
+    """
+    return most > depth * NESTED and (len(body) > _LONG_BYTES or body.count(b"[") + body.count(b"{") > depth)
+
+
+def _parsed(body: bytes | bytearray, limits: Limits) -> tuple[Any, bool]:
+    """Parse a body, and return whether some of its numbers may be `WrittenNumber`s."""
+    try:
+        if _MINUS_ZERO.search(body) is None:
+            return _decode(body), False
+    except msgspec.ValidationError:
+        pass  # of a number whose text would be lost
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 0 in body[:4]:
+            raise invalid("The body is UTF-16 or UTF-32; JSON is read as UTF-8, so send it as that.") from None
+        if len(body) > limits.inline_body_bytes:  # the slower parser would take too long to say where
+            raise invalid(f"The body is not valid JSON: {error}.") from None
+    return _parsed_exactly(body, limits), True
 
 
 def check_num_values(
@@ -176,12 +203,8 @@ def is_deeper(value: object, depth: int) -> bool:
     return True
 
 
-def _explain(body: bytes | bytearray, limits: Limits, error: Exception) -> NoReturn:
-    """Raise `ApiError` that says what is wrong with a body that the fast parser refused, using a slower parser."""
-    if body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 0 in body[:4]:
-        raise invalid("The body is UTF-16 or UTF-32; JSON is read as UTF-8, so send it as that.")
-    if len(body) > limits.inline_body_bytes:  # the slower one would take too long
-        raise invalid(f"The body is not valid JSON: {error}.")
+def _parsed_exactly(body: bytes | bytearray, limits: Limits) -> Any:
+    """Parse a body with the text of its numbers. Raises `ApiError` that says what is wrong with it, and where."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as fault:
@@ -189,20 +212,14 @@ def _explain(body: bytes | bytearray, limits: Limits, error: Exception) -> NoRet
     if not text.strip():
         raise invalid("The body is empty; a JSON object was expected.")
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode()
+        return exact_json.parse_encodable(text)
     except json.JSONDecodeError as fault:
         raise invalid(
             f"The body is not valid JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}."
         ) from None
-    except RecursionError:
+    except exact_json.TooDeep:
         raise _too_deep(limits, "max_json_depth", None) from None
     except UnicodeEncodeError:
         raise invalid("The body has a lone surrogate (half a character); text must be valid Unicode.") from None
-    except ValueError:  # an integer with thousands of digits
-        raise invalid("The body has a number that is too large.") from None
-    raise invalid("The body has a number that is too large.")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise invalid(f"The body is not valid JSON: {name} is not a JSON number.")
+    except ValueError as fault:
+        raise invalid(f"The body is not valid JSON: {fault}.") from None

@@ -29,12 +29,16 @@ class BodyMemory:
         """`max_bytes` are for all bodies together. Each tenant may take half of them; where there are none, each
         address three quarters.
         """
-        self._max_bytes, self._most_each = max_bytes, max_bytes // 2 if has_tenants else max_bytes - max_bytes // 4
+        self.bound(max_bytes, has_tenants=has_tenants)
         self.lock = threading.RLock()
         """Held while what is taken changes."""
         self._taken: Counter[str] = Counter()  # bytes by tenant or address
         self.num_bytes = 0
         """Number of bytes that are taken now."""
+
+    def bound(self, max_bytes: int, *, has_tenants: bool) -> None:
+        """Let bodies take this much from now on; what is taken stays taken."""
+        self._max_bytes, self._most_each = max_bytes, max_bytes // 2 if has_tenants else max_bytes - max_bytes // 4
 
     def open(self, tenant: str) -> BodyRoom:
         """Begin to read a body."""

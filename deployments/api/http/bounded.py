@@ -8,6 +8,7 @@ are bounded too, by as many for each tenant, or for each address on an open serv
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,19 +18,31 @@ from deployments.api.http.error_response import error_response
 from deployments.api.http.scopes import address_of, header, is_deferrable, route_path
 
 
+@dataclass(slots=True)
+class OpenRequests:
+    """How many requests are open, which outlives a change of the layers around them."""
+
+    num_open: int = 0
+    num_open_of: Counter[str] = field(default_factory=Counter)
+    """By tenant."""
+    num_unfinished_of: Counter[str] = field(default_factory=Counter)
+    """Those whose bodies have not arrived, by tenant, or by address on an open server. They are not counted above.
+    """
+
+
 class Bounded:
     """The ASGI middleware that counts open requests. Only POST is refused: health and metrics always answer.
 
     Requests of batches, which have bounds of their own, take no places of clients.
     """
 
-    def __init__(self, app: ASGIApp, max_open: int, *, num_tenants: int = 0) -> None:
+    def __init__(
+        self, app: ASGIApp, max_open: int, *, num_tenants: int = 0, counts: OpenRequests | None = None
+    ) -> None:
         """Of several tenants, which are in the scope by now, each may have half of the places."""
         self._app, self._max_open, self._has_tenants = app, max_open, num_tenants > 0
         self._max_each = max_open - max_open // 2 if num_tenants > 1 else max_open
-        self._num_open = 0
-        self._open_of: Counter[str] = Counter()  # by tenant, where there are several
-        self._unfinished_of: Counter[str] = Counter()  # by tenant, or by address
+        self._counts = counts or OpenRequests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with a 429."""
@@ -56,27 +69,29 @@ class Bounded:
 
     def _check(self, tenant: str) -> None:
         """Raise `ApiError` 429 when a tenant gets no place now."""
-        is_full = self._num_open >= self._max_open
-        if is_full or self._open_of[tenant] >= self._max_each:
+        num_open = self._counts.num_open
+        is_full = num_open >= self._max_open
+        if is_full or self._counts.num_open_of[tenant] >= self._max_each:
             whose = "The server has" if is_full else f"The tenant {tenant!r} has"
             limit = f"as many as it takes{'' if is_full else ' of one tenant'} (ingresses.max_ongoing)"
-            raise _refused(f"{whose} {self._num_open if is_full else self._max_each} open requests, {limit}")
+            raise _refused(f"{whose} {num_open if is_full else self._max_each} open requests, {limit}")
 
 
 class _Place:
     """What one request takes of the bounds."""
 
     def __init__(self, bounds: Bounded, tenant: str, owner: str) -> None:
-        self._bounds, self._tenant, self._owner = bounds, tenant, owner
+        self._bounds, self._counts = bounds, bounds._counts
+        self._tenant, self._owner = tenant, owner
         self._is_unfinished = self._is_taken = False
 
     def await_body(self) -> None:
         """Count a body that has not arrived. Raises `ApiError` 429 when its owner has too many of them."""
-        bounds = self._bounds
-        if bounds._unfinished_of[self._owner] >= bounds._max_open:
-            most = f"{bounds._max_open} bodies that have not arrived, as many as may be (ingresses.max_ongoing)"
+        max_open = self._bounds._max_open
+        if self._counts.num_unfinished_of[self._owner] >= max_open:
+            most = f"{max_open} bodies that have not arrived, as many as may be (ingresses.max_ongoing)"
             raise _refused(f"You are sending {most}; finish them")
-        bounds._unfinished_of[self._owner] += 1
+        self._counts.num_unfinished_of[self._owner] += 1
         self._is_unfinished = True
 
     def receiving(self, receive: Receive) -> Receive:
@@ -95,23 +110,23 @@ class _Place:
 
     def take(self) -> None:
         """Take the place."""
-        self._bounds._num_open += 1
-        self._bounds._open_of[self._tenant] += 1
+        self._counts.num_open += 1
+        self._counts.num_open_of[self._tenant] += 1
         self._is_taken = True
 
     def leave(self) -> None:
         """Give back what was taken."""
         self._has_arrived()
         if self._is_taken:
-            self._bounds._num_open -= 1
-            self._bounds._open_of[self._tenant] -= 1
+            self._counts.num_open -= 1
+            self._counts.num_open_of[self._tenant] -= 1
 
     def _has_arrived(self) -> None:
         if self._is_unfinished:
             self._is_unfinished = False
-            self._bounds._unfinished_of[self._owner] -= 1
-            if not self._bounds._unfinished_of[self._owner]:
-                del self._bounds._unfinished_of[self._owner]
+            self._counts.num_unfinished_of[self._owner] -= 1
+            if not self._counts.num_unfinished_of[self._owner]:
+                del self._counts.num_unfinished_of[self._owner]
 
 
 def _announces_body(scope: Scope) -> bool:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 
-_NAMED, _NESTED = 5, 10
+_NAMED, NESTED = 5, 10
 """What a name, and an array or object, takes to parse, in numbers of an array."""
 _PIECE_BYTES = 64 * 1024
 
 
 def most_values(body: bytes | bytearray) -> int:
     """Return an upper bound of `count_values(body)`: marks in texts count too."""
-    return 1 + body.count(b",") + _NAMED * body.count(b":") + _NESTED * (body.count(b"[") + body.count(b"{"))
+    return 1 + body.count(b",") + _NAMED * body.count(b":") + NESTED * (body.count(b"[") + body.count(b"{"))
 
 
 def count_values(body: bytes | bytearray, enough: float = math.inf) -> int:

@@ -41,9 +41,13 @@ class Pace:
 
     def __init__(self, max_per_s: float | None) -> None:
         """Allow `max_per_s` chunks per second for all streams together; None sets no limit."""
-        self._between_s = 0.0 if max_per_s is None else 1 / max_per_s
+        self.limit(max_per_s)
         self._num_open = 0
         self._paid_until = -math.inf
+
+    def limit(self, max_per_s: float | None) -> None:
+        """Allow this many from now on."""
+        self._between_s = 0.0 if max_per_s is None else 1 / max_per_s
 
     def open(self) -> Turns:
         """Register a new stream."""

@@ -55,6 +55,11 @@ def note_send(scope: Scope, send: Send) -> None:
     scope[_SEND] = send
 
 
+def forget_send(scope: Scope) -> None:
+    """Take it back at the request's end: it refers to what has the scope, so both would wait for a collection."""
+    scope.pop(_SEND, None)
+
+
 def send_for_bodies(scope: Scope, send: Send) -> Send:
     """Return the server's own `send`, to which the parts of a body go once the head has gone through `send`."""
     found: Send = scope.get(_SEND, send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.http.scopes import note_send
+from deployments.api.http.scopes import forget_send, note_send
 
 
 class Spelling:
@@ -22,7 +22,10 @@ class Spelling:
             if is_head:
                 send = _without_body(send)
             note_send(scope, send)
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            forget_send(scope)
 
 
 def _without_body(send: Send) -> Send:

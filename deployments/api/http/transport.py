@@ -13,14 +13,14 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.errors import ApiError, internal, invalid
+from deployments.api.errors import ApiError, invalid, log_failure, unexpected
 from deployments.api.http.body import ClientGone
 from deployments.api.http.error_response import error_response
 from deployments.api.http.parts import PART_BYTES, parts_of
 from deployments.api.http.scopes import REQUEST_ID, send_for_bodies
 from deployments.api.randomness import random_hex
-from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
+from deployments.wire.deadlines.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -184,7 +184,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 class Envelope:
-    """Middleware that bounds the headers, gives the request an id, and turns unexpected exceptions into a 500."""
+    """Middleware that bounds the headers, gives the request an id, and answers after unexpected exceptions."""
 
     def __init__(
         self,
@@ -232,10 +232,10 @@ class Envelope:
                 await error_response(error, scope)(scope, receive, named_send)
         except ClientGone:
             return
-        except Exception:
-            logger.exception("request %s failed", name)
+        except Exception as error:
+            log_failure(error, f"request {name}")
             if not has_started:
-                await error_response(internal(name), scope)(scope, receive, named_send)
+                await error_response(unexpected(error, name), scope)(scope, receive, named_send)
 
     def _check_size(self, scope: Scope) -> ApiError | None:
         headers = scope["headers"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
-
+from deployments.api import exact_json
 from deployments.api.errors import at_most, from_client, invalid
 from deployments.api.output.answer_grammar import answer_grammar, arguments_schema
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParseSpec
@@ -74,7 +73,7 @@ async def _calls_grammar(
 ) -> Grammar:
     """Return the grammar of an answer with calls. Raises `ApiError`, for the function at fault if one is."""
     unit = "bytes that calls must match"
-    schemas = sum(len(msgspec.json.encode(function.parameters)) for function in tools.callable)
+    schemas = sum(len(exact_json.encode(function.parameters)) for function in tools.callable)
     at_most(
         limits, "max_grammar_bytes", "tools", schemas, unit
     )  # the grammar, which takes longer to make, has more

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from deployments.api import exact_json
 from deployments.api.output.channels import channel_rules
 from deployments.api.output.output_parser import OutputParseSpec
 from deployments.api.output.reasoning import Channels
@@ -73,7 +74,7 @@ def arguments_schema(function: Function, closes_objects: bool) -> dict[str, Any]
     """Return the schema of a function's arguments, which are an object whatever else the schema says."""
     if function.parameters is None:
         return _NO_ARGUMENTS
-    schema = {**function.parameters, "type": "object"}
+    schema = {**exact_json.plain(function.parameters), "type": "object"}
     found: dict[str, Any] = closed(schema) if closes_objects else schema
     return found
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from deployments.api.output.reasoning import Calls, Thoughts, parse_reasoning
+from deployments.api.output.reasoning import Thoughts, parse_reasoning, without_calls
 from deployments.api.output.spelled_text import SpelledText
 from deployments.api.tools.custom import InputText
 from deployments.api.tools.named import Functions
@@ -44,13 +44,6 @@ class OutputParseSpec:
     def marks(self) -> tuple[str, ...]:
         """Special tokens that must stay in the text, because they mark reasoning or calls."""
         return (self.thoughts.marks if self.thoughts else ()) + (self.format.marks if self.format else ())
-
-    @property
-    def calls(self) -> Calls | None:
-        """How calls are found in reasoning; None if nothing tells them from it."""
-        if self.format is None or not self.format.begins:
-            return None
-        return Calls(self.format.begins, partial(self.format.parser, self.functions))
 
 
 PLAIN_TEXT = OutputParseSpec()
@@ -91,8 +84,10 @@ class OutputParser:
         """Which tokens spell which text, for an answer with log-probabilities."""
         self._reasoning_parser: ParserDriver | None = None
         if spec.thoughts is not None:
-            parser = parse_reasoning(spec.thoughts, is_open=spec.is_thinking, calls=spec.calls)
-            self._reasoning_parser = ParserDriver(parser)
+            is_open, calls = spec.is_thinking, without_calls
+            if spec.format and spec.format.begins:  # or else nothing tells calls from reasoning
+                calls = partial(spec.format.parser, spec.functions)
+            self._reasoning_parser = ParserDriver(parse_reasoning(spec.thoughts, is_open=is_open, calls=calls))
         self._call_parser = ParserDriver(spec.format.parser(spec.functions)) if spec.format else None
         self._num_calls = self._num_complete = 0
         self._input: InputText | None = None  # of the last call, if it calls a custom tool

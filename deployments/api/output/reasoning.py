@@ -5,19 +5,22 @@ A model may call without closing its reasoning, and it may draft calls while it 
     <think>Rain? <tool_call>...</tool_call>                        a call: nothing closes the reasoning
     <think>Rain? <tool_call>...</tool_call> or so </think>No.      a draft: what is before the mark is reasoning
 
-So what follows the opening mark of a call is held until one of two things decides. If the closing mark comes,
-wherever it stands, all of it was reasoning. If the text ends first, the answer begins with the call. Where the
+So what follows the opening mark of a call is held until one of two things decides. If the closing mark comes
+outside of calls, all of it was reasoning. If the text ends first, the answer begins with the call. Where the
 format's parser finds no call after the mark, it is reasoning at once. What is held is bounded by `max_tokens`.
+A closing mark in a text of a call's arguments is part of it, if the text is closed after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from deployments.api.tools import harmony
+from deployments.api.tools.marked import expect, parse_marked
 from deployments.api.tools.scanner import Scanner
-from deployments.api.tools.segments import Parser, ParserDriver, Segment, SegmentKind
+from deployments.api.tools.segments import Parser, Segment
 
 
 class Thoughts(NamedTuple):
@@ -64,16 +67,18 @@ KNOWN = (
 They are searched for in this order."""
 
 
-class Calls(NamedTuple):
-    """How calls are found in reasoning."""
-
-    begins: str
-    """The mark with which they begin."""
-    parser: Callable[[], Parser[None]]
-    """Creates a parser of text with calls."""
+CreateCallParser = Callable[[str], Parser[None]]
+"""Creates a parser of reasoning with calls, given the mark that closes it (`deployments/api/tools/marked.py`)."""
 
 
-def parse_reasoning(thoughts: Thoughts = THINK, *, is_open: bool, calls: Calls | None = None) -> Parser[None]:
+def without_calls(closes: str) -> Parser[None]:
+    """Parse reasoning in which there are no calls."""
+    return parse_marked((), (), expect, until=closes)
+
+
+def parse_reasoning(
+    thoughts: Thoughts = THINK, *, is_open: bool, calls: CreateCallParser = without_calls
+) -> Parser[None]:
     """Parse reasoning, then text. With `is_open`, the prompt ended with the opening mark: the text begins inside.
 
     White space around the marks is dropped. What nothing closes extends to a call, or to the end of the text.
@@ -106,102 +111,77 @@ def parse_reasoning(thoughts: Thoughts = THINK, *, is_open: bool, calls: Calls |
         yield Segment("text", called)
         return
     yield from at.spaces()
-    if not around_answer:
-        return
     at.drop()
-    before, after = around_answer
+    if around_answer:
+        yield from _parse_answer(at, *around_answer)
+    yield from at.leave()
+
+
+def _parse_answer(at: Scanner, before: str, after: str) -> Parser[None]:
+    """Parse an answer that may stand between marks."""
     if (yield from at.mark(before)):
         yield from at.spaces()
         at.drop()
-        yield from _parse_up_to(at, after, "text")
+        yield from _parse_up_to(at, after)
         yield from at.spaces()
+        at.drop()
     else:
         yield from at.look()
-        yield from at.release()
 
 
-def _parse_thought(at: Scanner, closes: str, calls: Calls | None) -> Parser[str]:
+def _parse_thought(at: Scanner, closes: str, calls: CreateCallParser) -> Parser[str]:
     """Parse reasoning up to its closing mark, or to the end of the text. Returns the text from a call on that
     ended it, or "". White space before the mark is dropped.
     """
-    pending = _Pending(calls)
-    begins = () if calls is None else (calls.begins,)
-    yield Segment("reasoning", pending.take(at.held))
-    at.drop()
-    while (found := (yield from at.mark(closes, *begins))) != closes:
-        if not at.held:
-            if not (yield from at.look()):
-                yield Segment("reasoning", pending.finish())
-                break
+    parser, is_call = calls(closes), False
+    next(parser)
+    at.back()
+    while True:
+        if char := (yield from at.look()):
             at.take()
-        if found and not pending.is_call:
-            yield Segment("hold")
-        yield Segment("reasoning", pending.take(at.held, is_opening=bool(found)))
-        at.drop()
-    if pending.is_call and not found:
-        return pending.text
-    yield Segment("reasoning", pending.text.rstrip())
-    return ""
-
-
-class _Pending:
-    """What was read in reasoning that may not be part of it: white space before a mark, and a call."""
-
-    def __init__(self, calls: Calls | None) -> None:
-        self.is_call = False
-        """Whether the text begins with a call."""
-        self._parts: list[str] = []
-        self._calls = calls
-        self._driver: ParserDriver | None = None
-        """Parses all from the first opening mark of a call on."""
-
-    @property
-    def text(self) -> str:
-        """What was read and is not known to be reasoning."""
-        return "".join(self._parts)
-
-    def take(self, text: str, *, is_opening: bool = False) -> str:
-        """Add text, which may be a call's opening mark, and return what is certainly reasoning."""
-        self._parts.append(text)
-        if self.is_call:
+        num_certain, after = 0, None
+        for segment in _fed(parser, char):
+            if after is not None:
+                after += 1
+            elif segment.kind == "answer":
+                after = 0
+            elif segment.kind == "call":
+                is_call = True
+            elif segment.kind == "hold" and not is_call:
+                yield segment
+            elif segment.kind == "text" and not is_call:
+                num_certain += len(segment.text)
+        if num_certain:
+            certain = at.shift(num_certain)
+            yield Segment("reasoning", certain if char else certain.rstrip())
+        if after is not None:
+            at.back(at.num_held - after)
+            yield Segment("reasoning", at.held.removesuffix(closes).rstrip())
             return ""
-        if is_opening and self._calls is not None and self._driver is None:
-            self._driver, text = ParserDriver(self._calls.parser()), self.text
-        if self._driver is None:
-            return self._first(len(self.text.rstrip()))
-        return self._before_call(self._driver.push(text))
-
-    def finish(self) -> str:
-        """Return what is certainly reasoning once the text has ended. The rest is a call, or reasoning."""
-        return self._before_call(self._driver.finish()) if self._driver and not self.is_call else ""
-
-    def _before_call(self, segments: Iterable[Segment]) -> str:
-        length = 0
-        for segment in segments:
-            if segment.kind == "call":
-                self.is_call = True
-                break
-            length += len(segment.text)
-        return self._first(length)
-
-    def _first(self, length: int) -> str:
-        """Remove the first characters, and return them."""
-        if not length:
-            return ""
-        whole = self.text
-        self._parts = [whole[length:]]
-        return whole[:length]
+        if not char:
+            return at.held if is_call else ""
 
 
-def _parse_up_to(at: Scanner, mark: str, kind: SegmentKind) -> Parser[None]:
-    """Parse what is of one kind up to a mark or the end. White space before these is dropped with the mark."""
+def _fed(parser: Parser[None], char: str) -> list[Segment]:
+    """Return the segments that a parser finds in a character; after the answer began, one for each character."""
+    segments: list[Segment] = []
+    with suppress(StopIteration):
+        segment = parser.send(char)
+        while segment is not None:
+            segments.append(segment)
+            segment = next(parser)
+    return segments
+
+
+def _parse_up_to(at: Scanner, mark: str) -> Parser[None]:
+    """Parse text up to a mark or the end. White space before these is dropped with the mark."""
     while True:
         yield from at.spaces()
         if (yield from at.mark(mark)):
             break
         if not (yield from at.look()):
             if at.held.strip():
-                yield from at.release(kind)
+                yield from at.release()
             break
-        yield from at.text(kind)
+        yield from at.text()
     at.drop()

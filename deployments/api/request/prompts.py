@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.api.conversation.encoder import TooManyTokens, UnencodedTexts
 from deployments.api.conversation.options import PLAIN_OPTIONS, TemplateOptions
-from deployments.api.conversation.template import TemplateRefused
+from deployments.api.conversation.template import TemplateRefused, TemplateRunaway
 from deployments.api.errors import ApiError, invalid
 from deployments.api.off_loop import near_or_far
 from deployments.api.request.protocol import Message
@@ -22,6 +23,7 @@ from deployments.api.tools.rendering import Plain, merge_systems, messages_as_te
 from deployments.api.tools.requested import check_conversation, size_of
 from deployments.config.limits import Limits
 
+logger = logging.getLogger(__name__)
 _MESSAGE_CHARS = 512
 """Characters whose rendering takes about as long as what each message and each call costs besides its text."""
 
@@ -149,6 +151,10 @@ def _rendered(
         plain, tools = messages_as_text(messages, functions, form), []
     try:
         return _texts(served, plain, tools, options, salt)
+    except TemplateRunaway as error:
+        logger.warning("%s", error)
+        headers = {"x-should-retry": "false"}
+        raise ApiError(500, str(error), code="chat_template_error", headers=headers) from None
     except TemplateRefused as error:
         if form is None and any(_has_text_as_arguments(message) for message in plain):
             plain = show(wraps_text=True)

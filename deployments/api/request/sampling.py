@@ -29,6 +29,7 @@ def sampling_params(
     """Return the sampling parameters of the first choice. Raises `ApiError` 400 that names the field."""
     _check_limits(request, limits, model)
     given = {name: value for name in _PASSED if (value := getattr(request, name)) is not None}
+    is_renamed = request.repetition_penalty is None
     if (penalty := request.repeat_penalty) is not None and given.setdefault(
         "repetition_penalty", penalty
     ) != penalty:
@@ -49,7 +50,8 @@ def sampling_params(
             **given,
         )
     except InvalidSamplingParams as error:
-        raise invalid(f"{error}.", error.param) from None
+        name = "repeat_penalty" if is_renamed and error.param == "repetition_penalty" else error.param
+        raise invalid(f"{error}.".replace(error.param, name, 1), name) from None
 
 
 _PASSED = (

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from deployments.api.request.fields import IgnoredFields
 
 LEFT_OUT = "x-raydix-left-out"
-"""Marks the schemas of `LeftOut` until the document is complete."""
+"""Until the document is complete, the schema of an object has under this name a schema of what is left out of such
+objects, or refused.
+"""
 
 
 class StrictModel(BaseModel):
@@ -35,5 +37,5 @@ class StrictModel(BaseModel):
 class LeftOut(StrictModel):
     """An object of a type that this server cannot use: it is left out, whatever it has, or refused."""
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra={LEFT_OUT: True})
+    model_config = ConfigDict(extra="ignore", json_schema_extra={LEFT_OUT: {}})
     type: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -12,7 +11,6 @@ import msgspec
 
 from deployments.api.errors import ApiError, at_most, from_client, invalid
 from deployments.api.http.body import check_depth
-from deployments.api.off_loop import near_or_far
 from deployments.api.request.answer_forms import ResponseFormat, StructuredOutputs
 from deployments.api.request.closed_objects import closed
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
@@ -23,9 +21,6 @@ from engine.errors import InvalidGrammar
 from engine.grammar.lark import SpecialId
 from engine.grammar.spec import Grammar, GrammarKind
 from engine.grammar.trial import TooComplex
-
-_TRANSLATION_COST = 8
-"""How many characters are tokenized in the time in which one of GBNF is translated, at least."""
 
 
 class GrammarChecker(Protocol):
@@ -60,7 +55,7 @@ async def requested_grammar(
     if not asked:
         return None
     grammar, param = asked[0]
-    return await check_grammar(checker, await _in_lark(limits, grammar, param), param)
+    return await check_grammar(checker, grammar, param)
 
 
 async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param: str) -> Grammar:
@@ -168,24 +163,7 @@ def _of_choice(limits: Limits, given: list[str], param: str) -> Grammar:
 
 
 def _of_rules(limits: Limits, given: str, param: str) -> Grammar:
-    return _sized(limits, "lark", given, param)
-
-
-async def _in_lark(limits: Limits, grammar: Grammar, param: str) -> Grammar:
-    """Return a grammar in Lark's syntax, translated if it is written in GBNF. Raises `ApiError` 400."""
-    if grammar.kind != "lark" or "::=" not in grammar.source:
-        return grammar
-    translate = partial(_translated, grammar.source, param)
-    return await near_or_far(_TRANSLATION_COST * len(grammar.source), limits.inline_text_chars, translate)
-
-
-def _translated(source: str, param: str) -> Grammar:
-    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark  # only where such a grammar comes
-
-    try:
-        return Grammar("lark", gbnf_to_lark(source))
-    except (GbnfToLarkError, RecursionError) as error:
-        raise invalid(f"{param} is no grammar in GBNF: {' '.join(str(error).split())[:200]}.", param) from None
+    return _sized(limits, "gbnf" if "::=" in given else "lark", given, param)
 
 
 def _sized(limits: Limits, kind: GrammarKind, source: str, param: str) -> Grammar:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from deployments.api import exact_json
 from deployments.api.conversation.options import PLAIN_OPTIONS, TemplateOptions
 from deployments.api.errors import at_most, invalid, quoted
 from deployments.api.http.body import check_depth
@@ -55,7 +54,7 @@ def _variables(request: ChatRequest | TokenizeRequest, limits: Limits) -> dict[s
             variables["verbosity"] = request.verbosity
     variables |= given
     if variables:
-        size = len(msgspec.json.encode(variables))
+        size = len(exact_json.encode(variables))
         param = "chat_template_kwargs" if given else "documents"
         at_most(limits, "max_template_bytes", param, size, "bytes")
         check_depth(limits, "max_json_depth", variables, param)

@@ -9,8 +9,8 @@ So it is limited, counted and logged like any other, and cancelled as one whose 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol
 
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
@@ -36,6 +36,17 @@ class _ErrorBody(msgspec.Struct):
     error: _Error
 
 
+class Keeper(Protocol):
+    """Stores one response."""
+
+    is_kept: bool
+    """Whether it is stored as it was when that was last tried."""
+
+    async def keep_end(self, events: bytes) -> None:
+        """Store the response as it has ended, with the events of its stream."""
+        ...
+
+
 class ResponseJob:
     """One response that is generated in the background."""
 
@@ -44,13 +55,13 @@ class ResponseJob:
         encoder: ResponsesEncoder,
         plan: Any,
         ticket: Ticket,
-        keep: Callable[[bytes], Awaitable[None]],
+        keeper: Keeper,
         *,
         keeps_events: bool,
     ) -> None:
-        """`plan` is what the API generates by. `keep` stores the response as it is, with events of its stream."""
+        """`plan` is what the API generates by."""
         self.plan, self.ticket = plan, ticket
-        self._encoder, self._keep, self._keeps_events = encoder, keep, keeps_events
+        self._encoder, self._keeper, self._keeps_events = encoder, keeper, keeps_events
         self._events: list[bytes] = []
         self._news = asyncio.Event()
         self._status = 0
@@ -107,8 +118,8 @@ class ResponseJob:
             finally:
                 self.ticket.close()
                 self._finish()
-                if self._encoder.is_failed or self._keeps_events:
-                    await self._keep(b"".join(self._events))
+                if self._encoder.is_failed or self._keeps_events or not self._keeper.is_kept:
+                    await self._keeper.keep_end(b"".join(self._events))
         finally:
             self.has_ended = True
             self._tell()

@@ -122,7 +122,7 @@ class _ConversationRoutes:
         asked = await self._asked(request, NewItems)
         with self._room_for(request) as room:
             conversations = self._conversations(request, room)
-            items = conversations.new_items(asked.items)
+            items = await conversations.new_items(asked.items)
             text = encode_json(items)
             await conversations.add(conversation_id, text)
         ids = [item["id"] for item in items] or [None]  # all of them may be left out

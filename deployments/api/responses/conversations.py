@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.errors import ApiError, at_most, invalid, quoted
 from deployments.api.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.ids import is_conversation_id, new_conversation_id
-from deployments.api.responses.items import Item, taken_items
+from deployments.api.responses.items import Item, references, taken_items
 from deployments.api.responses.store import ResponseStore
 from deployments.api.responses.stored import Conversation, Shelf
 from deployments.config.limits import Limits
@@ -46,14 +46,16 @@ class Conversations:
 
     async def create(self, given: list[Any], metadata: dict[str, str]) -> tuple[str, StoredConversation]:
         """Keep a new conversation. Raises `ApiError` 400."""
-        items = encode_json(self.new_items(given)) if given else b"[]"
+        items = encode_json(await self.new_items(given)) if given else b"[]"
         name, stored = new_conversation_id(), StoredConversation(int(time.time()), metadata, items)
         await self._store.put(self._tenant, name, stored.packed())
         return name, stored
 
-    def new_items(self, given: list[Any]) -> list[Item]:
-        """Return items that a client adds, with names. Raises `ApiError` 400."""
-        return taken_items(given, self._limits, f"resp_{secrets.token_hex(16)}", where="items")
+    async def new_items(self, given: list[Any]) -> list[Item]:
+        """Return items that a client adds, with names. Raises `ApiError` 400, 404 or 429."""
+        at_most(self._limits, "max_messages", "items", len(given), "items")
+        known, _ = await self._shelf.named(references(given), "items")
+        return taken_items(given, self._limits, f"resp_{secrets.token_hex(16)}", known, "items")
 
     async def find(self, name: str, param: str | None = None) -> StoredConversation:
         """Return a conversation. Raises `ApiError` 404."""

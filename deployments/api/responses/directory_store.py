@@ -20,8 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from deployments.api.responses.store import too_large
 from deployments.batch.in_thread import in_thread
-from deployments.batch.spool import entries, lock
+from deployments.batch.spool import ABSENT, entries, lock
+from engine.files import make_folder, new_file, open_or_create, read_bytes
 
 MAGIC = b"RDX1"
 RECORD_BYTES = 4096
@@ -52,14 +54,11 @@ class DirectoryStore:
         self._swept_at = float("-inf")
 
     async def put(self, tenant: str, name: str, record: bytes) -> None:
-        """Keep a record, if it fits at all. Raises OSError."""
-        if len(record) + RECORD_BYTES <= self._max_bytes:
-            await in_thread(self._put, self._path(tenant, name), record)
-        else:
-            await self.delete(tenant, name)
+        """Keep a record. Raises OSError; `ApiError` 507 where it can never fit."""
+        await in_thread(self._put, self._path(tenant, name), record)
 
     async def get(self, tenant: str, names: Sequence[str]) -> list[bytes | None]:
-        """Return the records with these names."""
+        """Return the records with these names. Raises OSError."""
         if not names:
             return []
         return await in_thread(lambda: [self._get(self._path(tenant, name)) for name in names])
@@ -69,7 +68,7 @@ class DirectoryStore:
         return await in_thread(self._update, self._path(tenant, name), change)
 
     async def delete(self, tenant: str, name: str) -> bool:
-        """Forget a record."""
+        """Forget a record. Raises OSError."""
         path = self._path(tenant, name)
         is_there = await in_thread(self._get, path) is not None
         await in_thread(path.unlink, missing_ok=True)
@@ -84,11 +83,13 @@ class DirectoryStore:
         return self._directory / f"{tenant}-{digest}" / name
 
     def _put(self, path: Path, record: bytes) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if len(record) + RECORD_BYTES > self._max_bytes:
+            raise too_large(len(record) + RECORD_BYTES, self._max_bytes)
+        make_folder(path.parent)
         fresh = path.with_name(f"{secrets.token_hex(8)}.tmp")
         now = self._clock()
         try:
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with new_file(fresh) as file:
                 file.write(MAGIC + zlib.crc32(record).to_bytes(4, "big") + record)
             os.utime(fresh, (now, now))
             fresh.replace(path)
@@ -97,12 +98,13 @@ class DirectoryStore:
             raise
         self._num_written += len(record) + RECORD_BYTES
         if self._num_written >= self._max_bytes // SHARE or now - self._swept_at >= SWEEP_S:
-            self._sweep(now)
+            with contextlib.suppress(OSError):  # the record is kept, whether or not others can be forgotten
+                self._sweep(now)
 
     def _update(self, path: Path, change: Callable[[bytes], bytes]) -> bool:
         if self._get(path) is None:
             return False
-        with open(path.with_name("lock"), "a") as held:
+        with open_or_create(path.with_name("lock")) as held:
             fcntl.flock(held, fcntl.LOCK_EX)  # for as long as it takes to write one record
             record = self._get(path)
             if record is not None:
@@ -112,10 +114,10 @@ class DirectoryStore:
     def _get(self, path: Path) -> bytes | None:
         now = self._clock()
         try:
-            content = path.read_bytes()
+            content = read_bytes(path, self._max_bytes)
             if path.stat().st_mtime < now - self._ttl_s:
                 return None
-        except OSError:
+        except ABSENT:
             return None
         record = content[8:]
         if content[:4] != MAGIC or content[4:8] != zlib.crc32(record).to_bytes(4, "big"):
@@ -126,10 +128,7 @@ class DirectoryStore:
 
     def _sweep(self, now: float) -> None:
         """Forget what is too old; then, of the tenant who has most, what was not used for longest."""
-        try:
-            held = lock(self._directory / "lock")
-        except OSError:
-            return
+        held = lock(self._directory / "lock")
         if held is None:  # another process does it
             return
         with held:

@@ -34,6 +34,12 @@ class ResponseObject:
         self._head = encode_json(head)[:-1]
         self._fields = encode_json(fields)[1:-1] + b"," + repeated[1:-1]
 
+    def correct(self, said: bytes, right: bytes) -> tuple[bytes, bytes]:
+        """Have a field be what it is in `right`; return all that is the same in all states, before and after."""
+        before = self._fields
+        self._fields = before.replace(said, right, 1)
+        return before, self._fields
+
     def encoded(
         self,
         status: str,
@@ -124,11 +130,12 @@ class ResponsesEncoder:
             self._answer.take(delta)
         return self._finish(extras)
 
-    def failed(self, error: ApiError) -> list[bytes]:
-        """End the response with an error, and encode it."""
+    def failed(self, error: ApiError, *, has_output: bool = True) -> list[bytes]:
+        """End the response with an error, and encode it, with what there is of it or without."""
         self.is_failed = True
         what = {"code": _ERRORS.get(error.status, "server_error"), "message": error.message}
-        self.final = self._form.encoded("failed", self._answer.output(b"incomplete"), error=what)
+        output = self._answer.output(b"incomplete") if has_output else (b"[]",)
+        self.final = self._form.encoded("failed", output, error=what)
         return self.final
 
     def cancelled(self) -> list[bytes]:
@@ -136,6 +143,13 @@ class ResponsesEncoder:
         self.is_failed = True
         self.final = self._form.encoded("cancelled", self._answer.output(b"incomplete"))
         return self.final
+
+    def correct(self, sent: Sequence[bytes], said: bytes, right: bytes) -> list[bytes]:
+        """Say something else of the response than its request did, also in `sent`, its end that was encoded."""
+        before, after = self._form.correct(said, right)
+        if self.final is not None:
+            self.final = [piece.replace(before, after) for piece in self.final]
+        return [piece.replace(before, after) for piece in sent]
 
     def now(self) -> list[bytes]:
         """Encode the response as it is, in pieces."""

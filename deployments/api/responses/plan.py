@@ -14,8 +14,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from deployments.admission.rate_limits import Ticket
+from deployments.api import exact_json
 from deployments.api.chat import check_chat, encode_conversation, plan_chat
-from deployments.api.errors import ApiError, at_most, invalid
+from deployments.api.errors import ApiError, at_most, invalid, log_failure
 from deployments.api.generation_plan import GenerationPlan
 from deployments.api.http.access import as_tenant
 from deployments.api.http.body_memory import BodyRoom
@@ -85,7 +86,7 @@ def parse_response(
     name = new_response_id()
     is_empty = kind is InputTokensRequest and request.input == []
     items = [] if is_empty or references(request.input) else taken_items(request.input, limits, name)
-    asked = AskedResponse(name, request, items, encode_json(items), encode_json(_repeated(request, body)))
+    asked = AskedResponse(name, request, items, encode_json(items), exact_json.encode(_repeated(request, body)))
     return asked, ignored
 
 
@@ -125,20 +126,24 @@ async def plan_response(
     )
     num_held = asked.num_kept - _TOKEN_BYTES * context.num_prompt_tokens
     plan = replace(plan, encoder=encoder, held=room.another() if num_held > 0 else None, num_held=num_held)
-    enter = None
-    if request.conversation is not None:
-        enter = partial(_enter, conversations, request.conversation, asked.packed_items, encoder)
-    if not request.is_stored:
-        return replace(plan, on_end=enter)
     stored = StoredResponse(b"", asked.packed_items, before.chain, conversation=request.conversation)
     keeper = ResponseKeeper(kept.store, tenant.name, encoder, stored)
+    is_stored = request.is_stored and kept.settings.max_bytes > 0
+    if request.is_stored and not is_stored:
+        encoder.correct([], _STORED, _NOT_STORED)
 
-    async def keep() -> None:
-        await keeper.keep()
-        if enter is not None:
-            await enter()
+    async def end(sent: Sequence[bytes]) -> Sequence[bytes]:
+        """Store the response, and have it say what of this failed: its text is not lost for that."""
+        if (name := request.conversation) is not None and not await _enter(
+            conversations, name, asked.packed_items, encoder
+        ):
+            sent = encoder.correct(sent, _field("conversation", {"id": name}), _field("conversation", None))
+        if is_stored and not await keeper.try_keep():
+            sent = encoder.correct(sent, _STORED, _NOT_STORED)
+        return sent
 
-    plan = replace(plan, on_end=keep)
+    if is_stored or request.conversation is not None:
+        plan = replace(plan, on_end=end)
     if not request.background:
         return plan
     later = partial(begin_later, limits, kept, tenant, app, plan, encoder, keeper, is_stream=bool(request.stream))
@@ -184,16 +189,21 @@ async def _before(request: ResponsesRequest, shelf: Shelf, conversations: Conver
     return await conversations.read(request.conversation, "conversation")
 
 
-async def _enter(conversations: Conversations, name: str, items: bytes, encoder: ResponsesEncoder) -> None:
-    """Add what a response was asked, and what it has answered, to its conversation."""
+async def _enter(conversations: Conversations, name: str, items: bytes, encoder: ResponsesEncoder) -> bool:
+    """Add what a response was asked, and what it has answered, to its conversation. Return whether it is there."""
     final = encoder.final
     assert final is not None
     size = len(items) + sum(map(len, final))
     try:
         added = await near_or_far(size, INLINE_BYTES, lambda: joined(items, output_of(b"".join(final))))
         await conversations.add(name, added)
-    except ApiError as error:  # deleted meanwhile, or full: the answer is given all the same
+    except ApiError as error:  # deleted meanwhile, or full
         logger.warning("response %s is not in its conversation: %s", encoder.context.id, error.message)
+    except OSError as error:
+        log_failure(error, f"adding the response {encoder.context.id} to its conversation")
+    else:
+        return True
+    return False
 
 
 def _with_known(asked: AskedResponse, known: Mapping[str, Item], limits: Limits) -> AskedResponse:
@@ -216,7 +226,7 @@ async def begin_later(
 ) -> Response:
     """Admit a response, begin it in the background, and answer with what there is of it. Raises RateLimited."""
     name = encoder.context.id
-    job = ResponseJob(encoder, plan, ticket, keeper.keep, keeps_events=is_stream)
+    job = ResponseJob(encoder, plan, ticket, keeper, keeps_events=is_stream)
     scope = as_tenant(scope_of(job, request.scope, request_id(request.scope)), tenant)
     background, telling = kept.background, None
     background.add(tenant.name, name, job)
@@ -328,6 +338,13 @@ def _shown_tool(given: dict[str, Any]) -> dict[str, Any]:
     if given["type"] != "function":
         return given
     return {"description": None, "parameters": None} | given | {"strict": bool(given.get("strict"))}
+
+
+def _field(name: str, value: object) -> bytes:
+    return encode_json({name: value})[1:-1]
+
+
+_STORED, _NOT_STORED = _field("store", True), _field("store", False)
 
 
 def _sampled(plan: GenerationPlan) -> dict[str, Any]:

@@ -10,19 +10,18 @@ them leaves ends it:
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from deployments.api.errors import ApiError, log_failure
 from deployments.api.off_loop import near_or_far
 from deployments.api.responses.background import ResponseJob
 from deployments.api.responses.encoder import ResponsesEncoder
 from deployments.api.responses.store import ResponseStore
 from deployments.api.responses.stored import StoredResponse
-
-logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 """Seconds between two times that a response in the background tells of itself, and looks for a mark."""
@@ -51,21 +50,40 @@ class ResponseKeeper:
         self._clock = clock
         self._turn = asyncio.Lock()  # what is older must not be written last
         self._is_unwanted = False
+        self.is_kept = False
+        """Whether it is stored as it was when that was last tried."""
+
+    async def try_keep(self, events: bytes = b"") -> bool:
+        """Keep the response as it is now. Return whether that is done; the log has why it is not."""
+        try:
+            await self.keep(events)
+        except Exception as error:
+            log_failure(error, f"storing the response {self._encoder.context.id}")
+        return self.is_kept
+
+    async def keep_end(self, events: bytes) -> None:
+        """Keep the response as it has ended; if that fails, at least that it has failed, or nothing."""
+        if not await self.try_keep(events):
+            reason = "The response could not be stored (responses.store, responses.max_bytes)."
+            self._encoder.failed(ApiError(507, reason), has_output=False)
+            if not await self.try_keep():
+                with contextlib.suppress(OSError, ApiError):  # it would say for ever that it is queued
+                    await self._store.delete(self._tenant, self._encoder.context.id)
 
     async def keep(self, events: bytes = b"") -> None:
-        """Keep the response as it is now. Where that fails, the answer is given all the same."""
+        """Keep the response as it is now. Raises what the store does."""
         async with self._turn:
+            self.is_kept = False
             if self._is_unwanted:
+                self.is_kept = True
                 return
             beat_at = self._clock() if self._encoder.final is None and self._store.is_shared else None
             record = msgspec.structs.replace(self._stored, events=events, beat_at=beat_at)
             response = self._encoder.now()
             size = sum(map(len, response)) + len(record.items) + len(events)
-            try:
-                packed = await near_or_far(size, INLINE_BYTES, lambda: _packed(record, response))
-                await self._store.put(self._tenant, self._encoder.context.id, packed)
-            except Exception:
-                logger.exception("response %s could not be stored", self._encoder.context.id)
+            packed = await near_or_far(size, INLINE_BYTES, lambda: _packed(record, response))
+            await self._store.put(self._tenant, self._encoder.context.id, packed)
+            self.is_kept = True
 
     async def tell(self, job: ResponseJob) -> None:
         """Tell other ingresses of a response in the background, and do what their marks say, until cancelled."""
@@ -74,8 +92,8 @@ class ResponseKeeper:
             await asyncio.sleep(BEAT_S)
             try:
                 (asked,) = await self._store.get(self._tenant, [mark])
-            except Exception:
-                logger.exception("whether a response was cancelled elsewhere could not be read")
+            except Exception as error:
+                log_failure(error, "reading whether a response was cancelled elsewhere")
                 continue
             if asked is not None:
                 self._is_unwanted = asked == DELETE
@@ -85,7 +103,7 @@ class ResponseKeeper:
                     await self._store.delete(self._tenant, self._encoder.context.id)
                 return
             if self._encoder.final is None:
-                await self.keep()
+                await self.try_keep()
 
 
 def _packed(record: StoredResponse, response: Sequence[bytes]) -> bytes:

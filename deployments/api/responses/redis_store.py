@@ -19,6 +19,7 @@ from redis.asyncio import Redis, from_url
 from redis.exceptions import RedisError, WatchError
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.responses.store import too_large
 
 RECORD_BYTES = 1024
 """What a record takes besides its bytes, in Redis and in the two lists."""
@@ -44,10 +45,8 @@ class RedisStore:
         self._swept_at = float("-inf")
 
     async def put(self, tenant: str, name: str, record: bytes) -> None:
-        """Keep a record, if it fits at all. Raises `ApiError` 503."""
-        if len(record) + RECORD_BYTES > self._max_bytes:
-            await self.delete(tenant, name)
-            return
+        """Keep a record. Raises `ApiError` 503; 507 where it can never fit."""
+        self._check_size(record)
         async with self._pipeline() as pipe:
             self._write(pipe, _key(tenant, name), record)
             await pipe.execute()
@@ -82,6 +81,7 @@ class RedisStore:
                 if record is None:
                     return False
                 fresh = change(record)
+                self._check_size(fresh)
                 pipe.multi()
                 self._write(pipe, key, fresh)
                 try:
@@ -113,6 +113,10 @@ class RedisStore:
                 code="store_unavailable",
                 headers={"retry-after": f"{RETRY_AFTER_S:.0f}"},
             ) from error
+
+    def _check_size(self, record: bytes) -> None:
+        if len(record) + RECORD_BYTES > self._max_bytes:
+            raise too_large(len(record) + RECORD_BYTES, self._max_bytes)
 
     def _write(self, pipe: Any, key: str, record: bytes) -> None:
         pipe.set(key, record, px=self._ttl_ms)

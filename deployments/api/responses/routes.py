@@ -117,7 +117,9 @@ class _ResponseRoutes:
             return False
         try:
             runs_elsewhere = (await self._shelf(request).find(name)).beat_at is not None
-        except ApiError:
+        except ApiError as error:
+            if error.status != 404:
+                raise
             return False
         if runs_elsewhere:
             await store.put(tenant, mark_of(name), mark)

@@ -7,8 +7,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from deployments.api.errors import ApiError
+
 RECORD_BYTES = 512
 """What a record takes besides its bytes."""
+
+
+def too_large(num_bytes: int, max_bytes: int) -> ApiError:
+    """Create a 507 for a record that is larger than all that a store keeps."""
+    message = f"{num_bytes} bytes are to be stored, and at most {max_bytes} are kept (responses.max_bytes)."
+    return ApiError(507, message, code="storage_full")
 
 
 class ResponseStore(Protocol):
@@ -18,7 +26,7 @@ class ResponseStore(Protocol):
     """Whether other processes have the same records."""
 
     async def put(self, tenant: str, name: str, record: bytes) -> None:
-        """Keep a record, in place of the one with its name."""
+        """Keep a record, in place of the one with its name. What fails is raised, and leaves that one as it is."""
         ...
 
     async def get(self, tenant: str, names: Sequence[str]) -> list[bytes | None]:
@@ -58,12 +66,12 @@ class MemoryStore:
         """Number of bytes that are taken."""
 
     async def put(self, tenant: str, name: str, record: bytes) -> None:
-        """Keep a record, if it fits at all."""
-        self._forget(tenant, name)
-        self._forget_old()
+        """Keep a record. Raises `ApiError` 507 where it can never fit."""
         size = len(record) + RECORD_BYTES
         if size > self._max_bytes:
-            return
+            raise too_large(size, self._max_bytes)
+        self._forget(tenant, name)
+        self._forget_old()
         while self.num_bytes + size > self._max_bytes:
             richest = max(self._sizes, key=lambda owner: self._sizes[owner] + (size if owner == tenant else 0))
             self._forget(richest, next(iter(self._kept[richest])))

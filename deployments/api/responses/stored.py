@@ -145,6 +145,8 @@ class Shelf:
         try:
             return await self.find(name)
         except ApiError as error:
+            if error.status != 404:
+                raise
             raise ApiError(
                 404, error.message, param="previous_response_id", code="previous_response_not_found"
             ) from None
@@ -155,10 +157,12 @@ class Shelf:
         texts = chain(_texts(map(_unpack, packed)), [last.items])
         return (await self.read(_size(packed, last), texts))[0]
 
-    async def named(self, names: Sequence[str]) -> tuple[dict[str, Item], int]:
+    async def named(self, names: Sequence[str], param: str = "input") -> tuple[dict[str, Item], int]:
         """Return those of the items with these names that stored responses have, and the size that they have as
-        JSON where each is repeated as often as it is named. Raises `ApiError` 400 or 429.
+        JSON where each is repeated as often as the field `param` names it. Raises `ApiError` 400 or 429.
         """
+        if not names:
+            return {}, 0
         responses = sorted({response for name in names if (response := response_of(name)) is not None})
         counts, found, num_bytes = Counter(names), dict[str, Item](), 0
         for record in await self._store.get(self._tenant, responses):
@@ -169,7 +173,7 @@ class Shelf:
                 for item in items:
                     if (count := counts.pop(item["id"], 0)) > 0:
                         found[item["id"]] = item
-                        num_bytes += self._repeated(encode_json(item), count, num_bytes)
+                        num_bytes += self._repeated(encode_json(item), count, num_bytes, param)
         return found, num_bytes
 
     async def _before(self, last: StoredResponse) -> list[bytes]:
@@ -203,11 +207,11 @@ class Shelf:
         room.take(sum(most_values(text) for text in kept) * VALUE_BYTES)
         return [item for text in kept for item in _items(text)], num_bytes
 
-    def _repeated(self, text: bytes, count: int, num_before: int) -> int:
+    def _repeated(self, text: bytes, count: int, num_before: int, param: str) -> int:
         """Take room for an item that is named so often, after others of this size, and return its size."""
         num_bytes = len(text) * count
         if num_before + num_bytes > self._limits.max_body_bytes:
-            raise _too_large(self._limits, "input")
+            raise _too_large(self._limits, param)
         self._room.take(num_bytes + most_values(text) * count * VALUE_BYTES)
         return num_bytes
 
@@ -217,7 +221,7 @@ def _as_it_is(stored: StoredResponse) -> StoredResponse:
     if stored.beat_at is None or time.time() - stored.beat_at < LOST_AFTER_S:
         return stored
     fields = msgspec.json.decode(stored.response)
-    message = "The ingress that generated the response was lost; send the request again."
+    message = "The ingress that generated the response was lost, or could not store it; send the request again."
     fields |= {"status": "failed", "error": {"code": "server_error", "message": message}}
     return msgspec.structs.replace(stored, response=encode_json(fields), beat_at=None)
 
@@ -234,7 +238,7 @@ def not_found(name: str) -> ApiError:
 
 
 def _too_large(limits: Limits, param: str) -> ApiError:
-    what = "names items of other responses" if param == "input" else "is the end of a conversation"
+    what = "names items of other responses" if param in ("input", "items") else "is the end of a conversation"
     return invalid(
         f"{param} {what} with more than {limits.max_body_bytes} bytes in all, which is as much as a body may have "
         "(limits.max_body_bytes); send what the model is to read.",

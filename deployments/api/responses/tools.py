@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Discriminator
+from pydantic import ConfigDict, Discriminator, JsonValue
 from pydantic import Tag as Tagged
 
 from deployments.api.errors import invalid, quoted
 from deployments.api.request.field_values import other_than
-from deployments.api.request.strict_model import StrictModel
-from deployments.api.tools.offered import NAMESPACE, OFFERED
+from deployments.api.request.strict_model import LEFT_OUT, StrictModel
+from deployments.api.tools.offered import IS_GRAMMAR, NAMESPACE, OFFERED
 from deployments.api.tools.protocol import OtherTool, kind_of, tag_of
 
 FLAT = OFFERED | {NAMESPACE}
@@ -35,8 +35,19 @@ class FlatFunction(StrictModel):
     strict: bool | None = None
 
 
+_TEXT_OR_WHOLE: list[JsonValue] = [
+    {"properties": {"type": {"const": "text"}}},
+    {
+        "required": ["syntax", "definition"],
+        "properties": {"syntax": {"type": "string"}, "definition": {"type": "string"}},
+    },
+]
+
+
 class FlatFormat(StrictModel):
     """The form of an input. The model is told a grammar, and not held to it."""
+
+    model_config = ConfigDict(json_schema_extra={LEFT_OUT: IS_GRAMMAR, "anyOf": _TEXT_OR_WHOLE})
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None

@@ -18,6 +18,7 @@ _NAMES = (
     (re.compile(r"^messages\b.*"), "input"),
     (re.compile(r"^response_format(?:\.json_schema)?\b"), "text.format"),
     (re.compile(r"^reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"\.format\.grammar\b"), ".format"),
     (
         re.compile(r"^tool_choice(?:\.allowed_tools)?((?:\.tools\.\d+)?)(?:\.(?:function|custom))?\b"),
         r"tool_choice\1",

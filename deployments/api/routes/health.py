@@ -7,24 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
-from deployments.api.service import ApiService, ServedModel
+from deployments.api.service import ApiService
 from deployments.client.protocol import FleetHealth, HealthState
 
 _SERVING: Collection[HealthState] = ("healthy", "degraded", "unloaded")
 """States in which some request can be served, or all models are unloaded."""
 
 
-async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], int]:
-    """Return the body, and 200 if some request can be served or all models are unloaded, else 503."""
+async def health(service: ApiService) -> tuple[dict[str, object], int]:
+    """Return the body, and 200 if some request can be served or all models are unloaded, else 503.
+
+    An ingress that refuses settings is degraded: it does not do what was asked of it, as its log says.
+    """
+    models, refuses_settings = service.models, service.refuses_settings()
     fleets = await asyncio.gather(*(served.client.health() for served in models.values()))
     state = overall([fleet.state for fleet in fleets])
+    if refuses_settings and state in _SERVING:
+        state = "degraded"
     body: dict[str, object] = {
         "status": state,
         "replicas_up": sum(fleet.num_up for fleet in fleets),
         "replicas_expected": sum(fleet.num_expected for fleet in fleets),
         "replicas": [replica for fleet in fleets for replica in fleet.replicas],
+        "refuses_settings": refuses_settings,
         "models": {name: _summary(fleet) for name, fleet in zip(models, fleets, strict=True)},
     }
     return body, 200 if state in _SERVING else 503

@@ -43,7 +43,7 @@ class _ServerRoutes:
 
     async def health(self) -> Response:
         """Report whether requests can be served, and each replica as this process sees it."""
-        return json_response(*await health(self._service.models))
+        return json_response(*await health(self._service))
 
     async def ready(self) -> Response:
         """Report whether a load balancer should send requests to this process."""
@@ -67,7 +67,7 @@ class _ServerRoutes:
 
     async def ping(self) -> Response:
         """Report whether requests can be served by the status alone, as SageMaker asks."""
-        return Response(status_code=(await health(self._service.models))[1])
+        return Response(status_code=(await health(self._service))[1])
 
     async def load(self) -> Response:
         """Return the number of generations that this ingress has not ended."""

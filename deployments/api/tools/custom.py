@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import msgspec
-
+from deployments.api import exact_json
 from deployments.api.tools.named import object_of
 
 _INPUT = "input"
@@ -33,7 +32,7 @@ def as_function(called: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call of a custom tool, which has a name and an input, as that of the function."""
     text = called.get(_INPUT)
     given = "" if text is None else text
-    return {"name": called.get("name"), "arguments": msgspec.json.encode({_INPUT: given}).decode()}
+    return {"name": called.get("name"), "arguments": exact_json.encode({_INPUT: given}).decode()}
 
 
 class InputText:

@@ -12,10 +12,9 @@ from deployments.api.tools import (
     gemma_grammar,
     harmony,
     headed,
-    hermes,
     keyed,
+    keyed_grammar,
     listed,
-    llama3,
     mistral,
     pythonic,
 )
@@ -24,6 +23,8 @@ from deployments.api.tools.keyed import KeyedMarks
 from deployments.api.tools.tool_format import ToolFormat
 
 Taught = Callable[[str], bool]
+_CALL = "<tool_call>"
+"""Hermes' mark."""
 
 
 def _json_head(key: str) -> str:
@@ -34,7 +35,7 @@ def _teaches_hermes(template: str) -> bool:
     """Other formats use the same mark with another syntax: <function=...> (Qwen3-Coder), <arg_key> (GLM)."""
     others = ("<function=", "<arg_key>")
     return (
-        hermes.OPEN in template
+        _CALL in template
         and re.search(r"""\\?["']arguments\\?["']""", template) is not None
         and not any(other in template for other in others)
     )
@@ -81,7 +82,7 @@ def _keyed(marks: KeyedMarks, is_taught: Taught) -> ToolFormat:
         closes=around[1],
         marks=marks.all,
         begins=opens,
-        rules=partial(keyed.argument_rules, marks),
+        rules=partial(keyed_grammar.argument_rules, marks),
         write=partial(keyed.written, marks),
     )
 
@@ -118,12 +119,12 @@ def _listed(mark: str, is_taught: Taught, *others: str, closes: str = "") -> Too
 
 FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(
-        hermes.parse_hermes,
+        partial(listed.parse_listed, (_CALL,), ("</tool_call>",)),
         _teaches_hermes,
-        head=f"{hermes.OPEN}\n{_json_head('arguments')}",
-        tail=f"}}\n{hermes.CLOSE}",
-        marks=(hermes.OPEN, hermes.CLOSE),
-        begins=hermes.OPEN,
+        head=f"{_CALL}\n{_json_head('arguments')}",
+        tail="}\n</tool_call>",
+        marks=(_CALL, "</tool_call>"),
+        begins=_CALL,
     ),
     "harmony": ToolFormat(
         harmony.parse_harmony,
@@ -178,12 +179,12 @@ FORMATS: Mapping[str, ToolFormat] = {
         begins=mistral.MARK,
     ),
     "llama3": ToolFormat(
-        llama3.parse_llama3,
+        partial(listed.parse_listed, (listed.PYTHON_TAG,), (), initial="{"),
         _teaches_llama3,
         head=_json_head("parameters"),
         tail="}",
         separator="; ",
-        marks=(llama3.PYTHON_TAG,),
+        marks=(listed.PYTHON_TAG,),
         key="parameters",
     ),
     "olmo3": ToolFormat(

@@ -28,7 +28,7 @@ _CLOSING = {"{": "}", "[": "]"}
 _ENDS_WORD = ",}]<"
 
 
-def parse_gemma(functions: Functions) -> Parser[None]:
+def parse_gemma(functions: Functions, until: str = "") -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
     def call(at: Scanner, opening: str) -> Parser[None]:
@@ -42,10 +42,10 @@ def parse_gemma(functions: Functions) -> Parser[None]:
             yield from _members(at, functions[name] or {})
             yield Segment("end")
         except Malformed:
-            if not (yield from at.look()):
+            if not (yield from at.look()):  # what is held is part of a mark that the end cut off
                 at.drop()
 
-    return parse_marked((OPEN,), (CLOSE,), call)
+    return parse_marked((OPEN,), (CLOSE,), call, until=until)
 
 
 def _members(at: Scanner, schema: dict[str, Any]) -> Parser[None]:
@@ -75,15 +75,16 @@ def _members(at: Scanner, schema: dict[str, Any]) -> Parser[None]:
             continue
         allowed = ANYTHING
         if opened[-1] == "{":
-            key = yield from _key(at)
+            key = yield from _key(at, separator)
             separator += f"{json.dumps(key, ensure_ascii=False)}: "
             if len(opened) == 1:
                 allowed = kinds(properties(schema).get(key, {}), schema)
         char = yield from at.spaces()
+        at.drop()
+        if char or opened[-1] == "{":
+            yield Segment("arguments", separator)
         if not char:
             raise Malformed
-        at.drop()
-        yield Segment("arguments", separator)
         if char in _CLOSING:
             at.take()
             at.drop()
@@ -95,64 +96,83 @@ def _members(at: Scanner, schema: dict[str, Any]) -> Parser[None]:
             separator = ", "
 
 
-def _key(at: Scanner) -> Parser[str]:
-    """Take a key, and the colon after it. Raises `Malformed` for anything else."""
-    char = yield from at.look()
-    if char == '"':
-        key = yield from at.string()
-    elif char == "<":
-        yield from expect(at, (QUOTE,))
-        key = yield from _text(at, shown=False)
-    else:
-        key = (yield from up_to(at, ":")).strip()
-        if not key:
-            raise Malformed
-        return key
-    yield from expect(at, (":",))
+def _key(at: Scanner, separator: str) -> Parser[str]:
+    """Take a key, and the colon after it. Raises `Malformed` for anything else, and at the end of the text, where
+    what came of the key is released.
+    """
+    try:
+        char = yield from at.look()
+        if char == '"':
+            key = yield from at.string()
+        elif char == "<":
+            yield from expect(at, (QUOTE,))
+            start = len(at.held)
+            while not (yield from at.sees(QUOTE)):
+                if (yield from at.is_broken(QUOTE)) or not (yield from at.look()):
+                    raise Malformed
+                at.take()
+            key = at.held[start:]
+            yield from at.mark(QUOTE)
+        else:
+            key = (yield from up_to(at, ":")).strip()
+            if not key:
+                raise Malformed
+            return key
+        yield from expect(at, (":",))
+    except Malformed:
+        if not (yield from at.look()):
+            begun = at.held.lstrip(", \t\r\n").removeprefix(QUOTE).removeprefix('"')
+            at.drop()
+            if begun:
+                yield Segment("arguments", f"{separator}{json.dumps(begun, ensure_ascii=False)[:-1]}")
+        raise
     return key
 
 
 def _scalar(at: Scanner, allowed: frozenset[str]) -> Parser[None]:
-    """Release a value that is no list and no object; a text between marks as it arrives."""
+    """Release a value that is no list and no object; a text as it arrives.
+
+    Raises `Malformed` where it breaks off.
+    """
     char = yield from at.look()
     if char == "<":
         yield from expect(at, (QUOTE,))
-        yield from _text(at, shown=True)
+        yield from _text(at)
     elif char == '"':
-        text = yield from at.string()
-        at.drop()
-        yield Segment("arguments", json.dumps(text, ensure_ascii=False))
+        yield from at.value("arguments")
     else:
         word = ""
-        while char not in _ENDS_WORD:
+        while char and char not in _ENDS_WORD and not (yield from at.is_ended()):
             at.take()
             word += char
             char = yield from at.look()
-        if not char or not word:
+        if not word:
             raise Malformed
         at.drop()
-        yield Segment("arguments", as_json(word.strip(), allowed))
+        value = as_json(word.strip(), allowed)
+        yield Segment("arguments", value if char else value.removesuffix('"'))
+        if not char:
+            raise Malformed
 
 
-def _text(at: Scanner, *, shown: bool) -> Parser[str]:
-    """Take a text and the mark that ends it. With `shown`, release it as it arrives."""
-    parts: list[str] = []
+def _text(at: Scanner) -> Parser[None]:
+    """Release a text as it arrives, and take the mark that ends it. Raises `Malformed` where it breaks off."""
     at.drop()
-    if shown:
-        yield Segment("arguments", '"')
-    while not (yield from at.mark(QUOTE)):
-        if not at.held:
-            if not (yield from at.look()):
+    yield Segment("arguments", '"')
+    while char := (yield from at.look()):
+        if at.may_end(char):
+            if (yield from at.sees(QUOTE)):
+                break
+            if (yield from at.is_broken(QUOTE)):
                 raise Malformed
-            at.take()
-        parts.append(at.held)
+        at.take()
+        yield Segment("arguments", json.dumps(at.held, ensure_ascii=False)[1:-1])
         at.drop()
-        if shown:
-            yield Segment("arguments", json.dumps(parts[-1], ensure_ascii=False)[1:-1])
+    else:
+        raise Malformed
+    yield from at.mark(QUOTE)
     at.drop()
-    if shown:
-        yield Segment("arguments", '"')
-    return "".join(parts)
+    yield Segment("arguments", '"')
 
 
 def written(arguments: str) -> str:

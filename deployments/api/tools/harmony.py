@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
+from deployments.api.tools.json_calls import parse_arguments
 from deployments.api.tools.marked import parse_marked
 from deployments.api.tools.named import Functions
-from deployments.api.tools.scanner import Malformed, Scanner, parse_arguments
+from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment, SegmentKind
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -111,7 +112,7 @@ def _body(at: Scanner, kind: SegmentKind) -> Parser[str]:
         yield from at.text(kind)
 
 
-def parse_harmony(functions: Functions) -> Parser[None]:
+def parse_harmony(functions: Functions, until: str = "") -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
     def call(at: Scanner, opening: str) -> Parser[None]:
@@ -128,6 +129,6 @@ def parse_harmony(functions: Functions) -> Parser[None]:
             yield from at.spaces()
             if not (yield from at.mark(MESSAGE)):
                 raise Malformed
-        yield from parse_arguments(at, name)
+        yield from parse_arguments(at, name, is_ended_by_end=True)  # whose mark is no part of the text
 
-    return parse_marked((NEXT + OPEN, OPEN), (CALL,), call)
+    return parse_marked((NEXT + OPEN, OPEN), (CALL,), call, until=until)

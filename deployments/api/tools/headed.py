@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from deployments.api.tools.json_calls import parse_arguments
 from deployments.api.tools.marked import expect, parse_marked
 from deployments.api.tools.named import Functions
-from deployments.api.tools.scanner import Malformed, Scanner, parse_arguments
+from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser
 
 _ENDS_NAME = "<`{[( \n"
@@ -87,7 +88,7 @@ DEEPSEEK_V3 = replace(
 )
 
 
-def parse_headed(marks: HeadedMarks, functions: Functions) -> Parser[None]:
+def parse_headed(marks: HeadedMarks, functions: Functions, until: str = "") -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
     def call(at: Scanner, opening: str) -> Parser[None]:
@@ -103,4 +104,4 @@ def parse_headed(marks: HeadedMarks, functions: Functions) -> Parser[None]:
         yield from expect(at, marks.after)
         yield from parse_arguments(at, name)
 
-    return parse_marked((marks.opens, marks.before[0]), (*marks.ends, marks.closes), call)
+    return parse_marked((marks.opens, marks.before[0]), (*marks.ends, marks.closes), call, until=until)

@@ -1,4 +1,4 @@
-"""Calls with arguments one by one, each with its key, in marks: parsed, written, and as rules of a grammar.
+"""Calls with arguments one by one, each with its key, in marks: parsed and written.
 
 <tool_call>                        <minimax:tool_call>                          <tool_call>NAME
 <function=NAME>                    <invoke name="NAME">                         <arg_key>KEY</arg_key>
@@ -12,8 +12,15 @@ Qwen3-Coder; nearly so Seed-OSS    MiniMax-M2                                   
 
 A value is a text where its schema allows nothing else. Elsewhere it is JSON, or a text if it is not.
 
-A value may lack its closing mark. It ends before a key that the call lacks, or before a mark at the call's end.
-But if its own mark comes before any other, the value goes on, because the mark is part of a text.
+A value may lack its closing mark. It ends before a key that the call lacks, or before a mark at the call's end or
+of another call. But such a mark is part of the value if a text comes after it, and then the value's own mark
+before another key. The value's own mark is part of it if a text comes after it, and then the same mark before any
+other. So a value that has its own mark at its end, or before another mark, cannot be told from one that ends
+there. What decides is held back: it reaches to the next key or the next of these marks, or to the end of the
+text.
+
+If a key comes again, its first value stays, because that has been sent by then (parsers that wait for the whole
+call take the last). Another value becomes text after the call, and so does what stands between arguments.
 """
 
 from __future__ import annotations
@@ -26,23 +33,12 @@ from typing import Any
 
 from deployments.api import exact_json
 from deployments.api.tools.marked import expect, parse_marked, up_to
-from deployments.api.tools.named import (
-    TEXT_OR_NULL,
-    Functions,
-    arguments_of,
-    as_json,
-    kinds,
-    object_of,
-    properties,
-)
+from deployments.api.tools.named import TEXT_OR_NULL, Functions, as_json, kinds, object_of, properties
 from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser, Segment
-from engine.errors import InvalidGrammar
-from engine.grammar.compiler import schema_in_lark
-from engine.grammar.lark import SpecialId, literal, up_to_mark
 
 _IN_NAMES = string.ascii_letters + string.digits + "_-"
-_NOT_IN_KEYS = frozenset('<>"\n')
+NOT_IN_KEYS = frozenset('<>"\n')
 _JUST_TEXT = frozenset({"string"})
 
 
@@ -125,7 +121,7 @@ GLM = KeyedMarks(
 GLM_47 = replace(GLM, layout="")
 
 
-def parse_keyed(marks: KeyedMarks, functions: Functions) -> Parser[None]:
+def parse_keyed(marks: KeyedMarks, functions: Functions, until: str = "") -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
     def call(at: Scanner, opening: str) -> Parser[None]:
@@ -140,7 +136,7 @@ def parse_keyed(marks: KeyedMarks, functions: Functions) -> Parser[None]:
         if not (yield from at.look()):  # what is held is part of a mark or a key that the end cut off
             at.drop()
 
-    return parse_marked(marks.openings, marks.ends, call, marks.inner)
+    return parse_marked(marks.openings, marks.ends, call, inner=marks.inner, until=until)
 
 
 def _name(at: Scanner, marks: KeyedMarks, functions: Functions) -> Parser[tuple[str, str]]:
@@ -169,37 +165,81 @@ class _Arguments:
 
     def __init__(self, at: Scanner, marks: KeyedMarks, schema: dict[str, Any]) -> None:
         self._at, self._marks, self._schema = at, marks, schema
-        self._given: set[str] = set()
+        self._given: dict[str, str] = {}
+        """The values as they are written, by their keys."""
+        self._aside: list[str] = []
+        """What arguments have no place for: other values of the same keys, and what is no argument."""
 
     def parse(self, found: str) -> Parser[None]:
         """Parse up to the mark that ends the call, or to what is no argument. The mark `found` is taken."""
-        at, marks = self._at, self._marks
-        while True:
-            if not found:
-                yield from at.spaces()
-                count = at.num_held
-                found = yield from at.mark(marks.key, *marks.ends, *marks.openings)
-                if found not in ("", marks.key, marks.ends[0]):  # it is left to what follows the call
-                    at.back(count)
-            if found and found != marks.key:
-                at.drop()
+        is_over = False
+        while not is_over:
+            found = found or (yield from self._mark())
+            is_over = found != self._marks.key or not (yield from self._argument())
+            if found and found != self._marks.key:
+                self._at.drop()
                 yield Segment("arguments", "}" if self._given else "{}")
                 yield Segment("end")
-            if found != marks.key:
-                return
-            try:
-                key = yield from self._key()
-            except Malformed:
-                return
             found = ""
-            if marks.around_value and (yield from at.look()) == marks.around_value:
-                at.take()
+        if self._aside:
+            yield Segment("text", "\n".join(self._aside))
+
+    def _mark(self) -> Parser[str]:
+        """Return the mark of the next argument, or one at the call's end; "" if neither comes. It is taken if it
+        is part of the call. What is between arguments is put aside.
+        """
+        at, marks = self._at, self._marks
+        expected = (marks.key, marks.ends_value, *marks.ends)
+        while True:
+            yield from at.spaces()
+            count = at.num_held
+            found = yield from at.mark(*expected, *marks.openings)
+            if not found and not (yield from at.look()):
+                return ""
+            at.back(count)
+            found = found or (yield from _after_text(at, *expected))
+            if not found:
+                return ""
+            self._put_aside(at.held)
             at.drop()
-            separator = ", " if self._given else "{"
-            self._given.add(key)
+            if found not in (marks.key, marks.ends_value, marks.ends[0]):  # it is left to what follows the call
+                return found
+            yield from at.mark(found)
+            if found != marks.ends_value:  # which may come twice
+                return found
+            at.drop()
+
+    def _put_aside(self, text: str) -> None:
+        self._aside += filter(None, [text.strip()])
+
+    def _argument(self) -> Parser[bool]:
+        """Parse a key and its value. Returns whether more may come."""
+        at, marks = self._at, self._marks
+        separator, count = ", " if self._given else "{", at.num_held
+        try:
+            key = yield from self._key()
+        except Malformed:
+            if (yield from at.look()):
+                at.back(count)
+                return True
+            begun = at.held.rpartition(marks.key)[2].partition("<")[0].strip(' \n"')
+            if begun:
+                yield Segment("arguments", f"{separator}{json.dumps(begun, ensure_ascii=False)[:-1]}")
+            return False
+        if marks.around_value and (yield from at.look()) == marks.around_value:
+            at.take()
+        at.drop()
+        is_new = key not in self._given
+        if is_new:
             yield Segment("arguments", f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-            if not (yield from self._value(kinds(properties(self._schema).get(key, {}), self._schema))):
-                return
+            self._given[key] = ""
+        allowed = kinds(properties(self._schema).get(key, {}), self._schema)
+        value, is_over = yield from self._value(allowed, is_shown=is_new)
+        if is_new:
+            self._given[key] = value
+        elif value != self._given[key]:
+            self._put_aside(value)
+        return is_over
 
     def _key(self) -> Parser[str]:
         """Take a key and the marks after it. Raises `Malformed` where they are not."""
@@ -207,38 +247,30 @@ class _Arguments:
         yield from expect(self._at, self._marks.after_key[1:])
         return key
 
-    def _value(self, allowed: frozenset[str]) -> Parser[bool]:
-        """Parse a value up to its end, and yield it as JSON; a text as it arrives. False if the text ended."""
-        at, marks = self._at, self._marks
-        is_text = allowed == _JUST_TEXT
-        if is_text:
-            yield Segment("arguments", '"')
+    def _value(self, allowed: frozenset[str], *, is_shown: bool) -> Parser[tuple[str, bool]]:
+        """Parse a value. Returns it as it is written, and whether it ended before the text did. With `is_shown`,
+        it is released as JSON; a text as it arrives.
+        """
+        at, is_text, is_over = self._at, allowed == _JUST_TEXT, False
         parts: list[str] = [] if allowed <= TEXT_OR_NULL else (yield from self._json())
-        is_over = is_cut = False
-        while not is_over and not is_cut:
-            yield from at.spaces()
-            part = space = at.held
-            if (yield from at.sees(marks.ends_value)):
-                yield from at.mark(marks.ends_value)
-                part, is_over = space.removesuffix(marks.around_value), True
-            elif not (yield from at.look()):
-                is_cut = True
-            elif (yield from self._is_unclosed()):
-                part, is_over = "", True
-            else:
-                if at.held == space:
-                    at.take()
+        if is_text and is_shown:
+            yield Segment("arguments", '"')
+        while not is_over and ((char := (yield from at.spaces())) or at.held):
+            if char and not at.may_end(char):
+                at.take()
                 part = at.held
-            at.drop()
+            else:
+                part, is_over = yield from self._part()
             parts.append(part)
-            if is_text:
+            at.drop()
+            if is_text and is_shown:
                 yield Segment("arguments", json.dumps(part, ensure_ascii=False)[1:-1])
         whole = "".join(parts)
-        if is_text:
-            yield Segment("arguments", "" if is_cut else '"')
-        else:
-            yield Segment("arguments", whole if is_cut else as_json(whole, allowed))
-        return is_over
+        if is_text and is_shown:
+            yield Segment("arguments", '"' if is_over else "")
+        elif is_shown:
+            yield Segment("arguments", as_json(whole, allowed) if is_over else whole)
+        return whole, is_over
 
     def _json(self) -> Parser[list[str]]:
         """Take a list or an object, in which marks may be parts of texts. Returns nothing if none comes."""
@@ -253,26 +285,54 @@ class _Arguments:
         at.drop()
         return [value]
 
+    def _part(self) -> Parser[tuple[str, bool]]:
+        """Take the next part of a value, after the white space that is held, and the mark that ends it. Returns
+        the part, and whether the value ends there.
+        """
+        at, marks = self._at, self._marks
+        space, count = at.held, at.num_held
+        if (yield from at.sees(marks.ends_value)):
+            yield from at.mark(marks.ends_value)
+            if (yield from self._is_closed()):
+                return space.removesuffix(marks.around_value), True
+        elif (yield from self._is_unclosed()):
+            return "", True
+        elif at.num_held == count and (yield from at.look()):
+            at.take()
+        return at.held, False
+
+    def _is_closed(self) -> Parser[bool]:
+        """Whether the mark that was taken ends the value: another mark comes next, or the end; or else the value's
+        own mark is not the next one.
+        """
+        at, count = self._at, self._at.num_held
+        is_last = not (yield from at.spaces()) or (yield from at.is_ended())
+        is_text = not is_last and bool((yield from _after_text(at, self._marks.ends_value)))
+        at.back(count)
+        return not is_text
+
     def _is_unclosed(self) -> Parser[bool]:
         """Whether a mark comes next that ends a value without its own. If it is part of the value, what comes
         before the value's own mark is taken.
         """
         at, marks = self._at, self._marks
-        if not (yield from at.is_ended()):
+        if not (yield from at.is_ended(in_text=True)):
             return False
         count, is_on_new_line = at.num_held, "\n" in at.held
-        found = yield from at.mark(*marks.inner, *marks.ends, *marks.openings)
-        if found == marks.key:
+        if (yield from at.mark(*at.ends)) == marks.key:
             is_new = False
             with contextlib.suppress(Malformed):
                 is_new = self._is_new((yield from self._key()), is_on_new_line)
             at.back(count)
             return is_new
         end = at.num_held
-        while not (yield from at.is_ended()) and (char := (yield from at.look())):
+        yield from at.spaces()
+        found = yield from at.sees(*at.ends)  # directly after the mark, any mark decides
+        while not found and (char := (yield from at.look())):
             at.take()
             end = end if char.isspace() else at.num_held
-        is_text = bool((yield from at.sees(marks.ends_value)))
+            found = yield from at.sees(*marks.inner)
+        is_text = found == marks.ends_value
         at.back(end if is_text else count)
         return not is_text
 
@@ -281,8 +341,19 @@ class _Arguments:
         of its own.
         """
         named = properties(self._schema)
-        is_plausible = bool(key) and not _NOT_IN_KEYS & set(key)
+        is_plausible = bool(key) and not NOT_IN_KEYS & set(key)
         return is_plausible and key not in self._given and (is_on_new_line or not named or key in named)
+
+
+def _after_text(at: Scanner, *expected: str) -> Parser[str]:
+    """Take the text before the next mark if that is expected, and return the mark; otherwise ""."""
+    count = at.num_held
+    while not (yield from at.is_ended()) and (yield from at.look()):
+        at.take()
+    found = yield from at.sees(*expected)
+    if not found:
+        at.back(count)
+    return found
 
 
 def written(marks: KeyedMarks, arguments: str) -> str:
@@ -291,7 +362,7 @@ def written(marks: KeyedMarks, arguments: str) -> str:
     if values is None:
         return arguments
     return "".join(
-        f"{_before_value(marks, key)}{_text(value)}{marks.around_value}{marks.ends_value}{marks.layout}"
+        f"{before_value(marks, key)}{_text(value)}{marks.around_value}{marks.ends_value}{marks.layout}"
         for key, value in values.items()
     )
 
@@ -302,62 +373,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else exact_json.write(value, ensure_ascii=False, separators=compact)
 
 
-def _before_value(marks: KeyedMarks, key: str) -> str:
+def before_value(marks: KeyedMarks, key: str) -> str:
+    """Write what comes before the value of a key."""
     return f"{marks.key}{key}{marks.layout.join(marks.after_key)}{marks.around_value}"
-
-
-def argument_rules(marks: KeyedMarks, name: str, schema: dict[str, Any], special: SpecialId) -> list[str]:
-    """Return rules of a grammar for arguments; the first is called `name`. Raises InvalidGrammar."""
-    write = _Writer(marks, special)
-    arguments = arguments_of(schema)
-    if arguments is None:
-        begin, _, end = _before_value(marks, "\0").partition("\0")
-        return [
-            f'{name}: ({write.mark(begin)} /[^<>"\\n]+/ {write.mark(end)} {name}_any)*',
-            *write.text(f"{name}_any"),
-        ]
-    parts, rules = [], []
-    for number, argument in enumerate(arguments):
-        if _NOT_IN_KEYS & set(argument.name) or not argument.name:
-            raise InvalidGrammar(
-                f"the argument {argument.name!r} cannot be written in this model's format of calls"
-            )
-        rule = f"{name}_{number}"
-        parts.append(rule if argument.is_required else f"{rule}?")
-        head = write.mark(_before_value(marks, argument.name))
-        rules += [f"{rule}: {head} {rule}_value", *write.value(f"{rule}_value", argument.schema)]
-    return [f"{name}: {' '.join(parts) or chr(34) * 2}", *rules]
-
-
-class _Writer:
-    """Writes rules for values and the marks around them."""
-
-    def __init__(self, marks: KeyedMarks, special: SpecialId) -> None:
-        self._marks, self._special = marks, special
-
-    def mark(self, text: str) -> str:
-        """Write a text with marks."""
-        return literal(text, self._marks.all, self._special)
-
-    def text(self, rule: str, count: str = "*") -> list[str]:
-        """Return rules for a text, and the mark that ends it."""
-        marks = self._marks
-        text = up_to_mark(f"{rule}_text", marks.ends_value, self._special, count=count, before=marks.around_value)
-        return [f"{rule}: {rule}_text {self.mark(marks.layout)}", text]
-
-    def value(self, rule: str, schema: dict[str, Any]) -> list[str]:
-        """Return rules for a value, and the mark that ends it."""
-        allowed = kinds(schema, schema)
-        end = self.mark(f"{self._marks.around_value}{self._marks.ends_value}{self._marks.layout}")
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if not allowed <= TEXT_OR_NULL:
-            return [f"{rule}: {rule}_json {end}", f"{rule}_json: {schema_in_lark(schema)}"]
-        if isinstance(choices, list):
-            texts = ("null" if choice is None else str(choice) for choice in choices)
-            return [f"{rule}: ({' | '.join(self.mark(text) or chr(34) * 2 for text in texts)}) {end}"]
-        if allowed == {"null"}:
-            return [f'{rule}: "null" {end}']
-        if "pattern" in schema:
-            raise InvalidGrammar("pattern is not supported, because this model writes texts without quotes")
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        return self.text(rule, "*" if not least and most == "" else f"{{{least},{most}}}")

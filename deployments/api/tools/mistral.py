@@ -6,24 +6,27 @@
 
 from __future__ import annotations
 
-from deployments.api.tools.listed import list_of_calls
+from deployments.api.tools.json_calls import parse_arguments
+from deployments.api.tools.listed import parse_calls
 from deployments.api.tools.marked import parse_marked
 from deployments.api.tools.named import Functions
-from deployments.api.tools.scanner import Malformed, Scanner, parse_arguments
+from deployments.api.tools.scanner import Malformed, Scanner
 from deployments.api.tools.segments import Parser
 
 MARK, ARGUMENTS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 MARKS = (MARK, ARGUMENTS, _ID)
+_OBJECTS = ("[", "{", "`")
+"""What a list of calls, a call or a fenced block begins with."""
 
 
-def parse_mistral(functions: Functions) -> Parser[None]:
+def parse_mistral(functions: Functions, until: str = "") -> Parser[None]:
     """Parse text, and calls of `functions`."""
 
     def calls(at: Scanner, opening: str) -> Parser[None]:
         char = yield from at.spaces()
-        yield from (list_of_calls(at, functions) if char == "[" else _named(at, functions))
+        yield from (parse_calls(at, functions) if char in _OBJECTS else _named(at, functions))
 
-    return parse_marked((MARK,), (), calls)
+    return parse_marked((MARK,), (), calls, until=until)
 
 
 def _named(at: Scanner, functions: Functions) -> Parser[None]:

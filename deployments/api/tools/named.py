@@ -58,14 +58,19 @@ def arguments_of(schema: dict[str, Any]) -> list[Argument] | None:
 
 
 def object_of(arguments: str) -> dict[str, Any] | None:
-    """Return the object that arguments, given as JSON, are; None if they are none."""
+    """Return the object that arguments, given as JSON, are; None if they are none, or one with a name twice."""
     try:
-        values = exact_json.parse(arguments)
-        if "\\u" in arguments:  # half a character cannot be encoded
-            exact_json.write(values, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+        values = exact_json.parse_encodable(arguments, _distinct)
+    except ValueError:
         return None
     return values if isinstance(values, dict) else None
+
+
+def _distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):
+        raise ValueError("an object has a name twice")
+    return found
 
 
 def properties(schema: dict[str, Any] | None) -> dict[str, Any]:

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from pydantic.config import JsonDict
+
 from deployments.api.errors import invalid, quoted
 from deployments.api.request.fields import IgnoredFields
 
 OFFERED = frozenset({"function", "custom"})
 """Types of tools."""
+IS_GRAMMAR: JsonDict = {"properties": {"type": {"const": "grammar"}}}
+"""The schema of a custom tool's format that the model is not held to."""
 NAMESPACE = "namespace"
 """The type of a group of tools, in OpenAI's Responses API."""
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
-from pydantic import BeforeValidator, Discriminator, Field
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field
 from pydantic import Tag as Tagged
 from pydantic_core import PydanticCustomError
 
+from deployments.api import exact_json
 from deployments.api.errors import quoted
 from deployments.api.request.field_values import other_than
-from deployments.api.request.strict_model import LeftOut, StrictModel
+from deployments.api.request.strict_model import LEFT_OUT, LeftOut, StrictModel
 from deployments.api.tools.custom import SCHEMA
-from deployments.api.tools.offered import OFFERED
+from deployments.api.tools.offered import IS_GRAMMAR, OFFERED
 
 
 def _parse_type(value: object) -> object:
@@ -78,6 +78,8 @@ class CustomGrammar(StrictModel):
 
 class CustomFormat(StrictModel):
     """The form of an input."""
+
+    model_config = ConfigDict(json_schema_extra={LEFT_OUT: IS_GRAMMAR})
 
     type: Literal["text", "grammar"]
     grammar: CustomGrammar | None = None
@@ -207,7 +209,7 @@ def _parse_arguments(value: object) -> object:
     """Return arguments as text. Some servers give an object, and some clients send nothing for no arguments."""
     if value is None or value == "":
         return "{}"
-    return msgspec.json.encode(value).decode() if isinstance(value, dict) else value
+    return exact_json.encode(value).decode() if isinstance(value, dict) else value
 
 
 def _parse_call_type(value: object) -> object:

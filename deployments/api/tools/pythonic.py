@@ -4,7 +4,9 @@ Llama 3.2 and 4   [NAME(key="a text", other=[1, True, None]), ...]
 OLMo 3            <function_calls>NAME(key="a text")
                   NAME(other=1)</function_calls>
 
-Llama's list stands at the beginning of an answer, OLMo's marks anywhere; anything else is text.
+Llama's list stands at the beginning of an answer or after a mark, OLMo's marks anywhere; anything else is text.
+
+A key may come twice. The first value has been sent by then, so it stays, and another one is text after the call.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from __future__ import annotations
 import ast
 import json
 import re
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from deployments.api.tools.llama3 import PYTHON_TAG
+from deployments.api import exact_json
+from deployments.api.tools.listed import PYTHON_TAG
 from deployments.api.tools.marked import parse_marked
 from deployments.api.tools.named import Functions, arguments_of, object_of
 from deployments.api.tools.scanner import Malformed, Scanner, is_json
@@ -35,117 +38,144 @@ _TOKEN = re.compile(
 )
 _NAMES = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _BRACKETS = {"(": "[", ")": "]"}
+_SIGNS = ("", "+", "-", ".")
+"""What a number may begin with."""
+_CUT_ESCAPE = re.compile(r"\\\w{0,7}\Z")
 
 
-def parse_pythonic(functions: Functions) -> Parser[None]:
-    """Parse a list of calls of `functions`, and the text after it."""
-    at = Scanner((_END,))
-    yield from at.spaces()
-    if (yield from at.mark(PYTHON_TAG, _START)):
-        yield from at.spaces()
-    has_called = False
-    if (yield from at.look()) == "[":
-        at.take()
-        has_called = yield from _calls(at, functions)
-    if not has_called:
-        yield from at.release()
-    while (yield from at.spaces()):
-        if has_called and (yield from at.mark(_END)):
-            at.drop()
-        else:
-            yield from at.text()
-    if not has_called or at.held.strip():
-        yield from at.release()
+def parse_pythonic(functions: Functions, until: str = "") -> Parser[None]:
+    """Parse text, and lists of calls of `functions`, after marks or at the beginning."""
+    return _parse(functions, (PYTHON_TAG, _START), _END, "[", until)
 
 
-def parse_marked_pythonic(functions: Functions) -> Parser[None]:
+def parse_marked_pythonic(functions: Functions, until: str = "") -> Parser[None]:
     """Parse text, and calls of `functions` between marks, each on a line."""
+    return _parse(functions, (OPEN,), CLOSE, None, until)
+
+
+def _parse(
+    functions: Functions, openings: Sequence[str], closing: str, initial: str | None, until: str
+) -> Parser[None]:
 
     def calls(at: Scanner, opening: str) -> Parser[None]:
+        """Parse calls, in a list or not, up to what is no call. Raises `Malformed` if the first is none."""
+        if (yield from at.spaces()) == "[":
+            at.take()
         yield from at.spaces()
-        yield from _call(at, functions)
-        with suppress(Malformed):
-            while (yield from at.spaces()) not in ("<", ""):
-                yield from _call(at, functions)
-
-    return parse_marked((OPEN,), (CLOSE,), calls)
-
-
-def _calls(at: Scanner, functions: Functions) -> Parser[bool]:
-    """Parse calls up to the end of their list, or to what is no call. Returns whether there is one."""
-    has_called = False
-    while True:
-        char = yield from at.spaces()
-        if has_called and char == ",":
-            at.take()
-            char = yield from at.spaces()
-        if has_called and char == "]":
-            at.take()
-            at.drop()
-            return True
-        try:
-            yield from _call(at, functions)
-        except Malformed:
-            return has_called
-        has_called = True
-
-
-def _call(at: Scanner, functions: Functions) -> Parser[None]:
-    """Parse one call, up to its bracket, or to a mark that ends it. Raises `Malformed` if it may be none."""
-    name = (yield from _until(at, "(")).strip()
-    if name not in functions:
-        raise Malformed
-    at.take()
-    separator = "{"
-    try:
-        while (yield from at.spaces()) != ")" and not (yield from at.is_ended()):
-            key = (yield from _until(at, "=")).strip()
-            if not key.isidentifier():
-                raise Malformed
-            at.take()
-            value = _as_json((yield from _literal(at)))
-            at.drop()
-            if separator == "{":
-                yield Segment("call", name)
-            yield Segment("arguments", f"{separator}{json.dumps(key, ensure_ascii=False)}: {value}")
-            separator = ", "
-            if (yield from at.look()) == ",":
+        is_whole = yield from _Call(at, functions).parse()
+        while is_whole and (char := (yield from at.spaces())):
+            if char in "],":
                 at.take()
-    except Malformed:
-        if separator == "{":
-            raise
-        if not (yield from at.look()):
+                if char == "]":
+                    at.drop()
+                continue
+            count = at.num_held
+            try:
+                is_whole = yield from _Call(at, functions).parse()
+            except Malformed:
+                at.back(count)
+                return
+        if is_whole:
             at.drop()
-        return
-    if (yield from at.look()) == ")":
+
+    return parse_marked(openings, (closing,), calls, initial=initial, until=until)
+
+
+class _Call:
+    """One call, whose arguments are released one by one, each when it is complete."""
+
+    def __init__(self, at: Scanner, functions: Functions) -> None:
+        self._at, self._functions = at, functions
+        self._name = ""
+        self._given: dict[str, str] = {}
+        """The arguments as JSON, by their keys."""
+        self._again: list[str] = []
+        """Other values of these keys."""
+
+    def parse(self) -> Parser[bool]:
+        """Parse up to the call's bracket, or to a mark that ends it. Returns whether it is complete. Raises
+        `Malformed` if it may be no call.
+        """
+        at = self._at
+        self._name = (yield from _until(at, "(")).strip()
+        if self._name not in self._functions:
+            raise Malformed
         at.take()
-    at.drop()
-    if separator == "{":
-        yield Segment("call", name)
-    yield Segment("arguments", "{}" if separator == "{" else "}")
-    yield Segment("end")
+        is_whole = True
+        try:
+            while is_whole and (yield from at.spaces()) != ")" and not (yield from at.is_ended()):
+                is_whole = yield from self._argument()
+        except Malformed:
+            if not self._given:
+                raise
+            is_whole = False
+        if is_whole:
+            if (yield from at.look()) == ")":
+                at.take()
+            at.drop()
+            if not self._given:
+                yield Segment("call", self._name)
+            yield Segment("arguments", "}" if self._given else "{}")
+            yield Segment("end")
+        if self._again:
+            yield Segment("text", "\n".join(self._again))
+        return is_whole
+
+    def _argument(self) -> Parser[bool]:
+        """Parse an argument and the comma after it. Returns whether its value is complete."""
+        at = self._at
+        try:
+            key = (yield from _until(at, "=")).strip()
+        except Malformed:
+            if (yield from at.look()) or not self._given:
+                raise
+            yield from self._add(at.held.strip(", \t\r\n"), "", is_cut=True)
+            return False
+        if not key.isidentifier():
+            raise Malformed
+        at.take()
+        written, is_whole = yield from _literal(at)
+        yield from self._add(key, _as_json(written) if is_whole else _beginning(written))
+        if is_whole and (yield from at.look()) == ",":
+            at.take()
+        return is_whole
+
+    def _add(self, key: str, value: str, *, is_cut: bool = False) -> Parser[None]:
+        """Release an argument. With `is_cut`, the text ended in its key."""
+        self._at.drop()
+        if key in self._given and value not in ("", self._given[key]):
+            self._again.append(value)
+        if key in self._given or not (key or value):
+            return
+        if not self._given:
+            yield Segment("call", self._name)
+        written = json.dumps(key, ensure_ascii=False)
+        written = written[:-1] if is_cut else f"{written}: {value}"
+        yield Segment("arguments", f"{', ' if self._given else '{'}{written}")
+        self._given[key] = value
 
 
 def _until(at: Scanner, end: str) -> Parser[str]:
     """Take what comes before `end`, on one line. Raises `Malformed` if anything else than a word does."""
     word = ""
     while (char := (yield from at.look())) != end:
-        if not char or char in "()[]{}<=,\n\"'":
+        if not char or char in "()[]{}<=,\n\"'" or (yield from at.is_ended()):
             raise Malformed
         at.take()
         word += char
     return word
 
 
-def _literal(at: Scanner) -> Parser[str]:
-    """Take a value, up to the comma or the bracket after it. Raises `Malformed` at the end of the text."""
+def _literal(at: Scanner) -> Parser[tuple[str, bool]]:
+    """Take a value, up to the comma or the bracket after it. Returns it, and whether it is complete: the end of
+    the text may cut it off, and a mark a text.
+    """
     taken, depth, quote, is_escaped = "", 0, "", False
-    while True:
-        char = yield from at.look()
-        if not char:
-            raise Malformed
-        if not quote and ((depth == 0 and char in ",)") or (yield from at.is_ended())):
-            return taken
+    while char := (yield from at.look()):
+        if not quote and ((depth <= 0 and char in ",)") or (yield from at.is_ended())):
+            return taken, True
+        if quote and at.may_end(char) and (yield from at.is_broken(quote)):
+            break
         at.take()
         taken += char
         if quote:
@@ -155,24 +185,52 @@ def _literal(at: Scanner) -> Parser[str]:
             quote = char
         else:
             depth += (char in "([{") - (char in ")]}")
+    return taken, False
 
 
 def _as_json(literal: str) -> str:
     """Return a literal of Python as JSON. Raises `Malformed` for anything else."""
+    parts, rest = _parts(literal)
+    if rest or not is_json(" ".join(parts)):  # blanks, so that "1 2" and "1+2" are no 12
+        raise Malformed
+    return "".join(parts)
+
+
+def _beginning(literal: str) -> str:
+    """Return a literal that is cut off as the beginning of JSON. Raises `Malformed` for anything else."""
+    parts, rest = _parts(literal)
+    word = parts[-1] if parts else ""
+    if rest[:1] in ("'", '"'):
+        try:
+            text = _text(f"{rest}{rest[0]}")
+        except Malformed:  # an escape is cut off
+            text = _text(f"{_CUT_ESCAPE.sub('', rest)}{rest[0]}")
+        parts.append(text[:-1])
+    elif rest not in _SIGNS:
+        raise Malformed
+    elif word.isalpha():
+        parts[-1] = next((name[: len(word)] for known, name in _NAMES.items() if known.startswith(word)), word)
+    try:
+        exact_json.closed(f"[{' '.join(parts)}")
+    except ValueError:
+        raise Malformed from None
+    return "".join(parts)
+
+
+def _parts(literal: str) -> tuple[list[str], str]:
+    """Return the tokens of a literal as those of JSON, and what is none."""
     parts: list[str] = []
     end = 0
     for token in _TOKEN.finditer(literal):
         if token.start() != end:
-            raise Malformed
+            break
         end = token.end()
         part = _token(token[0])
         if part in ("]", "}") and parts and parts[-1] == ",":
             parts.pop()
         if part:
             parts.append(part)
-    if end != len(literal) or not is_json(" ".join(parts)):  # blanks, so that "1 2" and "1+2" are no 12
-        raise Malformed
-    return "".join(parts)
+    return parts, literal[end:]
 
 
 def _token(text: str) -> str:

@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from deployments.api import exact_json
 from deployments.api.http.body import is_deeper
 from deployments.api.tools.named import object_of
 from deployments.api.tools.protocol import Function, ToolCall
@@ -99,7 +98,7 @@ def _said(message: Message, form: ToolFormat) -> str:
 
 
 def _instructions(functions: Sequence[Function], form: ToolFormat) -> str:
-    listed = "\n".join(msgspec.json.encode(_plain_function(function)).decode() for function in functions)
+    listed = "\n".join(exact_json.encode(_plain_function(function)).decode() for function in functions)
     example = form.spell_all([("NAME", "{...}" if form.rules is None else '{"KEY": "VALUE"}')])
     return (
         f"You can call these functions, each described with a JSON schema of its arguments:\n<tools>\n{listed}\n"

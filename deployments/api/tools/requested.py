@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
-
+from deployments.api import exact_json
 from deployments.api.errors import at_most, invalid, quoted
 from deployments.api.off_loop import near_or_far
 from deployments.api.tools.named import Functions
@@ -143,7 +142,7 @@ async def offered_tools(
 def size_of(functions: Sequence[Function]) -> int:
     """Estimate how many characters describe `functions` in a prompt."""
     described = (len(function.name) + len(function.description or "") for function in functions)
-    schemas = (len(msgspec.json.encode(function.parameters)) for function in functions)
+    schemas = (len(exact_json.encode(function.parameters)) for function in functions)
     return sum(described) + sum(schemas)
 
 

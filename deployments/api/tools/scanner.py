@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 
 from deployments.api import exact_json
-from deployments.api.tools.named import object_of
 from deployments.api.tools.segments import Parser, Segment, SegmentKind
 
 _SPACE = " \t\r\n"
@@ -16,9 +14,7 @@ _ENDS_SCALAR = _SPACE + ",}]"
 _CLOSING = {"{": "}", "[": "]"}
 _CONTROLS = {chr(code): json.dumps(chr(code))[1:-1] for code in range(32)}
 """Characters that models write into texts, where JSON has only escapes for them."""
-_KEYS = ("arguments", "parameters")
-_ANNOTATIONS = ("id", "type", "index")
-"""Members of a call that are certainly no arguments."""
+_AFTER_TEXT = ":,]})"
 
 
 class Malformed(Exception):
@@ -29,11 +25,15 @@ class Scanner:
     """A position in a text. Asks for a character only to look at it, so nothing certain is held back for it."""
 
     def __init__(self, ends: Sequence[str] = ()) -> None:
-        self._ends = ends
+        self.ends = ends
         """Marks that end JSON, and what else has brackets, wherever they stand outside of a text."""
         self._initials = frozenset(mark[0] for mark in ends)
         self._ahead: deque[str] = deque()
         """Characters that were looked at but not taken."""
+        self._position = 0
+        """Number of characters taken since the beginning."""
+        self._text = range(0)
+        """Positions in a text that is known to be closed, so that marks there are part of it."""
         self._is_over = False
         self._held: list[str] = []
 
@@ -64,11 +64,33 @@ class Scanner:
     def take(self) -> None:
         """Take and hold the character that was looked at."""
         self._held.append(self._ahead.popleft())
+        self._position += 1
 
     def back(self, count: int = 0) -> None:
         """Give back what is held but the first `count` characters, to be looked at again."""
+        self._position -= len(self._held) - count
+        if self._position < self._text.start:  # it may be no text when it is read again
+            self._text = range(0)
         self._ahead.extendleft(reversed(self._held[count:]))
         del self._held[count:]
+
+    def shift(self, length: int) -> str:
+        """Discard the first characters that are held, and return them."""
+        count = 0
+        while length > 0:
+            length -= len(self._held[count])
+            count += 1
+        first = "".join(self._held[:count])
+        del self._held[:count]
+        return first
+
+    def leave(self) -> Parser[None]:
+        """Yield what is held and what was looked at, but the last character that came: from there on all is text
+        when a parser returns.
+        """
+        while len(self._ahead) > (not self._is_over):
+            self.take()
+        yield from self.release()
 
     def drop(self) -> None:
         """Discard what is held, because it was syntax or has been released."""
@@ -110,10 +132,58 @@ class Scanner:
         self.back(count)
         return found
 
-    def is_ended(self) -> Parser[bool]:
-        """Whether a mark comes next that ends what has brackets."""
+    def may_end(self, char: str) -> bool:
+        """Whether a mark that ends what has brackets may begin with this character."""
+        return char[:1] in self._initials
+
+    def is_ended(self, *, in_text: bool = False) -> Parser[bool]:
+        """Whether a mark comes next that ends what has brackets. The end of the text may cut it off."""
         char = yield from self.look()
-        return char[:1] in self._initials and bool((yield from self.sees(*self._ends)))
+        if not self.may_end(char) or self._position in self._text:
+            return False
+        count = len(self._held)
+        found = yield from self.mark(*self.ends)
+        is_cut = not found and not char[0].isalpha() and not in_text and not (yield from self.look())
+        self.back(count)
+        return bool(found) or is_cut
+
+    def is_broken(self, quote: str) -> Parser[bool]:
+        """Whether a mark comes next that ends a text which nothing closes.
+
+        A mark is part of the text if a quote comes later and what follows that may follow a text. Otherwise it was
+        not closed before the mark. What comes after a mark is held back until its text, or another, is closed.
+        """
+        if not (yield from self.is_ended(in_text=True)):
+            return False
+        count, start = len(self._held), self._position
+        is_closed = yield from self._is_closed(quote)
+        end = self._position
+        self.back(count)
+        if is_closed:
+            self._text = range(start, end)
+        return not is_closed
+
+    def _is_closed(self, quote: str) -> Parser[bool]:
+        """Take what comes up to a quote, and to what shows whether that closed a text."""
+        is_mark = len(quote) > 1  # such a quote has no escapes, and stands nowhere else
+        is_escaped = False
+        while is_escaped or not (yield from self.sees(quote)):
+            char = yield from self.look()
+            if not char:
+                return False
+            is_escaped = char == "\\" and not is_escaped and not is_mark
+            self.take()
+        yield from self.mark(quote)
+        char = yield from self.spaces()
+        if char != "," or is_mark:
+            return char in _AFTER_TEXT or (yield from self.is_ended())
+        self.take()
+        char = yield from self.spaces()
+        if not (char[:1].isalpha() or char == "_"):
+            return char == "" or char in "\"'{[(-" or char.isdigit()
+        while (char := (yield from self.look())) and (char == "_" or char.isalnum()):
+            self.take()
+        return (yield from self.spaces()) in f"={_AFTER_TEXT}"
 
     def is_empty(self) -> Parser[bool]:
         """Whether an object comes next that has no members."""
@@ -145,8 +215,8 @@ class Scanner:
         """Take a JSON value, counting brackets outside of strings. It is released as it arrives if it is `shown`.
 
         The value is returned as it is written, but with escapes for the line breaks in texts, and it is not
-        checked that the text between the brackets is JSON. A mark that ends it closes its brackets. Raises
-        `Malformed` at the end of the text, where no value begins, and where a mark leaves no JSON.
+        checked that the text between the brackets is JSON. A mark that ends it closes its brackets, but no text.
+        Raises `Malformed` at the end of the text, where no value begins, and where a mark leaves no JSON.
         """
         taken: list[str] = []
         opened: list[str] = []
@@ -159,6 +229,8 @@ class Scanner:
                 is_over = not opened and char in _ENDS_SCALAR
                 if is_over or (yield from self.is_ended()):
                     return (yield from self._closed(taken, opened, shown))
+            elif self.may_end(char) and (yield from self.is_broken('"')):
+                raise Malformed
             self.take()
             taken.append(_CONTROLS.get(char, char) if is_string else char)
             if shown:
@@ -187,11 +259,6 @@ class Scanner:
         return whole
 
 
-def _is_nothing(written: str) -> bool:
-    """Whether a value of JSON has nothing in it."""
-    return "".join(written.split()) in ("", "null", "{}", "[]", '""')
-
-
 def is_json(text: str) -> bool:
     """Whether a text is JSON."""
     try:
@@ -199,140 +266,3 @@ def is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def parse_call(at: Scanner, names: Collection[str]) -> Parser[None]:
-    """Parse an object with a "name" among `names`, and with "arguments", which some models call "parameters".
-
-    Arguments are an object, or a text that has one as JSON; there may be none, or null. An object without them
-    that has other members is no call, because those may be the arguments. The call is released as soon as it is
-    certain, and what was held before is dropped then. Once it has its arguments it is complete, whatever its
-    object lacks; what is no part of the object is given back.
-
-    Raises `Malformed` if it is not a call, with all that was taken still held.
-    """
-    call = _Call(at, names)
-    try:
-        yield from call.members()
-    except Malformed:
-        if not call.is_certain and not (call.is_call and (yield from at.is_ended())):
-            raise
-        if (yield from at.look()):
-            at.back(call.num_read)
-        at.drop()
-    yield from call.end()
-
-
-def parse_arguments(at: Scanner, name: str) -> Parser[None]:
-    """Parse the object that a call of `name` has as arguments, and release it as it comes; there is none where a
-    mark comes in its place. What was held before is dropped. If the object is not complete, the text has ended in
-    it, or the remainder is text.
-
-    Raises `Malformed` for anything else, with all that was taken still held.
-    """
-    has_none = (yield from at.spaces()) != "{"
-    if has_none and not (yield from at.is_ended()):
-        raise Malformed
-    at.drop()
-    yield Segment("call", name)
-    with suppress(Malformed):
-        if has_none:
-            yield Segment("arguments", "{}")
-        else:
-            yield from at.value("arguments")
-        yield Segment("end")
-
-
-class _Call:
-    """One call whose members arrive in any order."""
-
-    def __init__(self, at: Scanner, names: Collection[str]) -> None:
-        self._at, self._names = at, names
-        self._name = ""
-        self._arguments: str | None = None
-        """As JSON, once they are complete; None as long as there are none, or an object without members."""
-        self._is_told = False
-        """Whether there was a member for arguments."""
-        self._has_others = False
-        """Whether other members may be the arguments."""
-        self._is_released = False
-        self.num_read = 0
-        """Number of characters held up to the last complete member."""
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether this is a call, whatever comes next."""
-        return self._is_released or (self._is_told and self.is_call)
-
-    @property
-    def is_call(self) -> bool:
-        """Whether this is a call if nothing else comes."""
-        return bool(self._name) and (self._arguments is not None or not self._has_others)
-
-    def members(self) -> Parser[None]:
-        """Parse the object. Raises `Malformed` if it is no call, or where it breaks off."""
-        at = self._at
-        char = yield from at.token("{")
-        while char != "}":
-            key = yield from at.string()
-            yield from at.token(":")
-            yield from self._member(key)
-            self.num_read = at.num_held
-            char = yield from at.spaces()
-            if char != "}":
-                char = yield from at.token(",")
-        if not self.is_call:
-            raise Malformed
-        at.take()
-
-    def end(self) -> Parser[None]:
-        """Complete the call, unless it broke off in its arguments."""
-        if not self._is_released:
-            yield from self._release(self._arguments or "{}")
-        elif self._arguments is None:
-            return
-        self._at.drop()
-        yield Segment("end")
-
-    def _member(self, key: str) -> Parser[None]:
-        """Parse the value of one member. Raises `Malformed` for arguments that differ from earlier ones."""
-        if key == "name" and not self._name:
-            name = yield from self._at.string()
-            if name not in self._names:
-                raise Malformed
-            self._name = name
-        elif key in _KEYS and self._arguments is None:
-            self._arguments = yield from self._take_arguments()
-            self._is_told = True
-        else:
-            value = yield from self._at.value()
-            is_news = not _is_nothing(value) and value != self._arguments
-            self._has_others |= is_news and key not in _ANNOTATIONS
-            if is_news and key in _KEYS:
-                raise Malformed
-        if self._name and self._arguments is not None and not self._is_released:
-            yield from self._release(self._arguments)
-
-    def _take_arguments(self) -> Parser[str | None]:
-        """Parse arguments; None if there are none. Raises `Malformed` for what is neither."""
-        at = self._at
-        char = yield from at.look()
-        if char == '"':
-            written = (yield from at.string()).strip()
-            is_object = object_of(written) is not None
-        else:
-            is_object = char == "{"
-            if is_object and self._name and not (yield from at.is_empty()):
-                yield from self._release("")
-            written = yield from at.value("arguments" if self._is_released else None)
-        if _is_nothing(written):
-            return None
-        if not is_object:
-            raise Malformed
-        return written
-
-    def _release(self, arguments: str) -> Parser[None]:
-        self._is_released = True
-        self._at.drop()
-        yield Segment("call", self._name)
-        yield Segment("arguments", arguments)

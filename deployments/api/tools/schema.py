@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from deployments.api import exact_json
 from deployments.api.errors import at_most, invalid, quoted
 from deployments.api.http.body import check_depth
 from deployments.config.limits import Limits
@@ -24,7 +23,7 @@ class _Fault(Exception):
 
 def check_parameters(schema: dict[str, Any], limits: Limits, param: str) -> None:
     """Raise `ApiError` 400 unless this is a schema of an object, and not too large."""
-    at_most(limits, "max_grammar_bytes", param, len(msgspec.json.encode(schema)), "bytes")
+    at_most(limits, "max_grammar_bytes", param, len(exact_json.encode(schema)), "bytes")
     check_depth(limits, "max_schema_depth", schema, param)
     kind = schema.get("type", "object")
     if kind != "object":

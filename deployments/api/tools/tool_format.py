@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from deployments.api.tools.named import Functions
 from deployments.api.tools.segments import Parser
@@ -18,12 +18,18 @@ def _plain(arguments: str) -> str:
     return arguments
 
 
+class CreateParser(Protocol):
+    """Creates the parser of an answer."""
+
+    def __call__(self, functions: Functions, until: str = "") -> Parser[None]:
+        """Parse text, and calls of `functions`; reasoning, if it is given a mark that closes that."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """One format: OPENS call SEPARATOR call CLOSES. Each call is HEAD arguments TAIL; HEAD has its name."""
 
-    parser: Callable[[Functions], Parser[None]]
-    """Creates the parser of an answer, given the functions that may be called."""
+    parser: CreateParser
     is_taught: Callable[[str], bool]
     """Whether a chat template, given as text, shows this format to models."""
     head: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from engine.loading.model_directory import resolve_metadata
 from engine.models.config import ModelConfig
 from engine.models.encoders.config import encoder_of
 from engine.models.errors import ModelLoadError
+from engine.models.json_files import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def planned_model(model: str, config: Path | None = None) -> PlannedModel:
 def _check_generates(model: str, config: Path) -> None:
     """Raise ModelLoadError if a config.json describes an encoder."""
     try:
-        encoder = encoder_of(json.loads(config.read_bytes()))
+        encoder = encoder_of(parse_json(config))
     except (OSError, ValueError):
         return  # what is wrong with the file is said when it is read as a model's that generates
     if encoder is not None:

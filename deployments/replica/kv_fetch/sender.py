@@ -44,6 +44,8 @@ from deployments.replica.kv_fetch.messages import (
 from deployments.replica.kv_fetch.nixl_agent import NixlAgent
 from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import unpack_tokens
+from deployments.wire.peers import Peers
+from deployments.wire.receiver import Receiver
 from deployments.wire.sockets import bind, make_router
 from deployments.wire.wake_up import WakeUp
 from engine.errors import EngineStopped
@@ -52,6 +54,8 @@ from router.addresses import KVAddress
 
 logger = logging.getLogger("ray.serve")
 
+MAX_FETCH_BYTES, MAX_WAITING = 8 * 2**20, 2
+"""Largest message of a fetcher, which has a prompt's tokens, and how many of one fetcher wait in this process."""
 _MESSAGES_PER_TURN = 64
 _LOOK_S = 0.1
 _STOP_S = 5.0
@@ -109,7 +113,8 @@ class KVSender:
         self._agent = agent
         self._regions = memory.regions()
         self.counts: Counter[str] = Counter()
-        """Transfers "sent", "declined", "given_up", and messages that were "malformed"; "pages"."""
+        """Transfers "sent", "declined", "given_up", and messages that were "malformed" or "endless"; "pages";
+        "handshake", those that failed."""
         self.used_at = -math.inf
         """Clock (`time.monotonic`) when the last transfer began or ended; before any, never."""
         self._transfers: dict[tuple[bytes, int], _Transfer] = {}
@@ -118,8 +123,10 @@ class KVSender:
         self._context = zmq.Context(io_threads=1)
         try:
             self._doorkeeper = Doorkeeper(self._context, wire.encrypt, wire.handshake_s)
-            self._socket = make_router(self._context, self._doorkeeper)
-            endpoint, _ = bind(self._socket, host, wire.ports)
+            self._socket = make_router(self._context, self._doorkeeper, MAX_FETCH_BYTES, MAX_WAITING)
+            self._peers = Peers(self._socket, self.counts, (MAX_WAITING + 2) * MAX_FETCH_BYTES)
+            self._receiver = Receiver(self._socket, self._peers)
+            endpoint, self._peers.port = bind(self._socket, host, wire.ports)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -149,6 +156,7 @@ class KVSender:
         for transfer in list(self._transfers.values()):
             self._end(transfer)
         self._memory.on_read(lambda: None)
+        self._peers.close()
         self._context.destroy(linger=0)
         self._wake_up.close()
 
@@ -156,7 +164,7 @@ class KVSender:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for source in (self._socket, self._doorkeeper.socket, self._wake_up.readable):
+        for source in (self._socket, self._doorkeeper.socket, self._peers.socket, self._wake_up.readable):
             poller.register(source, zmq.POLLIN)
         looked_at = time.monotonic()
         while not self._closing.is_set():
@@ -164,6 +172,7 @@ class KVSender:
                 poller.poll(0 if any(map(_is_sendable, self._transfers.values())) else int(_LOOK_S * 1000))
                 self._wake_up.clear()
                 self._doorkeeper.answer()
+                self._peers.look(time.monotonic())
                 self._receive()
                 self._take_loans()
                 for transfer in list(self._transfers.values()):
@@ -177,13 +186,13 @@ class KVSender:
 
     def _receive(self) -> None:
         for _ in range(_MESSAGES_PER_TURN):
-            try:
-                peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            received = self._receiver.receive()
+            if received is None:
                 return
-            message = messages.decode_to_sender(parts[0]) if len(parts) == 1 else None
+            peer = received.identity
+            message = None if received.data is None else messages.decode_to_sender(received.data)
             if message is None:
-                self.counts["malformed"] += 1
+                self.counts["malformed"] += bool(peer)  # a part after the first is no message of its own
             elif isinstance(message, FetchPages):
                 self._open(peer, message)
             elif (transfer := self._transfers.get((peer, message.number))) is not None:

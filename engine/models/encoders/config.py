@@ -94,7 +94,7 @@ class EncoderConfig:
             raise ModelLoadError(f"config.json lacks the key {missing}; download the model again") from None
         except ModelLoadError:
             raise
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
             raise ModelLoadError(f"config.json holds a value of the wrong type: {error}") from error
         if config.hidden_size % config.num_heads:
             raise ModelLoadError(f"{config.num_heads} heads cannot share hidden_size {config.hidden_size} evenly")

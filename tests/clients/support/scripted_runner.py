@@ -53,7 +53,7 @@ class ScriptedRunner:
     def _next(self, chunk: Chunk) -> int:
         ids = self._reply(tuple(chunk.request.prompt_ids))
         constraint = chunk.request.constraint
-        if constraint is not None and constraint.matcher.deep_copy().validate_tokens([*ids]) < len(ids):
+        if constraint is not None and constraint.matcher.deep_copy().try_consume_tokens([*ids]) < len(ids):
             ids = self._encode("The grammar does not allow what the script says.")
         place = chunk.start + chunk.num_tokens - chunk.request.num_prompt
         return ids[place] if place < len(ids) else self._end

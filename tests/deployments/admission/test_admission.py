@@ -417,3 +417,41 @@ def test_where_there_are_no_tenants_addresses_take_turns() -> None:
         assert_nothing_is_left(client, fleet)
 
     run(scenario())
+
+
+def test_a_higher_target_lets_requests_through_that_wait_already() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admitting(fleet, ttft_target_s=1.0)
+        tasks = [asyncio.create_task(ask(client, f"r{n}", tokens=500)) for n in range(10)]
+        await asyncio.sleep(0.1)
+        assert client.num_waiting >= 6
+        client.admission.take_over(AdmissionSettings(ttft_target_s=100.0), {})
+        await asyncio.sleep(0.1)
+        assert client.num_waiting == 0
+        await asyncio.gather(*tasks)
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())
+
+
+def test_other_bounds_and_weights_hold_for_deferrable_requests_too() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admitting(fleet, quantum_tokens=100)
+        flood = [asyncio.create_task(ask(client, f"a{n}", "a", 100, is_deferrable=True)) for n in range(100)]
+        await asyncio.sleep(0)
+        client.admission.take_over(
+            AdmissionSettings(quantum_tokens=100, max_waiting_per_tenant=60), {"b": Tenant("b", 4.0)}
+        )
+        with pytest.raises(Overloaded):
+            await ask(client, "one more", "a", 100, is_deferrable=True)
+        others = [asyncio.create_task(ask(client, f"b{n}", "b", 100, is_deferrable=True)) for n in range(40)]
+        await asyncio.gather(*others)
+        assert sum(task.done() for task in flood) == pytest.approx(10, abs=3)  # of five turns, four were b's
+        for task in flood:
+            task.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())

@@ -221,3 +221,23 @@ def test_what_goes_before_a_new_request_is_its_own_and_the_others_shares() -> No
     assert queue.tokens_before("heavy", 100, priority=-1) == 0
     queue.push(entry("light", 100))
     assert queue.tokens_before("light", 100) == 100 + 800
+
+
+def test_other_weights_hold_for_tenants_that_wait_already() -> None:
+    queue: FairQueue[str] = FairQueue({"a": 1.0, "b": 1.0}, SETTINGS)
+    for _ in range(400):
+        queue.push(entry("a", QUANTUM))
+        queue.push(entry("b", QUANTUM))
+    queue.take_over({"a": 3.0, "b": 1.0}, SETTINGS)
+    sent = Counter(popped.tenant for popped in (queue.pop() for _ in range(400)) if popped is not None)
+    assert sent["a"] == pytest.approx(300, abs=4)
+
+
+def test_other_bounds_refuse_the_next_request_and_not_those_that_wait() -> None:
+    queue: FairQueue[str] = FairQueue({}, SETTINGS)
+    for _ in range(8):
+        queue.push(entry("a"))
+    queue.take_over({}, BOUNDED)
+    with pytest.raises(AdmissionQueueFull):
+        queue.push(entry("a"))
+    assert queue.num_waiting == 8

@@ -25,11 +25,17 @@ class Gate:
         return "done"
 
 
-def play(num_threads: int, story: Callable[[FairThreads], Awaitable[None]], **options: float) -> None:
+def play(
+    num_threads: int,
+    story: Callable[[FairThreads], Awaitable[None]],
+    *,
+    most_each: int | None = None,
+    **options: float,
+) -> None:
     """Play a story with a pool of its own."""
 
     async def main() -> None:
-        threads = FairThreads(num_threads, "test", options)
+        threads = FairThreads(num_threads, "test", options, most_each=most_each)
         try:
             await story(threads)
         finally:
@@ -70,6 +76,21 @@ def test_the_last_idle_thread_is_not_for_who_has_one() -> None:
         assert await asyncio.gather(*flood) == ["done"] * 5
 
     play(3, story)
+
+
+def test_a_tenant_has_no_more_threads_at_a_time_than_it_may_have() -> None:
+    async def story(threads: FairThreads) -> None:
+        gates = [Gate() for _ in range(3)]
+        flood = [asyncio.ensure_future(threads.run("a", gate.work)) for gate in gates]
+        await begun(gates[0])
+        for name in ("b", "c"):
+            assert await threads.run(name, lambda: "at once") == "at once"
+        assert not gates[1].begun.is_set() and threads.num_waiting("a") == 2
+        for gate in gates:
+            gate.opened.set()
+        assert await asyncio.gather(*flood) == ["done"] * 3
+
+    play(4, story, most_each=1)
 
 
 def test_tenants_that_wait_take_turns() -> None:

@@ -9,7 +9,7 @@ import pytest
 from deployments.admission.fleet_load import FleetLoad
 from deployments.client.protocol import GenerateRequest
 from router.addresses import ReplicaAddress
-from router.fleet import Fleet
+from router.fleet import CIRCUIT_FAILURES, Fleet
 from router.member import ReplicaLoad
 
 
@@ -48,6 +48,26 @@ def test_a_request_counts_for_all_on_its_way_and_then_at_its_replica() -> None:
     assert load.queue_seconds(0) == 0  # b has nothing
     known.mark_lost("b")
     assert load.queue_seconds(0) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("why", ["silent", "failing", "draining", "gone"])
+def test_an_engine_is_waited_for_while_there_is_none_if_one_is_expected(why: str) -> None:
+    known = fleet(a=ReplicaLoad(failing="memory" if why == "failing" else "", is_draining=why == "draining"))
+    if why == "silent":
+        known.mark_lost("a")
+    elif why == "gone":
+        known.update({})
+    for is_expected, wait_s in ((True, math.inf), (False, 0.0)):
+        load = FleetLoad(known, lambda request: 1, lambda: is_expected)  # noqa: B023
+        assert (load.queue_seconds(0), load.has_engines) == (wait_s, False)
+
+
+def test_engines_whose_circuits_are_all_open_are_tried() -> None:
+    known = fleet(a=ReplicaLoad())
+    for _ in range(CIRCUIT_FAILURES):
+        known.record_call("a", is_failure=True)
+    load = FleetLoad(known, lambda request: 1, lambda: True)
+    assert (load.queue_seconds(0), load.has_engines) == (0.0, True)
 
 
 def test_full_queues_are_waited_for_and_lost_engines_are_not() -> None:

@@ -244,3 +244,17 @@ def test_times_are_written_as_openai_does(used: int, shown: str) -> None:
     ticket.admit(1, 0)
     ticket.generated(used)
     assert tenant.headers()["x-ratelimit-reset-tokens"] == shown
+
+
+def test_new_limits_keep_what_was_used_of_the_old() -> None:
+    clock = Clock()
+    tenant = limits(clock, 2, requests_per_minute=60, max_concurrency=4)
+    tenant.start().admit(2, 1)
+    tenant.enforce(Tenant("a", requests_per_minute=120, tokens_per_minute=200, max_concurrency=2), 2)
+    assert tenant.headers()["x-ratelimit-limit-requests"] == "60"
+    assert tenant.headers()["x-ratelimit-remaining-requests"] == "56"  # of 30 and of 60, two fifteenths are gone
+    assert tenant.headers()["x-ratelimit-remaining-tokens"] == "100"  # a limit that there was not is unused
+    assert refused(tenant, 1, 1).kind == "max_concurrency"
+    tenant.enforce(Tenant("a"), 2)
+    for _ in range(1000):
+        tenant.start().admit(8, 10**6)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from deployments.api.choices import TURN_TOKENS, Choices
+from deployments.api.choices import Choices
+from deployments.client.outgoing import TURN_TOKENS
 from deployments.client.protocol import GenerateRequest, Overloaded
 from engine.sampling_params import SamplingParams
 

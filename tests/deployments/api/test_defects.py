@@ -8,51 +8,16 @@ from typing import Any
 
 import pytest
 
-from deployments.admission.admission import Admission
-from deployments.admission.fair_queue import FairQueue
 from deployments.admission.rate_limits import Ticket
 from deployments.api import TextCodec
-from deployments.api.anthropic.encoder import MessagesEncoder
-from deployments.api.chat import ChatResponseEncoder
-from deployments.api.choice import Choice
 from deployments.api.choices import Choices
-from deployments.api.completions import CompletionResponseEncoder
-from deployments.api.exchange import Exchange
-from deployments.api.http.pacing import Pace, Turns
-from deployments.api.record import RequestRecord
-from deployments.api.request_metrics import RequestMetrics
-from deployments.api.responses.encoder import ResponsesEncoder
-from deployments.client.model_client import ModelClient
+from deployments.api.http.pacing import Turns
+from tests.deployments.support.answer_calls import CALLED, OPENING
 from tests.deployments.support.faults import Faults, When
-from tests.deployments.support.scripted_api import ScriptedEngine, ScriptedGeneration
+from tests.deployments.support.scripted_api import ScriptedGeneration
 from tests.deployments.support.virtual_time import now, run
-from tests.deployments.support.watched_api import ASKS, WAIT, Busy, WatchedApi, WatchedClient, left_running
+from tests.deployments.support.watched_api import ASKS, WAIT, WatchedApi, WatchedClient, left_running
 
-CALLED = [
-    (RequestRecord, "accepted received finished disconnected"),
-    (Ticket, "admit generated headers"),
-    (Turns, "wait"),
-    (Choice, "take"),
-    (Choices, "open"),
-    (Exchange, "_headers _extras _encode"),
-    (ChatResponseEncoder, "opening delta whole end"),
-    (CompletionResponseEncoder, "opening delta whole end"),
-    (MessagesEncoder, "opening delta whole end"),
-    (ResponsesEncoder, "opening delta whole end"),
-    (Busy, "queue_seconds uncached_tokens"),
-    (ScriptedEngine, "prepared"),
-    (ScriptedGeneration, "__anext__"),
-    (RequestMetrics, "accepted prompt tokens first_token next_tokens ended"),
-]
-"""What an answer calls."""
-OPENING = [
-    (Pace, "open"),
-    (ModelClient, "generate"),
-    (ScriptedEngine, "generate"),
-    (Admission, "admit"),
-    (FairQueue, "push pop"),
-]
-"""What opens something, which is nowhere if the function fails afterwards."""
 GIVING_BACK = [
     (Ticket, "refuse close"),
     (Turns, "close"),

@@ -31,6 +31,23 @@ CALLS: list[Any] = [
     [{**CUSTOM, "custom": {"input": "x"}}], [{"type": "function"}], [{**CALL, "type": 7}], [7], [], None, 7,
 ]  # fmt: skip
 OLDER: list[Any] = [{"name": "f", "arguments": "{}"}, {"name": "f", "x": 7}, {"arguments": "{}"}, None, "auto"]
+GRAMMAR = {"definition": "start: /a/", "syntax": "lark"}
+FORMATS: list[Any] = [
+    {"type": "text"}, {"type": "grammar"}, {"type": "grammar", "grammar": GRAMMAR}, {"type": "text", **GRAMMAR},
+    {"type": "text", "grammar": GRAMMAR}, {"type": "grammar", **GRAMMAR}, {"type": 7}, {}, None, 7,
+]  # fmt: skip
+TEXTS: list[Any] = ["a", [], [{**TEXT, "x": 7}], [TEXT, OTHER], [{"type": "text"}], 7]
+SOURCES: list[Any] = [
+    *({"type": "text", "data": text} for text in TEXTS), *({"type": "content", "content": text} for text in TEXTS),
+    {"type": "text", "content": "a"}, {"type": "base64", "data": "a"}, {"content": "a", "x": 7}, {"data": "a"},
+    {"type": 7, "content": "a"}, {}, 7,
+]  # fmt: skip
+READ: list[dict[str, Any]] = [
+    *({"type": "search_result", "content": text, "x": 7} for text in TEXTS),
+    *({"type": "tool_reference", "tool_name": text} for text in TEXTS),
+    *({"type": "document", "source": source, "title": "a"} for source in SOURCES),
+    {"type": "document"}, {"type": "search_result"}, {"type": "tool_reference"},
+]  # fmt: skip
 TOOLS: list[Any] = [OTHER, {"type": "namespace"}, {"type": "function"}, {"type": 7}, {}, 7]
 ITEMS: list[Any] = [
     {"type": "of_another_server", "id": 7}, {"id": None}, {"type": 7}, {}, 7, {**USER, "id": 7}, {"role": "user"},
@@ -67,8 +84,11 @@ def tried() -> list[tuple[str, dict[str, Any]]]:
     ]
     messages += [{"role": role, "content": "a", "tool_call_id": 7} for role in ("tool", "function")]
     bodies += [(path, {"messages": [USER, message, USER]}) for path in (CHAT, TOKENIZE) for message in messages]
-    bodies += [(CHAT, {"messages": [USER], "tools": [tool]}) for tool in TOOLS]
-    flat = [*TOOLS, *({"type": "namespace", "name": "n", "tools": [tool]} for tool in TOOLS)]
+    customs = [{"type": "custom", "custom": {"name": "f", "format": form}} for form in FORMATS]
+    bodies += [(path, {"messages": [USER], "tools": [tool]})
+               for path in (CHAT, TOKENIZE) for tool in (*TOOLS, *customs)]  # fmt: skip
+    flat = [*TOOLS, *({"type": "custom", "name": "f", "format": form} for form in FORMATS)]
+    flat += [{"type": "namespace", "name": "n", "tools": [tool]} for tool in flat]
     bodies += [(path, {"input": "a", "tools": [tool]}) for path in (RESPONSES, INPUT_TOKENS) for tool in flat]
     items = [*ITEMS, *({"role": role, "content": content} for role in ("user", "assistant") for content in PARTS)]
     items += [{"type": "function_call_output", "call_id": "c", "output": output} for output in PARTS]
@@ -83,6 +103,7 @@ def tried() -> list[tuple[str, dict[str, Any]]]:
         {"type": 7},
         {},
         7,
+        *READ,
     ]
     of_claude: list[dict[str, Any]] = [{"system": [block]} for block in blocks]
     of_claude += [{"messages": [{"role": role, "content": [block]}, USER]}

@@ -39,7 +39,7 @@ def test_numbers_out_of_range_and_of_the_wrong_type(
         error = response.json()["error"]
         assert response.status_code == 400, (name, value, response.text)
         assert error["type"] == "invalid_request_error" and len(error["message"]) < 500
-        assert error["param"] == name or value in ("NaN", "Infinity", "-Infinity", "1e400", "9" * 400, "9" * 5000)
+        assert error["param"] == name or value in ("NaN", "Infinity", "-Infinity")
     assert engine.requests == []
 
 

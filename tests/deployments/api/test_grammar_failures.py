@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import deployments.demo_model
 from engine.loading.load_model import load_model
+from engine.tokenizer import load_tokenizer
 from tests.deployments.support.api_over_engines import Api, api_over
 
 VOID = r"void[max_tokens=5]: /[^\s\S]/"
 DEAD_END = f'start: "né," ("a"{{8}} void | "b"{{8}} void)\n{VOID}'
 """After ten characters, nothing may follow; it is not found out before an answer is there."""
-COMPLEX = 'start: "-" (' + " | ".join(f'"a{number}"' for number in range(5000)) + ")"
+COMPLEX = 'start: /[A-Za-z](?s:.*)/ | "-" (' + " | ".join(f'"a{number}"' for number in range(5000)) + ")"
+"""What may follow the hyphen is too much; random answers that begin with a letter do not show it."""
+HYPHEN = load_tokenizer(Path(deployments.demo_model.__file__).parent).encode("-", add_special_tokens=False)[0]
 FAULTS = pytest.mark.parametrize(
     ("grammar", "code", "said"),
     [(DEAD_END, "grammar_dead_end", "after 'né,"), (COMPLEX, "grammar_too_complex", "too complex")],
@@ -29,7 +34,7 @@ PATHS: dict[str, dict[str, Any]] = {
 
 def asked(path: str, grammar: str, **change: Any) -> dict[str, Any]:
     length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    held = {"structured_outputs": {"grammar": grammar}}
+    held = {"structured_outputs": {"grammar": grammar}, "logit_bias": {str(HYPHEN): 100}}
     return {"model": "m", length: 60, "temperature": 0, **held, **PATHS[path], **change}
 
 

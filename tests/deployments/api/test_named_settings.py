@@ -109,7 +109,8 @@ ELSEWHERE = {
 }  # fmt: skip
 """Bounds with a test of their own below, or in test_body.py."""
 REFUSES_NOTHING = {
-    "closed_objects", "grammar_processes", "known_grammar_bytes", "slow_reader_timeout_s", "max_chunks_per_s",
+    "closed_objects", "grammar_processes", "grammar_processes_per_tenant", "known_grammar_bytes",
+    "slow_reader_timeout_s", "max_chunks_per_s",
     "inline_text_chars",
     "token_cache_bytes", "inline_logprobs", "inline_body_bytes", "inline_json_values", "prepare_threads",
 }  # fmt: skip

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from deployments.api.text_codec import TextCodec
+from engine.loading.model_directory import demo_model_path
+from engine.tokenizer import TokenizerPanic, load_tokenizer
 from tests.deployments.support.tokenizer_families import FAMILIES, tokenizer_of
 
 
@@ -28,3 +34,18 @@ def test_texts_are_encoded_as_the_tokenizer_encodes_them(family: str) -> None:
         for special in (True, False):
             ids = tokenizer.encode(text, add_special_tokens=special)
             assert codec.encode(text, add_special_tokens=special) == ids
+
+
+def test_a_text_with_which_the_tokenizers_pattern_never_ends_is_an_error(tmp_path: Path) -> None:
+    """The tokenizers library panics, which is no `Exception`, and would end more than the request."""
+    for path in demo_model_path().iterdir():
+        if path.suffix in (".json", ".jinja"):
+            shutil.copy(path, tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    pattern = {"Regex": "(x+x+)+y|."}
+    content["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    codec = TextCodec(load_tokenizer(tmp_path))
+    with pytest.raises(TokenizerPanic, match="the tokenizers library gave up"):
+        codec.encode("x" * 60)
+    assert codec.encode("a")

@@ -56,6 +56,7 @@ def _gist(line: dict[str, Any]) -> Any:
 
 
 NAMES = [f"r{number}" for number in range(12)]
+NAMED = {"x-raydix-ignored-fields": "x"}
 LINES = [request_line(name) for name in NAMES]
 
 
@@ -89,6 +90,17 @@ def test_errors_are_lines_too(tmp_path: Path) -> None:
     assert "This line is not valid JSON" in invalid["error"]["message"]
     assert bad["response"]["body"] == {"error": {"message": "bad"}} and bad["error"] is None
     assert lost["error"] == {"code": "no_reply", "message": "the connection broke"} and lost["response"] is None
+
+
+def test_what_was_left_out_of_a_request_is_named_in_its_line_and_stays_there(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, request_line("a", x=1), request_line("b"), request_line("c", x=1))
+    folder.run(Shuffling(failing=frozenset("c")))
+    folder.run(Shuffling(), retry_failed=True)
+    found = [line["response"] for line in read_output(folder.output)]
+    assert [response.get("headers") for response in found] == [NAMED, None, NAMED]
+    assert [*found[1]] == ["status_code", "request_id", "body"]  # as OpenAI's lines are
+    folder.run(Shuffling(failing=frozenset("abc")), retry_failed=True)
+    assert [line["response"] for line in read_output(folder.output)] == found
 
 
 def test_the_progress_is_told_as_answers_come(tmp_path: Path) -> None:

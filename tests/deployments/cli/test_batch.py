@@ -227,6 +227,12 @@ def test_what_the_server_asks_is_understood(given: str | None, seconds: float | 
     assert post(Answers(httpx.Response(429, json={}, headers=headers))).retry_after_s == seconds
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-raydix-ignored-fields": "shiny, tools.0:web_search"}])
+def test_what_the_server_left_out_is_known(headers: dict[str, str]) -> None:
+    reply = post(Answers(httpx.Response(200, json={}, headers=headers)))
+    assert reply.ignored_fields == headers.get("x-raydix-ignored-fields", "")
+
+
 def test_a_broken_connection_is_no_reply() -> None:
     with pytest.raises(NoReply, match="gave no answer: closed"):
         post(Answers(httpx.RemoteProtocolError("closed")))

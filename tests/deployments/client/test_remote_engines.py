@@ -153,10 +153,15 @@ def test_a_request_that_never_fits_is_rejected_at_once() -> None:
     run_scenario(scenario())
 
 
-def test_without_replicas_a_request_is_refused_and_does_not_wait() -> None:
+@pytest.mark.parametrize("count", [0, 1])
+def test_without_replicas_a_request_is_refused_and_does_not_wait(count: int) -> None:
+    """None has answered yet, or the model was unloaded."""
+
     async def scenario() -> None:
-        async with ClientAndEngines(1) as (client, engines):
+        async with ClientAndEngines(count) as (client, engines):
+            await until(lambda: client.expects_engines == bool(count))
             engines.fleet.update({})
+            client.expect_none()
             with pytest.raises(Unavailable):
                 await client.generate(request("a"))
 

@@ -145,3 +145,42 @@ def test_an_application_that_serve_does_not_know_is_unavailable() -> None:
 
     with pytest.raises(ControllerUnavailable, match="no application 'app'"):
         asyncio.run(Scripted("app", 1).view())
+
+
+def test_loading_starts_as_many_replicas_as_the_deployed_config_says() -> None:
+    """Which may have changed since this process was given a number."""
+
+    async def scenario() -> None:
+        controller = Controller(0)
+        controller.others["F"] = DeploymentView(0, (), configured=5)
+        await DeploymentSwitch(controller, {"E": 2, "F": 1}).load()
+        assert controller.orders == [("E", 2), ("F", 5)]
+
+    asyncio.run(scenario())
+
+
+def test_the_targets_are_those_that_serve_works_towards() -> None:
+    async def scenario() -> None:
+        controller = Controller(3, "RUNNING")
+        switch = DeploymentSwitch(controller, {"E": 1})
+        assert await switch.targets() == {"E": 3}
+        controller.is_silent = True
+        assert await switch.targets() is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("config", "configured"),
+    [
+        ({"num_replicas": 4}, 4),
+        ({"num_replicas": 1, "autoscaling_config": {"max_replicas": 3}}, None),
+        ({"num_replicas": "auto"}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_a_fixed_number_is_read_from_the_deployed_config(config: Any, configured: int | None) -> None:
+    deployment = {"target_num_replicas": 0, "replicas": [], "deployment_config": config}
+    view = AppView.from_details({"deployments": {"E": deployment}})
+    assert view.deployments["E"].configured == configured

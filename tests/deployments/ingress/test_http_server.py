@@ -7,8 +7,7 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -23,65 +22,7 @@ from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
 from deployments.ingress import connection as connections
 from deployments.ingress.http_server import HttpPortError, HttpServer, check_proxy
-
-MAX_HEADER_BYTES = 2000
-Client = Callable[[bytes], Awaitable[bytes]]
-
-
-def limits(unread_s: float = 60.0) -> Limits:
-    return Limits(max_header_bytes=MAX_HEADER_BYTES, slow_reader_timeout_s=unread_s)
-
-
-class Api:
-    """An ASGI application that answers with its body's length; to /held only once `go` is set."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-        self.num_open = 0
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.num_open += 1
-        size, has_more = 0, True
-        while has_more:
-            message = await receive()
-            size += len(message.get("body", b""))
-            has_more = message.get("more_body", False)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
-        if scope["path"] == "/held":
-            await send({"type": "http.response.body", "body": b"begun,", "more_body": True})
-            await self.go.wait()
-        await send({"type": "http.response.body", "body": b"%d" % size})
-        self.num_open -= 1
-
-
-@asynccontextmanager
-async def serving(api: Any, unread_s: float = 60.0, **settings: Any) -> Any:
-    """Serve on a free port; yields the port and the server, which is drained in the end."""
-    asked = IngressSettings(port=free_port(), **settings)
-    server = HttpServer(api, asked, limits(unread_s))
-    server.start()
-    try:
-        yield asked.port, server
-    finally:
-        await server.drain()
-
-
-async def said(port: int, *parts: bytes) -> bytes:
-    """Send parts on one connection, and return all that the server says until it closes it."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-        async with asyncio.timeout(60):
-            return await reader.read()
-    finally:
-        writer.close()
-
-
-def error_of(answer: bytes) -> tuple[int, str]:
-    head, body = answer.split(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(body)["error"]["message"]
+from tests.deployments.support.served_api import MAX_HEADER_BYTES, Api, error_of, limits, run_on, said, serving
 
 
 def test_requests_are_answered_on_one_connection_after_the_other() -> None:
@@ -150,7 +91,7 @@ HTTP_2 = "This server speaks HTTP/1.1, and the connection began with HTTP/2"
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % 10**30, NOT_HTTP),
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n", NOT_HTTP),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", HTTP_2),
-        (b"GET http://[ HTTP/1.1\r\nhost: a\r\n\r\n", "The request"),
+        (b"GET http://[ HTTP/1.1\r\nhost: a\r\n\r\n", "'[' is no host"),
     ],
 )
 def test_what_is_not_http_is_refused_with_an_error_object(sent: bytes, said_of_it: str) -> None:
@@ -166,7 +107,7 @@ def test_what_is_not_http_is_refused_with_an_error_object(sent: bytes, said_of_i
 def test_thousands_of_wishes_for_another_protocol_in_one_piece_are_answered() -> None:
     async def scenario() -> None:
         async with serving(Api()) as (port, _):
-            one = b"GET /x HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+            one = b"GET /x HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
             answer = await said(port, one * 3000 + b"GET /y HTTP/1.0\r\n\r\n")
             assert answer.count(b"HTTP/1.1 200 OK") == 3001
 
@@ -353,11 +294,6 @@ def num_served(port: int) -> int:
     return sum(bool(c.raddr) and c.laddr.port == port for c in psutil.Process().net_connections("tcp"))
 
 
-def run_on(loop: Callable[[], asyncio.AbstractEventLoop], scenario: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(scenario)
-
-
 def test_servers_share_a_port_and_one_that_ends_leaves_it_to_the_others() -> None:
     async def scenario() -> None:
         settings = IngressSettings(port=free_port())
@@ -469,3 +405,14 @@ def test_work_for_a_client_that_leaves_is_cancelled_also_if_it_left_before() -> 
     asyncio.run(scenario(is_early=False))
     asyncio.run(scenario(is_early=True))
     assert outcomes == ["gone", "gone"]
+
+
+def test_new_limits_bound_the_connections_that_come_then() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, server):
+            begun = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: " + b"a" * 2 * MAX_HEADER_BYTES
+            assert (await said(port, begun)).startswith(b"HTTP/1.1 431")
+            server.take_over(Limits(max_header_bytes=4 * MAX_HEADER_BYTES))
+            assert (await said(port, begun, b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(scenario())

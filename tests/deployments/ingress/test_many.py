@@ -63,6 +63,11 @@ def test_prompts_may_be_texts_token_ids_chats_or_bodies(service: ApiService, eng
     assert all(answer.request_id.startswith("req-") for answer in answers)
 
 
+def test_an_answer_names_what_was_left_out_of_its_body(service: ApiService) -> None:
+    answers = ask([{"prompt": "a", "shiny": 1, "glossy": 1}, "b"], many(service), {"max_tokens": 4})
+    assert [answer.ignored_fields for answer in answers] == ["shiny, glossy", ""]
+
+
 def test_columns_of_numpy_are_prompts_too(service: ApiService, engine: ScriptedEngine) -> None:
     texts = np.array(["one", "two"], dtype=object)
     prompts: list[Any] = [*texts, np.array([5, 6, 7])]

@@ -45,11 +45,9 @@ def test_a_request_waits_a_moment_for_the_successor_of_the_only_replica() -> Non
     run_scenario(scenario())
 
 
-def test_when_every_replica_drains_a_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.client.failover.SUCCESSOR_S", 0.1)
-
+def test_when_every_replica_drains_a_request_is_refused_after_a_wait() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(2) as (client, engines):
+        async with ClientAndEngines(2, health={"migration_wait_s": 0.1}) as (client, engines):
             engines.stopping |= {"r0", "r1"}
             with pytest.raises(Unavailable, match="being stopped"):
                 await client.generate(request("late"))

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +18,7 @@ from deployments.replica.pod import NotReadyError, ready_engine
 from deployments.replica.settings import ReplicaSettings
 from engine.config import EngineConfig
 from engine.engine import Engine
+from tests.deployments.support.in_process_engines import CountingRunner
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +33,15 @@ def test_a_step_is_computed_and_not_counted_as_a_users(engine: Engine) -> None:
     assert load.pages.free == 16
 
 
-def test_an_engine_whose_steps_fail_takes_no_requests(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Any) -> Any:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(engine.runner, "prepare", broken)
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("CUDA error: an illegal memory access was encountered"), MemoryError(), ValueError("odd")],
+)
+def test_an_engine_whose_steps_fail_takes_no_requests(error: Exception) -> None:
+    runner = CountingRunner(16)
+    runner.prepare = Mock(side_effect=error)  # type: ignore[method-assign]
     with pytest.raises(EngineUnhealthy, match="first step failed"):
-        prove_step(engine)
+        prove_step(Engine(EngineConfig(page_size=4), runner))
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ ADMIN_KEY = "the-admins-key"
 class Idle:
     """A `LoadView` of engines that always have room."""
 
+    has_engines = True
+
     def queue_seconds(self, num_sending: int) -> float:
         return 0.0
 
@@ -68,7 +70,7 @@ class Api:
         self.client, self.engines, self.codec = client, engines, codec
         self.reports: list[RequestRecord] = []
         waiting = ModelClient(client, Admission(Idle(), AdmissionSettings(), {}))
-        service = ApiService(
+        self.service = service = ApiService(
             {
                 "m": ServedModel(
                     card, waiting, codec, empty_caches=engines.empty_caches, shared=SharedPrefixes(4, 16, shared)
@@ -79,7 +81,8 @@ class Api:
             access=AccessControl(KeyRing(tenants, hash_key(ADMIN_KEY) if tenants else None)),
             admin_key_hash=hash_key(ADMIN_KEY) if tenants else None,
         )
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test")
+        self.app = create_app(service)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
 
     async def complete(self, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
         """Request a completion of `PROMPT`, which no cache holds at first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -19,8 +20,15 @@ class Fault(Exception):
 class Faults:
     """Counts the calls of functions from `arm` on, and makes one of them fail."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: When, *owners_and_names: tuple[Any, str]) -> None:
-        """`owners_and_names` are the classes (or objects) and the names of their methods."""
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        when: When,
+        *owners_and_names: tuple[Any, str],
+        error: Callable[[str], Exception] = Fault,
+    ) -> None:
+        """`owners_and_names` are the classes (or objects) and the names of their methods; `error` is raised."""
+        self._error = error
         self.failed: str | None = None
         """The function whose call failed; None while none has."""
         self._when, self._remaining = when, 0
@@ -44,20 +52,20 @@ class Faults:
         def call(*args: Any, **kwargs: Any) -> Any:
             is_due = self._is_due(label)
             if is_due and self._when == "before":
-                raise Fault(label)
+                raise self._error(label)
             result = function(*args, **kwargs)
             if is_due:
-                raise Fault(label)
+                raise self._error(label)
             return result
 
         @functools.wraps(function)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             is_due = self._is_due(label)
             if is_due and self._when == "before":
-                raise Fault(label)
+                raise self._error(label)
             result = await function(*args, **kwargs)
             if is_due:
-                raise Fault(label)
+                raise self._error(label)
             return result
 
         return call_async if inspect.iscoroutinefunction(function) else call

@@ -6,12 +6,13 @@ import socket
 import struct
 
 from deployments.wire.server import WireServer
+from router.addresses import KVAddress
 
 GREETING_BYTES = 64
 COMMAND, MORE = 4, 1
 
 
-def connect(server: WireServer) -> socket.socket:
+def connect(server: WireServer | KVAddress) -> socket.socket:
     """Return a connection to a server's port on which nothing was said."""
     host, port = server.endpoint.removeprefix("tcp://").rsplit(":", 1)
     return socket.create_connection((host, int(port)), timeout=60)
@@ -46,7 +47,7 @@ def receive(peer: socket.socket, size: int) -> bytes:
     return data
 
 
-def admitted(server: WireServer) -> socket.socket:
+def admitted(server: WireServer | KVAddress) -> socket.socket:
     """Return a connection that has shown the ingresses' key to a server without encryption."""
     peer = connect(server)
     peer.sendall(greeting(b"PLAIN"))

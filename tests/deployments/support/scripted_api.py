@@ -86,6 +86,10 @@ class ScriptedEngine:
     requests: list[GenerateRequest] = field(default_factory=list)
     generations: list[ScriptedGeneration] = field(default_factory=list)
 
+    are_awaited = False
+
+    def expect_none(self) -> None: ...
+
     def prepared(self, request: GenerateRequest) -> GenerateRequest:
         return request
 

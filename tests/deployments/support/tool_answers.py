@@ -6,6 +6,7 @@ text calls   in turns; calls spelled as their format has it, or as models write 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -37,6 +38,8 @@ SCHEMAS: dict[str, dict[str, Any] | None] = {
     "clock": None,
     "get-it_2": None,
 }
+OTHER_MEMBERS = ('"id": "call_1"', '"type": "function"', '"index": 0', '"unknown": null')
+"""Members of a call that have no place in an answer."""
 NUMBERS = ("9007199254740993", "0.10000000000000000001", "42.0", "1e400", "-0", "1E5", "-0.0", "2.50", "7" * 400)
 """Numbers that floats, or integers, would write in another way."""
 ENDINGS: dict[str, tuple[str, ...]] = {
@@ -65,7 +68,8 @@ VALUE_ENDS = {
     "glm": keyed.GLM.ends_value,
     "glm47": keyed.GLM_47.ends_value,
 }
-"""Marks that end values, which may lack them. No text can have them."""
+"""Marks that end values, which may lack them."""
+PYTHONIC = ("pythonic", "olmo3")
 MARKS = sorted(
     {mark for form in FORMATS.values() for mark in (*form.marks, form.begins) if mark}
     | {mark for thoughts in KNOWN for mark in thoughts.marks}
@@ -98,6 +102,18 @@ class Answer(NamedTuple):
     is_open: bool
     said: str
     expected: Found
+
+
+class Call(NamedTuple):
+    """A call in an answer."""
+
+    name: str
+    arguments: str
+    """As JSON."""
+    aside: str = ""
+    """What its arguments have no place for, which becomes text."""
+    spelled: str = ""
+    """That, as the format has it."""
 
 
 class _Pieces:
@@ -184,21 +200,40 @@ _arguments = st.lists(st.sampled_from(sorted(_values)), unique=True, max_size=4)
 
 
 def _can_write(name: str, arguments: dict[str, Any]) -> bool:
-    """Whether a format can write arguments so that they can be read again."""
-    texts = [arguments] if name == "gemma4" else [arguments.get("text"), arguments.get("maybe")]
-    written = exact_json.write(texts, ensure_ascii=False).replace('\\"', '"')
-    return VALUE_ENDS.get(name, gemma.QUOTE) not in written
+    """Whether a format can write arguments so that they can be read again: nothing tells a text that has the mark
+    of texts from two, nor one with the mark that ends it before another mark or at its end.
+    """
+    if name == "gemma4":
+        return gemma.QUOTE not in exact_json.write(arguments, ensure_ascii=False).replace('\\"', '"')
+    ends = re.escape(VALUE_ENDS.get(name, gemma.QUOTE))
+    texts = [arguments.get("text"), arguments.get("maybe")]
+    return not any(text and re.search(rf"{ends}\s*(\Z|[<fH\[])", text) for text in texts)
 
 
 @st.composite
-def _call(draw: st.DrawFn, name: str) -> tuple[str, str]:
-    """A call in a format: its name, and its arguments as JSON."""
+def _aside(draw: st.DrawFn, name: str, arguments: dict[str, Any]) -> tuple[str, str]:
+    """A second value of a key, or a text between arguments: what becomes of it, and how it is spelled."""
+    is_keyed, text = name in VALUE_ENDS, draw(words).lstrip(" \n[{")  # a bracket that is not closed is closed
+    if not arguments or not (is_keyed or name in PYTHONIC) or draw(st.booleans()):
+        return "", ""
+    if is_keyed and draw(st.booleans()):
+        return text, text
+    key = draw(st.sampled_from(sorted(arguments)))
+    spelled, given = (FORMATS[name].write(exact_json.write({key: value})) for value in (text, arguments[key]))
+    aside = text if is_keyed else exact_json.write(text, ensure_ascii=False)
+    return aside if spelled != given else "", spelled if is_keyed else f", {spelled}"
+
+
+@st.composite
+def _call(draw: st.DrawFn, name: str) -> Call:
+    """A call in a format."""
     called = draw(st.sampled_from(sorted(SCHEMAS)))
     if called != "find":
-        return called, "{}"
+        return Call(called, "{}")
     arguments = draw(_arguments.filter(lambda one: _can_write(name, one)))
     separators = draw(st.sampled_from([(",", ":"), (", ", ": ")]))
-    return called, exact_json.write(arguments, ensure_ascii=draw(st.booleans()), separators=separators)
+    written = exact_json.write(arguments, ensure_ascii=draw(st.booleans()), separators=separators)
+    return Call(called, written, *draw(_aside(name, arguments)))
 
 
 def _may_lack_marks(name: str, arguments: str) -> bool:
@@ -211,26 +246,46 @@ def _may_lack_marks(name: str, arguments: str) -> bool:
 
 
 @st.composite
-def _object(draw: st.DrawFn, call: tuple[str, str]) -> str:
-    """A call as an object, as models write it: members in any order, with an id, arguments as a text."""
-    called, arguments = call
-    given = draw(st.sampled_from([arguments, exact_json.write(arguments)]))
-    members = [f'"name": "{called}"', f'"{draw(st.sampled_from(["arguments", "parameters"]))}": {given}']
-    members += draw(st.lists(st.sampled_from(['"id": "call_1"', '"type": "function"', '"index": 0']), unique=True))
+def _object(draw: st.DrawFn, call: Call) -> str:
+    """A call as an object, as models write it: members in any order, with an id, arguments as a text, the function
+    in an object of its own.
+    """
+    given = draw(st.sampled_from([call.arguments, exact_json.write(call.arguments)]))
+    members = [f'"name": "{call.name}"', f'"{draw(st.sampled_from(["arguments", "parameters"]))}": {given}']
+    if draw(st.booleans()):
+        members = [f'"function": {{{", ".join(draw(st.permutations(members)))}}}']
+    members += draw(st.lists(st.sampled_from(OTHER_MEMBERS), unique=True))
     return f"{{{', '.join(draw(st.permutations(members)))}}}"
 
 
 @st.composite
-def _spelled(draw: st.DrawFn, name: str, calls: list[tuple[str, str]]) -> str:
+def _block(draw: st.DrawFn, calls: list[Call]) -> str:
+    """Calls as objects in one block, as models write them."""
+    whole = draw(st.sampled_from([" ", "\n", ",", "; "])).join([draw(_object(call)) for call in calls])
+    whole = draw(st.sampled_from([whole, f"[{whole}]"]))
+    return draw(st.sampled_from([whole, f"```json\n{whole}\n```", f"```\n{whole}```"]))
+
+
+@st.composite
+def _spelled(draw: st.DrawFn, name: str, calls: list[Call]) -> str:
     """Calls as their format has them, or as models write them."""
     form = FORMATS[name]
     is_plain: bool = draw(st.booleans())
-    if name in VALUE_ENDS and not is_plain and all(_may_lack_marks(name, arguments) for _, arguments in calls):
-        first, *others = form.spell_all(calls).split(VALUE_ENDS[name])
+    if any(call.spelled for call in calls):
+        heads = [str(number).join(form.heads(call.name)) for number, call in enumerate(calls)]
+        spelled = [
+            f"{head}{form.write(call.arguments)}{call.spelled}{form.tail}"
+            for head, call in zip(heads, calls, strict=True)
+        ]
+        return form.opens + form.separator.join(spelled) + form.closes
+    if name in VALUE_ENDS and not is_plain and all(_may_lack_marks(name, call.arguments) for call in calls):
+        first, *others = form.spell_all([call[:2] for call in calls]).split(VALUE_ENDS[name])
         return first + "".join(draw(st.sampled_from([VALUE_ENDS[name], ""])) + other for other in others)
     if is_plain or name not in OBJECTS:
-        return form.spell_all(calls)
+        return form.spell_all([call[:2] for call in calls])
     before, after = form.head.split("{")[0], form.tail.removeprefix("}")
+    if name != "llama3" and draw(st.booleans()):
+        return f"{form.begins}{draw(_block(calls))}{after or form.closes.removeprefix(']')}"
     objects = [f"{before}{draw(_object(call))}{after}" for call in calls]
     return form.opens + form.separator.join(objects) + form.closes
 
@@ -256,7 +311,9 @@ def _turns(draw: st.DrawFn, name: str) -> tuple[str, Found]:
     for _ in range(draw(st.integers(0, 2 if form.begins else 1))):
         text = draw(words) if form.begins else ""
         made = draw(st.lists(_call(name), min_size=1, max_size=3))
-        said, content, calls = said + text + draw(_spelled(name, made)), content + text, calls + made
+        said += text + draw(_spelled(name, made))
+        content += text + "".join(call.aside for call in made)
+        calls += [call[:2] for call in made]
     is_at_end: bool = draw(st.booleans())
     if calls and is_at_end:
         said, late = draw(_ended(name, said))
@@ -270,9 +327,10 @@ def _closed_thought(draw: st.DrawFn, name: str, thoughts: Thoughts) -> str:
     """Reasoning with drafts of calls, which may be cut off."""
     said = draw(words)
     for draft in draw(st.lists(_call(name), max_size=2)):
-        spelled = FORMATS[name].spell_all([draft])
-        said += spelled[: draw(st.integers(0, len(spelled)))] + draw(words)
-    assume((said + thoughts.closes).index(thoughts.closes) == len(said))
+        spelled = FORMATS[name].spell_all([draft[:2]])
+        end = draw(st.just(len(spelled)) | st.integers(0, len(spelled)))
+        assume(end == len(spelled) or thoughts.closes not in spelled[:end])  # it ends reasoning where no call does
+        said += spelled[:end] + draw(words)
     return said
 
 
@@ -290,7 +348,7 @@ def answers(draw: st.DrawFn, name: str) -> Answer:
     thought, closes = draw(words), ""
     if how == "closed":
         thought, closes = draw(_closed_thought(name, thoughts)), thoughts.closes
-    elif how == "unclosed" or not said.startswith(begins) or not begins or thoughts.closes in said:
+    elif how == "unclosed" or not said.startswith(begins) or not begins:
         said, found = "", Found("", "", [])
     elif draw(st.booleans()):
         thought += f"{begins} hm "
@@ -326,8 +384,8 @@ def _in_channels(draw: st.DrawFn) -> Answer:
             messages.append(f"{harmony.CHANNEL}commentary{harmony.MESSAGE}{text}")
             content += text
         call = draw(_call("harmony"))
-        messages.append(FORMATS["harmony"].spell(*call))
-        calls.append(call)
+        messages.append(FORMATS["harmony"].spell(*call[:2]))
+        calls.append(call[:2])
     if draw(st.booleans()):
         text = draw(_last_words)
         messages.append(f"{harmony.CHANNEL}final{harmony.MESSAGE}{text}")

@@ -71,6 +71,10 @@ class VirtualFleet:
         self.most_queued_s = 0.0
         self.open = 0
 
+    are_awaited = False
+
+    def expect_none(self) -> None: ...
+
     def prepared(self, request: GenerateRequest) -> GenerateRequest:
         return request
 
@@ -100,6 +104,8 @@ class VirtualFleet:
         rate = sum(replica.rate for replica in self.replicas)
         return min(replica.queue_seconds() for replica in self.replicas) + num_sending / rate
 
+    has_engines = True
+
     def num_idle(self) -> int:
         return sum(not replica.queue_seconds() for replica in self.replicas)
 
@@ -115,6 +121,10 @@ class ObservedFleet:
         self._fleet, self._heartbeat_s = fleet, heartbeat_s
         self._num_placed = dict.fromkeys((replica.name for replica in fleet.replicas), 0)
         self.known.update({name: ReplicaAddress(name, f"tcp://{name}", "secret") for name in self._num_placed})
+
+    are_awaited = False
+
+    def expect_none(self) -> None: ...
 
     def prepared(self, request: GenerateRequest) -> GenerateRequest:
         return request

@@ -42,6 +42,8 @@ ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
 class Busy:
     """A `LoadView` of engines that have room at a later check."""
 
+    has_engines = True
+
     def __init__(self, num_checks: int) -> None:
         self.num_checks = num_checks
 
@@ -63,8 +65,8 @@ class WatchedApi:
         """Without `engines`, scripted ones answer."""
         self.paces: list[Pace] = []
         self.bodies: list[BodyMemory] = []
-        monkeypatch.setattr("deployments.api.app.Pace", self._pace)
-        monkeypatch.setattr("deployments.api.app.BodyMemory", self._memory)
+        monkeypatch.setattr("deployments.api.workroom.Pace", self._pace)
+        monkeypatch.setattr("deployments.api.workroom.BodyMemory", self._memory)
         self.scripted = ScriptedEngine(codec, says="The quick brown fox", chunk=2)
         self.metrics = Metrics(MODEL, "i", "ingress")
         self.load = Busy(0)

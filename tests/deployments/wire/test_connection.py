@@ -49,8 +49,9 @@ def test_after_silent_hellos_an_ingress_connects_anew_under_another_identity(dea
         connection = WireConnection(deaf.context, deaf.address, "i", Silence(), lambda: now)
         identities = [(await deaf.heard())[0]]
         for _ in range(2 * SILENT_HELLOS):
-            now += HELLO_S * 1.5
-            connection.tick()
+            for _ in range(3):
+                now += HELLO_S / 2
+                connection.tick()
             identities.append((await deaf.heard())[0])
         assert len(set(identities[:SILENT_HELLOS])) == 1
         assert len(set(identities)) == 3
@@ -74,7 +75,7 @@ def test_a_replica_is_not_lost_because_this_process_stood_still(deaf: Deaf) -> N
 
         tick(*[0.1] * 15, 60.0)  # as after a pause of its virtual machine
         assert not connection.is_lost
-        tick(*[0.1] * 8)
+        tick(*[0.1] * 12)
         assert connection.is_lost
         connection.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from cache import Namespace
 from engine.grammar.compiler import Compiler
 from engine.grammar.constraint import Constraint, ConstraintStatus
 from engine.grammar.failure import GrammarFailure
+from engine.grammar.mask_pace import MaskPace, MaskThreads
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 from engine.request import Request
@@ -110,9 +112,15 @@ def test_a_grammar_that_fails_fails_alone(failure: GrammarFailure) -> None:
         bad = row(constraint(), ids("zebra"))
     elif failure is GrammarFailure.DEAD_END:
         bad = row(constraint(DEAD_END), ids("yes,"))
-    else:  # compiles and begins well, but has more rules at once than the parser takes
+    elif failure is GrammarFailure.OVER_BUDGET:
+        spent = MaskPace(MaskThreads(), budget_s=1e-9, is_slow=True)
+        bad = row(Constraint(compiler().compile(SCHEMA), spent), [])
+        assert bad.request.constraint is not None
+        while not bad.request.constraint.is_ready(bad):
+            time.sleep(0.001)
+    else:  # begins well, but has more rules at once than the parser takes, which a random answer would have shown
         rules = " | ".join(f'"a{number}"' for number in range(5000))
-        bad = row(constraint(Grammar("lark", f"start: {rules}")), ids("a"))
+        bad = row(constraint(Grammar("lark", f"start: {rules}", matcher="llguidance")), ids("a"))
     logits = torch.zeros(3, NUM_TOKENS)
     healthy = [row(constraint(), []), row(constraint(), ids(TEXT))]
     assert GrammarMasks([EOS]).apply(logits, [healthy[0], bad, healthy[1]]) == {1: failure}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jsonschema
 import psutil
 import pytest
 
@@ -18,6 +19,7 @@ from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
 from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
+from tests.engine.support.grammar_walks import walk
 
 ENDLESS = Grammar("json_schema", '{"type":"integer","multipleOf":99999999}')
 FUEL = json.dumps(
@@ -83,7 +85,7 @@ def test_a_process_that_is_killed_as_it_starts_is_started_again(
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", killed_at_first)
-    assert trial.check(FINE) > 0
+    assert trial.check(FINE).compiled_bytes > 0
     assert len(started) == 2
 
 
@@ -94,7 +96,7 @@ def test_a_process_that_others_kill_as_it_tries_says_nothing_of_the_grammar(tria
     with ThreadPoolExecutor(1) as thread:
         checking = thread.submit(trial.check, FINE)
         os.kill(trial.pid, signal.SIGKILL)
-        assert checking.result() > 0
+        assert checking.result().compiled_bytes > 0
 
 
 def test_nothing_is_left_when_it_is_closed(trial: Trial) -> None:
@@ -145,6 +147,43 @@ def test_what_is_wrong_is_said(patient: Trial, grammar: Grammar, complaint: str)
         patient.check(grammar)
     assert not isinstance(caught.value, TooComplex)
     assert len(str(caught.value)) < 400
+
+
+def test_what_an_answer_would_show_only_later_is_refused_at_once(patient: Trial) -> None:
+    """More rules begin with the same letter than the parser follows at once; the letter is not the first."""
+    rules = " | ".join(f'"a{number}"' for number in range(5000))
+    with pytest.raises(
+        InvalidGrammar, match=r"too complex to follow: a random answer takes too much after \d tokens"
+    ):
+        patient.check(Grammar("lark", f'start: "-" ({rules})'))
+
+
+def optional(number: int) -> dict[str, Any]:
+    names = {f"p{at}": {"type": "string", "maxLength": 5} for at in range(number)}
+    return {"type": "object", "properties": names, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("number", [600, 1000])
+@pytest.mark.parametrize("before", ["", "start: %json ", 'start: "call " %json '])
+def test_any_number_of_properties_may_be_optional(patient: Trial, number: int, before: str) -> None:
+    schema = json.dumps(optional(number))
+    grammar = Grammar("lark", before + schema) if before else Grammar("json_schema", schema)
+    assert patient.check(grammar).matcher == "llguidance"
+    end, text = walk(grammar, [7, 40, 11, 3, 99, 5, 2000, 17], 60)
+    assert end == "complete"
+    jsonschema.validate(json.loads(text.removeprefix("call ")), optional(number))
+
+
+def test_its_priority_is_lower_than_that_of_what_serves_requests(trial: Trial) -> None:
+    trial.check(FINE)
+    assert psutil.Process(trial.pid).nice() == min(psutil.Process().nice() + 10, 19)
+
+
+def test_what_was_found_to_follow_a_grammar_best_is_told(patient: Trial) -> None:
+    recursive = Grammar("gbnf", "root ::= [a-z ] root | [a-z ]")
+    assert patient.check(recursive).matcher == "xgrammar"
+    assert 0 < patient.check(recursive).compiled_bytes < 2**20
+    assert patient.check(FINE).matcher == "llguidance"
 
 
 def test_a_model_that_never_ends_can_have_no_grammar() -> None:

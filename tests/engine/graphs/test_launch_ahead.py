@@ -100,7 +100,7 @@ def test_a_step_that_was_launched_early_counts_from_the_end_of_the_one_before(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it waited for the device is no part of its time, or every step would seem to take two."""
-    from engine.loop import _Timed
+    from engine.timed_step import TimedStep
 
     times = iter([1.0, 1.5, 9.0])
 
@@ -115,7 +115,7 @@ def test_a_step_that_was_launched_early_counts_from_the_end_of_the_one_before(
         def prepare(self, plan: StepPlan) -> Any:
             return Underway
 
-    step = _Timed(Launcher(), StepPlan(), lambda: next(times))
+    step = TimedStep(Launcher(), StepPlan(), lambda: next(times))
     found = step.run()
     assert isinstance(found, Underway) and step.underway is found
     step.wait(found, 6.0)

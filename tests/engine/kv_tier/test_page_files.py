@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.kv_tier.page_files import MANIFEST, PageFiles
+from tests.support.failing_disk import failing_disk
 
 IDENTITY: dict[str, str | int] = {"model": "a" * 32, "layers": 2}
 PIECE = 1000
@@ -287,14 +289,34 @@ def test_directories_that_cannot_be_used(tmp_path: Path, spoil: Callable[[Path],
     ("number", "words"),
     [(errno.EROFS, "must be able to read and write there"), (errno.ENOSPC, "its disk is full: make room")],
 )
-def test_a_directory_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
-) -> None:
+def test_a_directory_that_cannot_be_written(tmp_path: Path, number: int, words: str) -> None:
     """A superuser may write anywhere, so the system's answer is scripted."""
-
-    def refuse(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "write_text", refuse)
-    with pytest.raises(ValueError, match=words):
+    with failing_disk(tmp_path, number), pytest.raises(ValueError, match=words):
         opened(tmp_path)
+
+
+def test_what_is_no_file_holds_up_nobody(tmp_path: Path) -> None:
+    """A FIFO in place of a page, under its name or one that is being written, and one in place of the manifest."""
+    files = opened(tmp_path)
+    files.write(key(1), pieces(1))
+    (path,) = tmp_path.glob("*/*.kv")
+    path.unlink()
+    os.mkfifo(path)
+    assert read(files, 1) is None
+    assert read(opened(tmp_path), 1) is None
+    (tmp_path / MANIFEST).unlink()
+    os.mkfifo(tmp_path / MANIFEST)
+    with pytest.raises(ValueError, match="is a FIFO, and a regular file was expected"):
+        opened(tmp_path)
+
+
+def test_pages_can_be_read_by_the_servers_user_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        files = opened(tmp_path)
+        files.write(key(1), pieces(1))
+    finally:
+        os.umask(before)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert {mode for path, mode in found.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in found.items() if path.is_file()} == {0o600}

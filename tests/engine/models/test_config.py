@@ -97,7 +97,7 @@ def test_renormalisation(tmp_path: Path) -> None:
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected 1 to 8"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0, expected 1 to 8"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
-        ({"num_experts": "many"}, "wrong type"),
+        ({"num_experts": "many"}, "num_experts = 'many'; expected an integer"),
         ({"num_experts": None}, "wrong type"),
     ],
 )

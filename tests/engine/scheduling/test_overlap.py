@@ -182,7 +182,7 @@ def test_a_step_that_cannot_be_prepared_ends_its_own_requests_only(
     submit("before")
     step(3)
     with monkeypatch.context() as patch:
-        patch.setattr(AttentionBatch, "from_chunks", Mock(side_effect=RuntimeError("CUDA error")))
+        patch.setattr(AttentionBatch, "from_chunks", Mock(side_effect=RuntimeError("scripted failure")))
         step()
     submit("after")
     while engine.loop.has_work:

@@ -8,23 +8,22 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLTokenizer
 
 from engine.grammar.compiler import compile_grammar
 from engine.grammar.spec import Grammar
-from engine.grammar.vocabulary import Vocabulary
+from engine.grammar.vocabulary import LoadedVocabulary, Vocabulary
 from tests.engine.support.grammar_models import EOS, NUM_TOKENS, ids, tokenizer
 
 
 @cache
-def _llguidance_tokenizer() -> LLTokenizer:
+def _vocabulary() -> LoadedVocabulary:
     return Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS]).load()
 
 
 @cache
 def _by_haste(closers: bytes) -> npt.NDArray[np.int64]:
     """All tokens but the end, first those that are one of `closers`, then by their length."""
-    vocabulary = _llguidance_tokenizer()
+    vocabulary = _vocabulary().tokenizer
 
     def haste(token: int) -> tuple[int, int]:
         text = vocabulary.decode_bytes([token])
@@ -44,7 +43,7 @@ def walk(grammar: Grammar, choices: Sequence[int], most: int) -> tuple[str, str]
     Returns how it ended, "complete", "long" or llguidance's complaint, and what was written. Raises
     InvalidGrammar.
     """
-    matcher = compile_grammar(grammar, _llguidance_tokenizer()).deep_copy()
+    matcher = compile_grammar(grammar, _vocabulary()).deep_copy()
     written: list[int] = []
     for step in range(most):
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
@@ -58,21 +57,21 @@ def walk(grammar: Grammar, choices: Sequence[int], most: int) -> tuple[str, str]
         else:
             closers = b'"' if _in_string(_text(written)) else b"}]"
             hasty = [int(one) for one in _by_haste(closers) if mask[one]]
-            closes = _llguidance_tokenizer().decode_bytes(hasty[:1]) in (b"}", b"]", b'"')
+            closes = _vocabulary().tokenizer.decode_bytes(hasty[:1]) in (b"}", b"]", b'"')
             token = hasty[0] if closes else hasty[7 * step % min(len(hasty), 12)]
         if token == EOS:
             return "complete", _text(written)
-        matcher.consume_token(token)
+        matcher.try_consume_tokens([token])
         written.append(token)
     return "long", _text(written)
 
 
 def _text(tokens: list[int]) -> str:
-    return str(_llguidance_tokenizer().decode_str(tokens))
+    return str(_vocabulary().tokenizer.decode_str(tokens))
 
 
 def accepts(grammar: Grammar, text: str) -> bool:
     """Whether an answer may be this text. Raises InvalidGrammar."""
-    matcher = compile_grammar(grammar, _llguidance_tokenizer()).deep_copy()
+    matcher = compile_grammar(grammar, _vocabulary()).deep_copy()
     tokens = ids(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

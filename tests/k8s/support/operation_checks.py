@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.app import build
+from deployments.app import build_with
 from deployments.config.args import AppArgs
 from deployments.replica import pod as pod_commands
+from deployments.replica.ranks import load_engine
 from tests.k8s.support.checks import check
 from tests.k8s.support.manifests import ROOT, Doc, Manifests, Pod
 from tests.k8s.support.schema_checks import app_args
@@ -123,7 +124,7 @@ def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
     application = ServeDeploySchema.model_validate(manifests.serve).applications[0]
     args = AppArgs.model_validate(application.args)
     overrides = {d.name: d.ray_actor_options.model_dump(exclude_unset=True) for d in application.deployments}
-    ingress = build(args)._bound_deployment
+    ingress = build_with(args, load_engine)._bound_deployment
     hub = ingress.init_args[2]._bound_deployment
     engines = {name: app._bound_deployment for name, app in ingress.init_args[1].items()}
     pools = args.pools

@@ -105,12 +105,12 @@ def serve_config(manifests: Manifests) -> Iterator[str]:
     for application in config.applications:
         module, _, name = application.import_path.partition(":")
         try:
-            builder = getattr(importlib.import_module(module), name)
+            getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             yield f"import_path {application.import_path}: {error}"
             continue
         try:
-            args = builder.__annotations__["args"].model_validate(application.args)
+            args = AppArgs.model_validate(application.args)
         except ValidationError as error:
             yield from _first(error)
             continue

@@ -38,6 +38,21 @@ def lines(*names: str) -> bytes:
     return "\n".join(map(line, names)).encode()
 
 
+BOUNDARY = "----b0undary"
+FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+def part(name: str, content: bytes, filename: str | None = None) -> bytes:
+    """A part of a form."""
+    given = f'; filename="{filename}"' if filename is not None else ""
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{given}\r\n\r\n'
+    return head.encode() + content + b"\r\n"
+
+
+END = f"--{BOUNDARY}--\r\n".encode()
+PURPOSE = part("purpose", b"batch")
+
+
 class Clock:
     """Unix time that a test sets."""
 

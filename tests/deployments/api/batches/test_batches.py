@@ -63,6 +63,29 @@ def test_each_endpoint_can_be_asked(office: Office, endpoint: str, body: dict[st
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "left_out", "named"),
+    [
+        (CHAT, {"shiny": 1, "tools": [{"type": "web_search"}]}, "shiny, tools.0:web_search"),
+        (CHAT, {"shiny": 1, "temperature": -1}, "shiny"),  # an error may be the consequence
+        (CHAT, {"user": "me"}, None),
+        ("/v1/messages", {"max_tokens": 20, "thinking": {"type": "disabled", "x": 1}}, "thinking.x"),
+        ("/v1/responses", {"input": "a", "text": {"x": 1}}, "messages, text.x"),
+    ],
+)
+def test_what_was_left_out_of_a_request_is_named_in_its_line(
+    office: Office, endpoint: str, left_out: dict[str, Any], named: str | None
+) -> None:
+    async def scene(ingress: Ingress) -> None:
+        asked = line("a", endpoint, **left_out)
+        batch = await ingress.until(await ingress.begin(asked.encode(), endpoint), "completed")
+        (answer,) = (await ingress.read(batch.output_file_id or batch.error_file_id)).values()
+        headers = answer["response"].get("headers")
+        assert headers == (None if named is None else {"x-raydix-ignored-fields": named})
+
+    office.play(scene)
+
+
+@pytest.mark.parametrize(
     ("content", "code", "number"),
     [
         (b"nonsense", "invalid_json_line", 1),

@@ -19,27 +19,26 @@ from deployments.api.http.access import AccessControl
 from deployments.batch.stored_batches import StoredBatches
 from deployments.config.files import FileSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
-from tests.deployments.api.batches.conftest import CHAT, Ingress, Office, lines
+from tests.deployments.api.batches.conftest import (
+    BOUNDARY,
+    CHAT,
+    END,
+    FORM,
+    PURPOSE,
+    Ingress,
+    Office,
+    lines,
+    part,
+)
 from tests.support.examples import examples
 
-BOUNDARY = "----b0undary"
-FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
-
-
-def part(name: str, content: bytes, filename: str | None = None) -> bytes:
-    given = f'; filename="{filename}"' if filename is not None else ""
-    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{given}\r\n\r\n'
-    return head.encode() + content + b"\r\n"
-
-
-END = f"--{BOUNDARY}--\r\n".encode()
-PURPOSE = part("purpose", b"batch")
+BASE64 = b"Content-Transfer-Encoding: base64"
 PIECES = [PURPOSE, part("file", b"x", "a"), END, b"\r\n", b"--", b"\x00", BOUNDARY.encode()]
 
 
 def left(office: Office) -> list[str]:
-    """What lies in the spool."""
-    return sorted(path.name for path in office.directory.rglob("*") if path.is_file())
+    """What lies in the spool, but for the lock of its tenant."""
+    return sorted(path.name for path in office.directory.rglob("*") if path.is_file() and path.name != "lock")
 
 
 def test_a_file_is_kept_read_and_deleted(office: Office) -> None:
@@ -114,7 +113,18 @@ def test_a_file_expires(office: Office) -> None:
     ("headers", "body", "status", "message"),
     [
         ({"content-type": "application/json"}, b"{}", 415, "multipart/form-data"),
-        ({"content-type": "multipart/form-data"}, b"", 415, "boundary"),
+        ({"content-type": "multipart/form-data"}, b"", 400, "has no boundary"),
+        ({"content-type": "multipart/form-data; boundary="}, b"", 400, "has no boundary"),
+        ({"content-type": 'multipart/form-data; boundary=""'}, b"", 400, "has no boundary"),
+        ({"content-type": f"multipart/form-data; boundary={'b' * 300}"}, b"", 400, "of 1 to 70"),
+        ({"content-type": f"multipart/form-data; boundary={'b' * 71}"}, b"", 400, "of 1 to 70"),
+        ({"content-type": "multipart/form-data; boundary=\xe9\xe9".encode("latin-1")}, b"", 400, "of 1 to 70"),
+        ({"content-type": "multipart/form-data; boundary=\u20ac".encode()}, b"", 400, "of 1 to 70"),
+        ({"content-type": 'multipart/form-data; boundary="b "'}, b"", 400, "of 1 to 70"),
+        ({"content-type": "multipart/form-data; boundary*=utf-8''abc"}, b"", 400, "has no boundary"),
+        ({"content-type": "multipart/mixed; boundary=abc"}, b"", 415, "multipart/form-data"),
+        (FORM, PURPOSE + part("file", b"eA==").replace(b"\r\n\r\n", b"\r\n" + BASE64 + b"\r\n\r\n")
+         + END, 400, "content-transfer-encoding"),
         ({**FORM, "content-encoding": "gzip"}, PURPOSE + END, 415, "packed"),
         ({**FORM, "origin": "https://evil.example"}, PURPOSE + END, 403, "cors_origins"),
         (FORM, b"", 400, "closing boundary"),
@@ -144,6 +154,18 @@ def test_a_form_that_is_wrong_is_refused_and_leaves_nothing(
 
     office.play(scene, max_file_bytes=4096)
     assert left(office) == []
+
+
+@pytest.mark.parametrize("named", ['"in two words"', "b" * 70, "----WebKitFormBoundary'()+_,-./:=?"])
+def test_a_boundary_may_be_quoted_and_as_long_as_rfc_2046_has_it(office: Office, named: str) -> None:
+    body = (PURPOSE + part("file", b"{}", "a") + END).replace(BOUNDARY.encode(), named.strip('"').encode())
+    headers = {"content-type": f"multipart/form-data; boundary={named}"}
+
+    async def scene(ingress: Ingress) -> None:
+        answer = await ingress.http.post("/v1/files", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+    office.play(scene)
 
 
 async def _in_pieces(body: bytes) -> AsyncIterator[bytes]:

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.api.errors import ApiError
 from deployments.api.http.access import AccessControl, Gate
-from deployments.api.http.bounded import Bounded
+from deployments.api.http.bounded import Bounded, OpenRequests
 from deployments.api.http.error_response import error_response
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 
@@ -132,7 +132,8 @@ BODIES = pytest.mark.parametrize("header", [(b"content-length", b"9"), (b"transf
 def test_bodies_that_do_not_end_take_no_place(header: tuple[bytes, bytes]) -> None:
     async def scenario() -> None:
         reading = Reading()
-        app = Bounded(reading, max_open=3)
+        counts = OpenRequests()
+        app = Bounded(reading, max_open=3, counts=counts)
         half = [_Peer(app, f"10.0.0.{n % 4}", [header]) for n in range(12)]
         for peer in half:
             await peer.send(b"{", more_body=True)
@@ -154,7 +155,7 @@ def test_bodies_that_do_not_end_take_no_place(header: tuple[bytes, bytes]) -> No
             await peer.send(b"}", more_body=False)
             await peer.task
             assert peer.statuses == [200]
-        assert app._num_open == 0 and not app._unfinished_of and not +app._open_of
+        assert counts.num_open == 0 and not counts.num_unfinished_of and not +counts.num_open_of
 
     asyncio.run(scenario())
 
@@ -179,6 +180,30 @@ def test_one_address_has_no_more_unfinished_bodies_than_there_are_places(header:
         await again.send(b"{}", more_body=False)
         await again.task
         assert again.statuses == [200]
+
+    asyncio.run(scenario())
+
+
+@BODIES
+def test_unfinished_bodies_count_when_the_layers_are_made_anew(header: tuple[bytes, bytes]) -> None:
+    """They then end in the layer that they began in, and take places that the new one knows of."""
+
+    async def scenario() -> None:
+        reading, counts = Reading(), OpenRequests()
+        before, after = Bounded(reading, max_open=2, counts=counts), Bounded(reading, max_open=2, counts=counts)
+        half = [_Peer(before, "10.0.0.1", [header]) for _ in range(2)]
+        for peer in half:
+            await peer.send(b"{", more_body=True)
+        refused = _Peer(after, "10.0.0.1", [header])
+        await refused.task
+        for peer in half:
+            await peer.send(b"}", more_body=False)
+        other = _Peer(after, "10.0.0.2", [header])
+        await other.task
+        reading.go.set()
+        await asyncio.gather(*(peer.task for peer in half))
+        assert [peer.statuses for peer in (refused, other, *half)] == [[429], [429], [200], [200]]
+        assert counts.num_open == 0 and not counts.num_unfinished_of and not +counts.num_open_of
 
     asyncio.run(scenario())
 

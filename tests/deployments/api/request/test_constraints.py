@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from llguidance.numpy import fill_next_token_bitmask
 
 from deployments.api import ApiService, create_app
 from deployments.api.request.closed_objects import closed
@@ -48,9 +46,8 @@ def may_follow(engine: ScriptedEngine, grammar: Grammar, text: str) -> set[int] 
     matcher = compile_grammar(grammar, Vocabulary.of(tokenizer, 4096, [EOS]).load())
     if matcher.try_consume_tokens(ids) < len(ids):
         return None
-    mask = np.zeros((1, 128), dtype=np.int32)
-    fill_next_token_bitmask(matcher, mask)
-    return {token for token in range(4096) if mask[0, token // 32] >> (token % 32) & 1}
+    mask = matcher.compute_bitmask()
+    return {token for token in range(4096) if mask[token // 8] >> (token % 8) & 1}
 
 
 @BOTH
@@ -81,8 +78,6 @@ def test_grammars_may_be_written_in_gbnf(
 ) -> None:
     grammar = asked(client, engine, path, body | {field: 'root ::= "yes " number\nnumber ::= [0-9]+'})
     assert may_follow(engine, grammar, "yes 12") is not None and may_follow(engine, grammar, "no") is None
-    error = client.post(path, body | {field: "root ::= ("}).json()["error"]
-    assert error["param"] == field
 
 
 @BOTH

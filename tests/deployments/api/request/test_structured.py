@@ -125,6 +125,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"json": "[" * 60000}}, "structured_outputs.json", "not JSON"),
     ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "must be a string"),
     ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
+    ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs.grammar", "it is no grammar in GBNF"),
+    ({"guided_grammar": "root ::= missing"}, "guided_grammar", "Rule 'missing' not found"),
+    ({"ebnf": 'root ::= "a" root'}, "ebnf", "can never end"),
     ({"structured_outputs": {"regex": "a" * 2049}}, "structured_outputs.regex", "at most 2048"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one string"),
     ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice", "at least one string"),
@@ -332,3 +335,21 @@ def test_one_that_takes_too_long_delays_only_those_behind_it_and_leaves_nothing(
     run(STRICT.model_copy(update={"grammar_processes": 2}), work)
     left = set(psutil.Process().children(recursive=True)) - before
     assert psutil.wait_procs(left, timeout=60)[1] == []
+
+
+def test_a_grammar_is_tried_again_within_other_limits() -> None:
+    """What was too complex within one limit need not be so within another. The process is another one, too."""
+    endless = Grammar("json_schema", json.dumps(ENDLESS))
+
+    async def scenario() -> None:
+        check = check_with(Limits(grammar_compile_s=0.1))
+        try:
+            for seconds in ("0.1", "0.2", "0.1"):
+                check.take_over(Limits(grammar_compile_s=float(seconds)), None)
+                with pytest.raises(TooComplex, match=f"more than {seconds} s"):
+                    await check.check(endless)
+                await check.check(Grammar("regex", "a+"))
+        finally:
+            check.close()
+
+    asyncio.run(scenario())

@@ -29,7 +29,7 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[BodyMemory]:
         made.append(BodyMemory(max_bytes, has_tenants=has_tenants))
         return made[-1]
 
-    monkeypatch.setattr("deployments.api.app.BodyMemory", memory)
+    monkeypatch.setattr("deployments.api.workroom.BodyMemory", memory)
     return made
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.api.errors import ApiError
 from deployments.api.responses.directory_store import RECORD_BYTES, SHARE, DirectoryStore
 from tests.deployments.support.forked import forked
 
@@ -90,8 +91,9 @@ def test_a_full_directory_forgets_what_the_tenant_with_most_has_not_used(disk: D
         assert await held(store, "quiet", 0, 1, 2) == [True] * 3
         assert await held(store, "loud", 49, 48, 10, 0) == [True, True, False, False]
         assert sum(path.stat().st_size + RECORD_BYTES for path in disk.files()) <= SHARE * SIZE
-        await store.put("loud", name(49), b"x" * SHARE * SIZE)
-        assert await held(store, "loud", 49) == [False]
+        with pytest.raises(ApiError, match="are to be stored, and at most"):
+            await store.put("loud", name(49), b"x" * SHARE * SIZE)
+        assert await held(store, "loud", 49) == [True]
 
     play(scene)
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deployments.api.errors import ApiError
 from deployments.api.responses.store import RECORD_BYTES, MemoryStore
 from deployments.api.responses.stored import StoredResponse
 from deployments.config.tenants import TenantSettings, hash_key
@@ -154,7 +155,8 @@ def test_a_full_memory_forgets_what_was_unused_for_longest() -> None:
         assert await held(store, "a", "1") == [True]
         await put(store, "a", "4")
         assert await held(store, "a", "1", "2", "3", "4") == [True, False, True, True]
-        await store.put("a", "large", b"x" * 3 * SIZE)
+        with pytest.raises(ApiError, match="are to be stored, and at most"):
+            await store.put("a", "large", b"x" * 3 * SIZE)
         assert await held(store, "a", "large", "1", "3", "4") == [False, True, True, True]
         assert store.num_bytes == 3 * SIZE
         for name in ("1", "3", "4"):

@@ -89,7 +89,7 @@ def written(grammar: Grammar, seed: int) -> str:
         if EOS in allowed and (allowed == [EOS] or drawn.random() < 0.7):
             return tokenizer().decode(ids)
         ids.append(drawn.choice([token for token in allowed if token != EOS]))
-        matcher.consume_token(ids[-1])
+        matcher.try_consume_tokens([ids[-1]])
 
 
 def check_call(name: str, arguments: str) -> None:

@@ -128,6 +128,26 @@ def text(segments: Sequence[Segment]) -> str:
          {"text": "a\n<parameter=text>"}),
         ("glm", "<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>a </tool_call> b</arg_value>\n</tool_call>",
          {"text": "a </tool_call> b"}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nUse <tool_call> and </tool_call>.\n</parameter>\n"
+         "</function>", {"text": "Use <tool_call> and </tool_call>."}),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\n</function>\n</parameter>\n</function>",
+         {"text": "</function>"}),
+        # So is its own, if a text comes after it, and then the same mark before any other.
+        ("qwen3_coder", "<function=find>\n<parameter=text>\nUse </parameter> and </parameter>!\n</parameter>\n"
+         "<parameter=count>\n3\n</parameter>\n</function>",
+         {"text": "Use </parameter> and </parameter>!", "count": 3}),
+        ("seed_oss", "<function=find><parameter=text></parameter>a</parameter></function>",
+         {"text": "</parameter>a"}),
+        ("minimax", '<invoke name="find"><parameter name="other">a </parameter> b</parameter></invoke>',
+         {"other": "a </parameter> b"}),
+        ("glm", "<tool_call>find\n<arg_key>text</arg_key><arg_value></arg_value>: a mark</arg_value></tool_call>",
+         {"text": "</arg_value>: a mark"}),
+        # A mark that comes twice counts once, and so does a key with the same value.
+        ("qwen3_coder", "<function=find>\n<parameter=text>\na\n</parameter>\n</parameter>\n</function>",
+         {"text": "a"}),
+        ("qwen3_coder", "<function=find><parameter=text>a</parameter><parameter=text>a</parameter></function>",
+         {"text": "a"}),
+        ("pythonic", "[find(count=3, count=3)]", {"count": 3}),
         # A call is complete without its last bracket, or its last mark.
         ("granite", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}]', {"count": 3}),
         ("granite", '<|tool_call|>[{"name": "find", "arguments": {"count": 3}', {"count": 3}),
@@ -204,6 +224,46 @@ def test_the_ways_in_which_models_write_are_read(name: str, said: str, made: dic
 )
 def test_what_is_no_call_stays_text(name: str, said: str) -> None:
     assert found(name, list(said)) == [Segment("text", said)]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "arguments", "rest"),
+    [
+        # The first value of a key stays, because it has been sent when the second comes.
+        ("qwen3_coder", "<function=find><parameter=text>a</parameter><parameter=text>b</parameter></function>",
+         '{"text": "a"}', "b"),
+        ("glm47", "<tool_call>find<arg_key>tree</arg_key><arg_value>{}</arg_value><arg_key>tree</arg_key>"
+         '<arg_value>{"a": 1}</arg_value><arg_key>text</arg_key><arg_value>c</arg_value></tool_call>',
+         '{"tree": {}, "text": "c"}', '{"a": 1}'),
+        ("pythonic", "[find(text='a', count=1, text='b')]", '{"text": "a", "count": 1}', '"b"'),
+        ("olmo3", "<function_calls>find(count=1, count=2)</function_calls>", '{"count": 1}', "2"),
+        # What stands between arguments is text after the call.
+        ("qwen3_coder", "<function=find>\n<parameter=text>\na\n</parameter> so\n<parameter=\n <parameter=count>\n3"
+         "\n</parameter> on</function>", '{"text": "a", "count": 3}', "so\n<parameter=\non"),
+        # A call that the end, or a mark, cuts off has what came of it.
+        ("qwen3_coder", "<function=find>\n<parameter=text>\na\n</parameter>\n<parameter=cou",
+         '{"text": "a", "cou', ""),
+        ("minimax", '<invoke name="find"><parameter name="te', '{"te', ""),
+        ("glm", "<tool_call>find\n<arg_key>text</arg_key>\n<arg_va", '{"text', ""),
+        ("qwen3_coder", "<function=find>\n<parameter=text>\na\n</parameter> so", '{"text": "a"', " so"),
+        ("pythonic", "[find(count=3, te", '{"count": 3, "te', ""),
+        ("pythonic", "[find(count=3, text='a\\'b", '{"count": 3, "text": "a\'b', ""),
+        ("pythonic", "[find(text=", '{"text": ', ""),
+        ("pythonic", "[find(text='a\\u00", '{"text": "a', ""),
+        ("pythonic", "[find(tree={'a': [1, Tr", '{"tree": {"a":[1,tr', ""),
+        ("pythonic", "[find(count=1, count=2, count=-", '{"count": 1', "2"),
+        ("olmo3", "<function_calls>find(text='a</function_calls> It's", '{"text": "a', " It's"),
+        ("kimi", "<|tool_call_begin|>find<|tool_call_argument_begin|>", "", ""),
+        ("kimi", '<|tool_call_begin|>find<|tool_call_argument_begin|>{"text": "a<|tool_call_end|>So',
+         '{"text": "a', "So"),
+    ],
+)  # fmt: skip
+def test_what_arguments_have_no_place_for_is_no_part_of_them(
+    name: str, said: str, arguments: str, rest: str
+) -> None:
+    for segments in (found(name, [said]), found(name, list(said))):
+        made = [segment.text for segment in segments if segment.kind == "arguments"]
+        assert ("".join(made), text(segments)) == (arguments, rest)
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,7 @@ def test_channels_and_calls(
         (f"Basic Chain:1,{Q}a:b{Q}:2", '{"Basic Chain": 1, "a:b": 2}'),
         ('"text":"a\\n","count":3', '{"text": "a\\n", "count": 3}'),
         ("text:12345,count:many,other:two words", '{"text": "12345", "count": "many", "other": "two words"}'),
+        (f"a:{{{Q}<<|{Q}:1}},text:{Q}<<tool_call|><{Q}", '{"a": {"<<|": 1}, "text": "<<tool_call|><"}'),
         (f"text:{Q}<|<|{Q}", '{"text": "<|<|"}'),
     ],
 )
@@ -82,11 +83,17 @@ def test_arguments_become_json(inside: str, arguments: str) -> None:
 @pytest.mark.parametrize(
     ("inside", "arguments", "rest"),
     [
-        ("te", "{", ""),
-        ("text:", "{", ""),
+        ("te", '{"te', ""),
+        (f"count:3,{Q}te", '{"count": 3, "te', ""),
+        ('a:{"te', '{"a": {"te', ""),
+        ("text:", '{"text": ', ""),
+        ('text:"Os', '{"text": "Os', ""),
+        ("text:Os", '{"text": "Os', ""),
+        ("a:[tr", '{"a": ["tr', ""),
+        (f"text:{Q}Os<tool_call|> So {Q}a{Q}.", '{"text": "Os', f" So {Q}a{Q}."),
         (f"text:{Q}Os", '{"text": "Os', ""),
         (f"text:{Q}Os<|", '{"text": "Os<|', ""),
-        ("count:3", '{"count": ', ""),
+        ("count:3", '{"count": 3', ""),
         ("a:{b:[1,", '{"a": {"b": [1', ""),
         (f"text:{Q}a{Q} count:3}} So.", '{"text": "a"', " count:3} So."),
         ("a:}<tool_call|>", '{"a": ', "}"),

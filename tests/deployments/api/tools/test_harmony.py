@@ -26,6 +26,7 @@ THOUGHT = "<|channel|>analysis<|message|>Rain? In Oslo.<|end|>"
 NEXT = "<|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
 CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}'
+EMPTY = CALL.partition("{")[0]
 LETTER = {"type": "json_schema", "json_schema": {"name": "n", "schema": {
     "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False,
 }}}  # fmt: skip
@@ -57,6 +58,8 @@ def test_the_template_tells(talk: Make) -> None:
         (f"{CALL}{NEXT}{FINAL}It is.", "", "It is.", ['{"city": "Oslo"}']),
         (f"<|start|>{'a' * 300}{NEXT}{FINAL}b", "", f"<|start|>{'a' * 300}\n\nb", []),
         (CALL, "", "", ['{"city": "Oslo"}']),
+        (f"{THOUGHT}{NEXT}{EMPTY}", "Rain? In Oslo.", "", ["{}"]),
+        (f"{EMPTY} <|call|>{NEXT}{EMPTY}", "", "", ["{}", "{}"]),
         (
             f"{THOUGHT}{NEXT} to=functions.get_weather<|channel|>commentary json<|message|>{{}}<|call|>",
             "Rain? In Oslo.", "", ["{}"],

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from llguidance.numpy import fill_next_token_bitmask
 
 from deployments.api.conversation.options import TemplateOptions
 from engine.grammar.compiler import compile_grammar
@@ -161,9 +159,8 @@ def allowed(it: Talk, written: list[int]) -> set[int]:
     tokenizer: Any = it.engine.codec._tokenizer
     matcher = compile_grammar(grammar, Vocabulary.of(tokenizer, len(tokenizer), [2]).load())
     assert matcher.try_consume_tokens(written) == len(written)
-    mask = np.zeros((1, -(-len(tokenizer) // 32)), dtype=np.int32)
-    fill_next_token_bitmask(matcher, mask)
-    return {token for token in range(len(tokenizer)) if mask[0, token // 32] >> (token % 32) & 1}
+    mask = matcher.compute_bitmask()
+    return {token for token in range(len(tokenizer)) if mask[token // 8] >> (token % 8) & 1}
 
 
 @pytest.mark.parametrize("template", [HERMES, THINKING])

@@ -29,7 +29,7 @@ def read_output(path: Path) -> list[dict[str, Any]]:
 
 
 class Shuffling:
-    """Answers with the request's prompt, later ones often first; prompts in `failing` get a 400."""
+    """Answers with the request's prompt, later ones often first; those in `failing` get a 400. `x` is left out."""
 
     def __init__(self, seed: int = 0, failing: frozenset[str] = frozenset()) -> None:
         self._random, self.failing = random.Random(seed), failing
@@ -46,4 +46,5 @@ class Shuffling:
             await asyncio.sleep(0)
         if asked["prompt"] in self.failing:
             return Reply(400, json.dumps({"error": {"message": "bad"}}).encode(), "req-bad")
-        return Reply(200, json.dumps({"text": asked["prompt"]}).encode(), f"req-{asked['prompt']}")
+        text = json.dumps({"text": asked["prompt"]}).encode()
+        return Reply(200, text, f"req-{asked['prompt']}", ignored_fields="x" if "x" in asked else "")

@@ -21,6 +21,7 @@ from deployments.wire.sockets import connect_peer
 from engine.scheduling.lower_tier import Finished
 from engine.scheduling.peers import KVSource
 from router.addresses import KVAddress
+from tests.deployments.support import raw_peer
 from tests.deployments.support.kv_ends import AT_ONCE, FOR_LONG, READ_FOR_LONG, SPACE, Ends, Liar, until
 from tests.deployments.support.lent_pages import PAGE_BYTES, PAGE_SIZE, Pages, ScriptedLender
 
@@ -238,18 +239,44 @@ def test_what_is_no_message_changes_nothing(ends: Callable[..., Ends]) -> None:
     for parts in (
         [b""],
         [b"\xc1"],
-        [b"a", b"b"],
         [messages.encode(messages.More(7, 1))],
         [messages.encode(fetch)],
     ):
         socket.send_multipart(parts)
     end = messages.decode_to_fetcher(socket.recv())
     assert isinstance(end, messages.End) and end.number == 1
-    assert both.sender.counts == {"malformed": 3, "declined": 1}
+    assert both.sender.counts == {"malformed": 2, "declined": 1}
     both.fetch(0, [5])
     both.wait(1)
     assert both.loaded == [5]
     context.destroy(linger=0)
+
+
+def test_a_message_of_many_parts_ends_its_connection(ends: Callable[..., Ends]) -> None:
+    both = ends(ScriptedLender(4))
+    context: Context = zmq.Context()
+    socket = connect_peer(context, both.sender.address, PAGE_BYTES + 100)
+    events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    socket.send_multipart([b""] * 10_000)
+    assert events.poll(60_000)
+    both.fetch(0, [5])
+    both.wait(1)
+    assert both.loaded == [5] and both.sender.counts["malformed"] == 1
+    context.destroy(linger=0)
+
+
+def test_a_message_that_never_ends_ends_its_connection(
+    ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replica.kv_fetch.sender.MAX_FETCH_BYTES", 2**20)
+    both = ends(ScriptedLender(4), FOR_LONG, WireSettings(encrypt=False))
+    part = raw_peer.frame(raw_peer.MORE, bytes(65536))
+    with raw_peer.admitted(both.sender.address) as endless, pytest.raises(ConnectionError):
+        while True:
+            endless.sendall(part)
+    both.fetch(0, [5])
+    both.wait(1)
+    assert both.loaded == [5] and both.sender.counts["endless"] == 1
 
 
 def test_nobody_without_the_key_is_answered(ends: Callable[..., Ends]) -> None:

@@ -1,0 +1,51 @@
+"""Which numbers of a body keep the text with which the client wrote them.
+
+    {"temperature": 1E0, "messages": [{"tool_calls": [{"function": {"arguments": {"count": 1E0}}}]}]}
+                    1.0                                                                    1E0
+
+Arguments of calls, and the schemas and documents that the model is shown, are written into its prompt as JSON. A
+number in them has the client's text there: what the model wrote in an earlier turn comes back as it was, and its
+KV is found again. Anywhere else a number is only a number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, Union
+
+from deployments.api.errors import invalid, quoted
+from deployments.api.exact_json import WrittenNumber
+
+_ARGUMENTS = frozenset({"arguments", "input"})
+"""Fields with the arguments of a call. An `input` of the body itself is something else."""
+_SHOWN = frozenset({"parameters", "input_schema", "documents"})
+"""Fields with other JSON that the model is shown. The server reads it, too, so Python must have its numbers."""
+_SHOWN_CHARS = 64
+_Place: TypeAlias = tuple[Union["_Place", None], str | int]
+"""Where something is: in what, and under which name or index. A path would take memory for each."""
+
+
+def settle(body: dict[str, Any]) -> None:
+    """Turn the `WrittenNumber`s of a body into ordinary numbers wherever their text does not matter.
+
+    Raises `ApiError` 400 that names the first number that is larger than any ordinary one.
+    """
+    left: list[tuple[Any, _Place | None, bool]] = [(body, None, False)]
+    while left:
+        node, place, is_shown = left.pop()
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            if isinstance(child, WrittenNumber):
+                number = child.number
+                if number is None:
+                    path = _path((place, key))
+                    raise invalid(f"{path} is {quoted(child)}, which is too large for a number.", path)
+                if not is_shown:
+                    node[key] = number
+            elif isinstance(child, dict | list) and (place is None or key not in _ARGUMENTS):
+                left.append((child, (place, key), is_shown or key in _SHOWN))
+
+
+def _path(place: _Place) -> str:
+    """Return the dotted path of a place, whose names are the client's and may be long."""
+    before, key = place
+    name = str(key)[:_SHOWN_CHARS]
+    return name if before is None else f"{_path(before)}.{name}"

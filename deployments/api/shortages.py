@@ -1,0 +1,53 @@
+"""Knows which failures are the machine's: no room on a disk, no file descriptor, no memory, a disk that fails.
+
+They are the operator's to end, and no defect: the client gets a status that says so, and the log gets one line.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import NamedTuple
+
+
+class Shortage(NamedTuple):
+    """How a request is answered that failed for want of something."""
+
+    status: int
+    code: str
+    message: str
+
+
+_LATER = "; retry later, or ask the operator."
+_FULL = Shortage(
+    507, "disk_full", "The server's disk, or its quota there, is full, so nothing was stored" + _LATER
+)
+_READ_ONLY = Shortage(
+    507, "disk_read_only", "The server's disk can only be read, so nothing was stored; ask the operator."
+)
+_FAILS = Shortage(503, "storage_unavailable", "The server's disk does not answer as it should" + _LATER)
+_DESCRIPTORS = Shortage(
+    503, "too_many_open_files", "The server has as many files and connections open as it may" + _LATER
+)
+_MEMORY = Shortage(
+    503, "out_of_memory", "The server has no memory, thread or process left for this request" + _LATER
+)
+
+_SHORTAGES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    errno.EROFS: _READ_ONLY,
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), _DESCRIPTORS),
+    **dict.fromkeys((errno.ENOMEM, errno.EAGAIN), _MEMORY),
+    **dict.fromkeys((errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENXIO, errno.ENOTDIR), _FAILS),
+    **dict.fromkeys((errno.ESTALE, errno.ENOLCK, errno.EHOSTDOWN, errno.ETIMEDOUT), _FAILS),  # a network's disk
+}
+
+
+def shortage(error: BaseException) -> Shortage | None:
+    """Return what the machine is short of, if that is why an exception was raised, or the one that caused it."""
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    ):
+        return _MEMORY
+    if isinstance(error, OSError) and error.errno in _SHORTAGES:
+        return _SHORTAGES[error.errno]
+    return None if error.__cause__ is None else shortage(error.__cause__)

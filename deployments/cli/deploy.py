@@ -1,0 +1,116 @@
+"""`raydix deploy`: put a config file into effect in a running Serve, and say whether it took.
+
+check config ─▶ live form ─▶ Serve builds the application and checks models ─▶ replicas take over or are replaced
+
+A file with a mistake changes nothing. A change that running processes can take over restarts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from deployments.cli.errors import UserError
+from deployments.cli.live_form import INGRESS
+from deployments.cli.serve import POLL_S, cause_of, quiet, read_live, start_ray
+from deployments.cli.serve_config import IMPORT_PATH, Overrides, load
+from router.ray_internals import deploy, serve_details
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeDeploySchema
+
+_ASK_S = 10.0
+"""Seconds that Serve's controller has to say what runs."""
+
+
+def run(path: Path, *, check: bool, verbose: bool) -> None:
+    """Deploy a file and wait until it is in effect. Raises UserError when it is not; what ran before goes on.
+
+    With `check`, only look for mistakes: in the file, and in the models' directories on this machine.
+    """
+    console = Console(stderr=True)
+    config = load(path, Overrides())
+    schema = read_live(config)
+    if check:
+        _check_models(config)
+        console.print(
+            f"{path} has no mistake that can be seen from here.", markup=False, highlight=False, soft_wrap=True
+        )
+        return
+    started = time.monotonic()
+    with quiet(verbose):
+        start_ray(os.environ.get("RAY_ADDRESS", "auto"), verbose)
+    try:
+        with quiet(verbose):
+            _keep_request_lines(schema)
+            deploy(schema)
+        with console.status("Deploying") as status:
+            _wait([application.name for application in schema.applications], status)
+    except KeyboardInterrupt:
+        raise UserError("stopped waiting; the change goes on, as `serve status` shows", 130) from None
+    console.print(
+        f"{path} is in effect after {time.monotonic() - started:.0f} s.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _check_models(config: dict[str, Any]) -> None:
+    from deployments.config.args import AppArgs
+    from deployments.control.model_files import check_model_files
+
+    for application in config["applications"]:
+        if application.get("import_path") == IMPORT_PATH:
+            try:
+                check_model_files(AppArgs.model_validate(application["args"]))
+            except ValueError as error:
+                raise UserError(f"{error} (--check looks on this machine only)") from None
+
+
+def _keep_request_lines(schema: ServeDeploySchema) -> None:
+    """Keep the pipe through which a running `raydix serve` shows requests, which is in no file."""
+    running = serve_details(_ASK_S)
+    for application in schema.applications:
+        deployed = (running.get(application.name) or {}).get("deployed_app_config") or {}
+        pipe = next((found for entry in deployed.get("deployments", ()) if (found := _access_log(entry))), None)
+        for entry in application.deployments if pipe is not None and _is_pipe(pipe) else ():
+            if entry.name == INGRESS:
+                given = dict(entry.user_config) if isinstance(entry.user_config, dict) else {}
+                entry.user_config = {**given, "logging": {"access_log": pipe, **given.get("logging", {})}}
+
+
+def _access_log(entry: Any) -> str | None:
+    """Return the file of request lines that an entry of `deployments` names."""
+    config = entry.get("user_config") if isinstance(entry, dict) and entry.get("name") == INGRESS else None
+    found = (config.get("logging") or {}).get("access_log") if isinstance(config, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _is_pipe(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _wait(names: list[str], status: Any) -> None:
+    """Return when all applications run as the file says. Raises UserError when one does not."""
+    from ray import serve
+
+    while True:
+        applications = serve.status().applications
+        found = [applications.get(name) for name in names]
+        for name, application in zip(names, found, strict=True):
+            if application is not None and application.status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise UserError(f"{name} goes on as it was: {cause_of(application)}")
+        if all(application is not None and application.status.value == "RUNNING" for application in found):
+            return
+        told = [part.message for each in found if each is not None for part in each.deployments.values()]
+        status.update("Deploying. " + " ".join(message for message in told if message))
+        time.sleep(POLL_S)

@@ -1,0 +1,12 @@
+"""What is wrong with settings, in one line without the values that were given: some are secrets."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return where the first wrong setting is, and what is wrong with it."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else str(first["msg"])

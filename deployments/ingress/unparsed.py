@@ -1,0 +1,87 @@
+"""What a connection has received and not parsed, and how much of it is parsed at once.
+
+A piece never holds more than the end of one request, so a request is parsed only when the one before is answered:
+
+    GET / ... \\r\\n\\r\\n│POST / ... \\r\\n\\r\\n│a body of known length│GET / ...      a piece ends at each bar
+
+All heads end with an empty line, as do all chunked bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+PIECE_BYTES = 2048
+"""Most bytes that are parsed at once, but for bodies of known length: each few may take a callback."""
+PIECE_COST = 64
+"""A short piece takes as long as one of so many bytes."""
+TURN_PIECES = 16
+"""How many connections that wait may parse in one turn of the event loop; a few may do so several times."""
+_END = b"\r\n\r\n"
+
+
+class Unparsed:
+    """The bytes of one connection, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def add(self, data: bytes) -> None:
+        """Add what arrived."""
+        self._data += data
+
+    def clear(self) -> None:
+        """Drop all of it."""
+        self._data = bytearray()
+
+    def cut(self, body_left: int) -> bytes:
+        """Take the next piece. `body_left` is what a body of known length still lacks, 0 outside of one."""
+        size = min(body_left, len(self._data)) or self._to_end()
+        piece = bytes(self._data[:size])
+        del self._data[:size]
+        return piece
+
+    def _to_end(self) -> int:
+        if self._data[0] in _END:  # the end may have begun in the piece before
+            return 1
+        at = self._data.find(_END, 0, PIECE_BYTES)
+        return PIECE_BYTES if at < 0 else at + len(_END)
+
+
+class ParseTurns:
+    """The connections of one event loop that have something to parse and must wait, in the order of their coming.
+
+    Whoever sends little is read at once. So many who send much do not hold up all else in a turn.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_called = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any connection waits."""
+        return bool(self._waiting)
+
+    def wait(self, parse: Callable[[], None]) -> None:
+        """Call `parse`, which parses as much as one turn allows and may wait again, when its turn has come."""
+        self._waiting.append(parse)
+        self._call()
+
+    def _call(self) -> None:
+        if not self._is_called:
+            self._is_called = True
+            asyncio.get_running_loop().call_soon(self._take)
+
+    def _take(self) -> None:
+        for _ in range(TURN_PIECES):
+            if self._waiting:
+                self._waiting.popleft()()
+        self._is_called = False
+        if self._waiting:
+            self._call()

@@ -1,0 +1,63 @@
+"""The level of what a process logs, which can change while it runs.
+
+An ingress and the hub read it in their `user_config`, and the hub tells it to engines when they push metrics:
+Serve leaves a replica that it reconfigures out of its list for a moment, and an engine would get no requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.config.faults import first_fault
+from deployments.config.live import LIVE_IN_HUB, check_live
+from deployments.config.settings import LogSettings
+
+logger = logging.getLogger("ray.serve")
+
+
+class LiveLevel:
+    """The level of Serve's logger, through which everything here is logged. Make it once Serve has set it up."""
+
+    def __init__(self) -> None:
+        self._usual = logger.level
+        self.told: str | None = None
+        """The level that was set last; None: as at the start."""
+
+    def set(self, level: str | None) -> None:
+        """Set the level; None: as at the start."""
+        if level != self.told:
+            logger.setLevel(level or self._usual)
+            self.told = level
+
+    def take_over(self, user_config: Mapping[str, Any]) -> None:
+        """Set the level that the hub's `user_config` says. Raises ValueError for a wrong one."""
+        check_live(user_config, LIVE_IN_HUB)
+        try:
+            given = LogSettings.model_validate(user_config.get("logging", {}))
+        except ValidationError as error:
+            raise ValueError(f"user_config: logging.{first_fault(error)}") from None
+        self.set(given.level if "level" in given.model_fields_set else None)
+
+
+class Reconfigured:
+    """Takes over each `user_config` of a process that Serve starts and reconfigures."""
+
+    def __init__(self, take_over: Callable[[Mapping[str, Any]], None]) -> None:
+        """`take_over` raises ValueError for a wrong one, and then has changed nothing."""
+        self._take_over, self._has_begun = take_over, False
+
+    def __call__(self, user_config: Mapping[str, Any] | None) -> None:
+        """Raises ValueError for a wrong one at the start. A process that runs then goes on with the one before,
+        because Serve would end it after an exception.
+        """
+        try:
+            self._take_over(user_config or {})
+        except ValueError as error:
+            if not self._has_begun:
+                raise
+            logger.error("this process goes on with the settings that it has, as new ones are wrong: %s", error)
+        self._has_begun = True

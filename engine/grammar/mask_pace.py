@@ -1,0 +1,152 @@
+"""Computes the masks of slow grammars in threads of their own, and bounds the time that a request has for them.
+
+    fast:  step N ─ token ─▶ step N + 1: mask, sample
+    slow:  step N ─ token ─▶ a thread: mask ─▶ the first step that is planned after it: sample
+
+Most masks take microseconds and are computed in their step. A grammar is slow from the first mask on that a step
+had to wait for, until some masks in a row were quick again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from engine.machine import usable_cores
+
+LATE_SECONDS = 0.002
+"""Seconds for a mask above which steps do not wait for it."""
+_QUICK_SECONDS = 0.0005
+_QUICK_IN_A_ROW = 16
+"""So many masks that took less than `_QUICK_SECONDS` make a slow grammar fast again."""
+_NICENESS = 5
+"""How much lower the threads' priority is than that of steps, where the system has priorities of threads."""
+
+
+class MaskThreads:
+    """Threads for slow masks, shared by all requests of an engine. They start when they are first needed."""
+
+    def __init__(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """`on_ready` is called in a thread when a mask is there."""
+        num_threads = max(2, usable_cores() // 4)
+        self._threads = ThreadPoolExecutor(num_threads, "grammar-mask", initializer=_lower_priority)
+        self._on_ready = on_ready
+
+    def begin(self, work: Callable[[], None]) -> Future[None]:
+        """Do some work in a thread."""
+        done = self._threads.submit(work)
+        done.add_done_callback(lambda _: self._on_ready())
+        return done
+
+    def close(self) -> None:
+        """Begin no more work. Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class MaskPace:
+    """How long the masks of one request take, and its slow mask that is there or being computed."""
+
+    def __init__(
+        self, threads: MaskThreads | None = None, budget_s: float = math.inf, *, is_slow: bool = False
+    ) -> None:
+        """Without `threads`, steps wait for every mask. All masks together may take `budget_s`, of which only
+        those count that were late, or that steps did not wait for. `is_slow`: whether the first may be.
+        """
+        self._threads, self._budget = threads, budget_s
+        self._spent = 0.0
+        self._is_slow = is_slow and threads is not None
+        self._num_quick = 0
+        self._work: _Work | None = None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a step may take the request only if `is_ready`."""
+        return self._is_slow
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether the request has no time left. Its constraint may then be in use for ever, and is left alone."""
+        if self._spent > self._budget:
+            return True
+        return self._work is not None and self._spent + self._work.seconds > self._budget
+
+    def took(self, seconds: float) -> None:
+        """Note how long a mask took for which a step had to wait."""
+        if seconds > LATE_SECONDS and self._threads is not None:
+            self._is_slow, self._num_quick = True, 0
+            self._spent += seconds
+
+    def is_ready(self, position: int, compute: Callable[[], bytes]) -> bool:
+        """Whether the mask at a position is there, or needs no thread; `compute` computes it in one otherwise."""
+        if self.is_over_budget:
+            return True
+        if self._work is not None and self._work.position != position:
+            self._settle(self._work)
+        if self._work is None and self._is_slow:
+            assert self._threads is not None
+            self._work = _Work(position, compute, self._threads)
+        return self._work is None or (self._work.is_done and self._work.position == position)
+
+    def mask(self, position: int) -> bytes | None:
+        """Return the mask at a position, b"" if the grammar failed there; None if no thread has computed it."""
+        work = self._work
+        return work.result() if work is not None and work.position == position and work.is_done else None
+
+    def _settle(self, work: _Work) -> None:
+        """Charge work that is done."""
+        if work.is_done:
+            self._work = None
+            self._spent += work.seconds
+            self._num_quick = self._num_quick + 1 if work.seconds < _QUICK_SECONDS else 0
+            self._is_slow = self._num_quick < _QUICK_IN_A_ROW
+
+
+class _Work:
+    """A mask that a thread computes."""
+
+    def __init__(self, position: int, compute: Callable[[], bytes], threads: MaskThreads) -> None:
+        self.position = position
+        self._compute = compute
+        self._began: float | None = None
+        self._seconds: float | None = None
+        self._clock = time.CLOCK_MONOTONIC
+        self._mask = b""
+        self._future = threads.begin(self._run)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the mask is there, or an error in its place."""
+        return self._future.done()
+
+    @property
+    def seconds(self) -> float:
+        """Processor time that it has taken so far; by the clock where a thread's is not known to others."""
+        if self._seconds is not None:
+            return self._seconds
+        began = self._began
+        return 0.0 if began is None else time.clock_gettime(self._clock) - began
+
+    def result(self) -> bytes:
+        """Return the mask, or raise what computing it raised."""
+        self._future.result()
+        return self._mask
+
+    def _run(self) -> None:
+        with contextlib.suppress(AttributeError):  # not on macOS
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        began = self._began = time.clock_gettime(self._clock)
+        try:
+            self._mask = self._compute()
+        finally:
+            self._seconds = time.clock_gettime(self._clock) - began
+
+
+def _lower_priority() -> None:
+    with contextlib.suppress(AttributeError, OSError):  # a thread has a priority of its own on Linux only
+        if os.uname().sysname == "Linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,0 +1,57 @@
+"""Models without usable files are refused before anything is replaced, unless another node has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.app import ConfigRefused, build
+from deployments.config.args import AppArgs, ModelArgs
+from deployments.control.model_files import ModelFilesError, check_model_files
+
+MISSING = {"engine": {"model": "/nonexistent/model"}}
+
+
+def nobody(model: ModelArgs) -> dict[str, str | None]:
+    raise AssertionError(f"{model.name} is here, so no other node need be asked")
+
+
+def test_a_model_that_is_here_is_good_enough() -> None:
+    check_model_files(AppArgs(), nobody)
+
+
+@pytest.mark.parametrize("elsewhere", [{}, {"10.0.0.2": "there is no directory x"}])
+def test_a_model_that_no_node_has_is_refused(elsewhere: dict[str, str | None]) -> None:
+    with pytest.raises(ModelFilesError, match="the model /nonexistent/model cannot be loaded: there is no dire"):
+        check_model_files(AppArgs.model_validate(MISSING), lambda model: elsewhere)
+
+
+def test_a_model_that_one_other_node_has_is_good_enough(caplog: pytest.LogCaptureFixture) -> None:
+    answers = {"10.0.0.2": None, "10.0.0.3": "there is no directory x"}
+    check_model_files(AppArgs.model_validate(MISSING), lambda model: answers)
+    assert "cannot be loaded on node 10.0.0.3" in caplog.text
+
+
+def test_each_of_several_models_is_checked(tmp_path: Path) -> None:
+    models: list[dict[str, Any]] = [{"engine": {}}, {"engine": {"model": str(tmp_path), "served_name": "b"}}]
+    with pytest.raises(ModelFilesError, match=r"the model b cannot be loaded: .*config\.json"):
+        check_model_files(AppArgs.model_validate({"models": models}), lambda model: {})
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (MISSING, r"the model /nonexistent/model cannot be loaded: there is no directory"),
+        ({"limits": {"max_choicez": 3}}, r"args\.limits\.max_choicez: Extra inputs are not permitted"),
+        ({"limitz": {}}, r"args\.limitz: Extra inputs are not permitted"),
+        ({"engine": {"page_size": "x"}}, r"args\.engine\.page_size"),
+        ({"router": {"policy": "no_such_module:Mine"}}, "cannot be imported"),
+    ],
+)
+def test_build_says_what_is_wrong_in_one_line(args: Any, message: str) -> None:
+    """`serve status` shows it as it is."""
+    with pytest.raises(ConfigRefused, match=message) as raised:
+        build(args)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,52 @@
+"""A change starts new replicas first where they have room; a replica that has none would wait for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.app import build_with
+from deployments.config.args import AppArgs
+from deployments.config.settings import EngineDeploymentSettings, IngressSettings
+from deployments.control.surge import surge_percent
+
+CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("needed", "num_ranks", "nodes", "percent"),
+    [
+        (CPU, 1, [{"CPU": 0.5}], 0),
+        (CPU, 1, [{"CPU": 0.5}, {"CPU": 1.0}], 20),
+        (CPU, 1, [], 0),
+        (GPU, 1, [{"CPU": 8.0}], 0),
+        (GPU, 1, [{"CPU": 8.0, "GPU": 1.0}], 20),
+        (GPU, 2, [{"CPU": 8.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 1.0}], 0),
+        (GPU, 2, [{"CPU": 8.0, "GPU": 2.0}], 20),
+        ({"fast": 1.0}, 1, [{"CPU": 8.0}], 0),
+        ({}, 1, [{}], 20),
+    ],
+)
+def test_auto_asks_whether_one_more_replica_fits_on_a_node(
+    needed: dict[str, float], num_ranks: int, nodes: list[dict[str, float]], percent: int
+) -> None:
+    assert surge_percent("auto", needed, num_ranks, lambda: nodes) == percent
+
+
+def test_a_number_is_taken_as_it_is() -> None:
+    assert [surge_percent(number, GPU, 1, list) for number in (0, 50, 100)] == [0, 50, 100]
+
+
+def test_ingresses_surge_by_default_and_engines_where_there_is_room() -> None:
+    assert (IngressSettings().surge_percent, EngineDeploymentSettings().surge_percent) == (100, "auto")
+    settings = {"ingresses": {"surge_percent": 30}, "engines": {"surge_percent": 40}}
+    for args, percents in ((AppArgs(), (100, 0)), (AppArgs.model_validate(settings), (30, 40))):
+        ingress = build_with(args, lambda config: None)._bound_deployment  # type: ignore[arg-type, return-value]
+        (engines,) = ingress.init_args[1].values()
+        found = [each._deployment_config.max_surge_percent for each in (ingress, engines._bound_deployment)]
+        assert tuple(found) == percents
+
+
+@pytest.mark.parametrize("wrong", [-1, 101, "all", None, 0.5])
+def test_other_values_are_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="surge_percent"):
+        AppArgs.model_validate({"ingresses": {"surge_percent": wrong}})

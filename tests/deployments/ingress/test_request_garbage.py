@@ -1,0 +1,75 @@
+"""What a request leaves in an ingress' process: no objects that wait for a collection of garbage.
+
+Each that did would stay until a full collection, so the process would grow with every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.deployments.support.api_over_engines import PROMPT, Api, api_over
+from tests.deployments.support.served_api import serving
+
+NUM = 20
+CLIENT = """
+import http.client, json, sys
+
+port, path, body, num = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+client = http.client.HTTPConnection("127.0.0.1", port)
+for _ in range(num):
+    client.request("POST" if body else "GET", path, body or None, {"content-type": "application/json"})
+    client.getresponse().read()
+client.close()
+"""
+PROMPTED: dict[str, Any] = {"model": "m", "prompt": PROMPT, "max_tokens": 4}
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+ASKS: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "models": ("/v1/models", None),
+    "completion": ("/v1/completions", PROMPTED),
+    "stream": ("/v1/completions", PROMPTED | {"stream": True}),
+    "refused by a check": ("/v1/completions", PROMPTED | {"max_tokens": -1}),
+    "refused by an engine": ("/v1/completions", PROMPTED | {"max_tokens": 400}),
+    "chat": ("/v1/chat/completions", CHAT),
+    "response": ("/v1/responses", {"model": "m", "input": "hi", "max_output_tokens": 16}),
+    "message": ("/v1/messages", CHAT),
+    "no such path": ("/v1/nothing", None),
+}
+
+
+async def ask(port: int, kind: str, num: int) -> None:
+    """Ask in another process, whose client leaves nothing in this one."""
+    path, body = ASKS[kind]
+    arguments = str(port), path, "" if body is None else json.dumps(body), str(num)
+    client = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, *arguments)
+    assert await client.wait() == 0
+
+
+async def garbage_of(api: Api, kind: str) -> int:
+    async with serving(api.http._transport.app) as (port, server):  # type: ignore[attr-defined]
+        await ask(port, kind, 5)  # what is made once
+        gc.collect()
+        await ask(port, kind, NUM)
+        while server.num_connections or api.client.num_streams:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # tasks that have ended are freed by the loop
+        return gc.collect()
+
+
+@pytest.mark.parametrize("kind", ASKS)
+def test_a_request_leaves_no_garbage(kind: str) -> None:
+    async def scenario() -> None:
+        async with api_over(1) as api:
+            # Less than one object for each request: the few are those of the one connection.
+            assert await garbage_of(api, kind) < NUM
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()

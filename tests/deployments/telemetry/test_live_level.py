@@ -1,0 +1,75 @@
+"""What a process logs can change while it runs: the hub is told the level, and tells engines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deployments.hub.calls import HubCalls
+from deployments.hub.deployment import MetricsHub
+from deployments.telemetry.live_level import LiveLevel, Reconfigured
+from deployments.telemetry.metrics_push import MetricsPusher
+from monitoring.metrics import Metrics
+from tests.deployments.support.hub_handle import HubHandle
+
+logger = logging.getLogger("ray.serve")
+
+
+@pytest.fixture(autouse=True)
+def usual_level() -> Iterator[None]:
+    before = logger.level
+    logger.setLevel("INFO")
+    yield
+    logger.setLevel(before)
+
+
+def test_the_level_is_taken_over_and_given_back() -> None:
+    level = LiveLevel()
+    level.take_over({"logging": {"level": "ERROR"}})
+    assert logger.level == logging.ERROR
+    level.take_over({})
+    assert (logger.level, level.told) == (logging.INFO, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"logging": {"level": "LOUD"}}, r"logging\.level"),
+        ({"logging": {"encoding": "json"}}, r"logging\.encoding"),
+        ({"limits": {"max_choices": 3}}, r"limits\.max_choices"),
+        ({"logging": "ERROR"}, "logging"),
+    ],
+)
+def test_a_wrong_one_ends_a_start_and_no_process_that_runs(
+    wrong: Any, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Reconfigured(LiveLevel().take_over)(wrong)
+    take_over = Reconfigured(LiveLevel().take_over)
+    take_over({"logging": {"level": "ERROR"}})
+    logger.propagate = True
+    take_over(wrong)
+    assert logger.level == logging.ERROR
+    assert "goes on with the settings that it has" in caplog.text
+
+
+def test_engines_hear_of_the_level_when_they_push_their_metrics() -> None:
+    async def scenario() -> None:
+        hub = MetricsHub()
+        heard: list[str | None] = []
+        calls = HubCalls(HubHandle(hub))
+        pusher = MetricsPusher(calls, "r1", Metrics("m", "r1", "engine").snapshot, on_level=heard.append)
+        pusher.start()
+        while not heard:
+            await asyncio.sleep(0.01)
+        await hub.reconfigure({"logging": {"level": "WARNING"}})
+        while heard[-1] is None:
+            await asyncio.sleep(0.01)
+        pusher.stop()
+        assert (heard[0], heard[-1]) == (None, "WARNING")
+
+    asyncio.run(scenario())
