@@ -107,17 +107,17 @@ class KVAllocator:
             self.denied = request
         return outcome
 
-    def preempt_for_waiting(self, step: StepBuilder, now: float) -> None:
-        """Preempt less urgent requests, and those of a tenant that has more than its share, if that makes requests
-        fit that wait for pages or rows.
+    def preempt_for_waiting(self, step: StepBuilder, now: float, *, is_shared: bool) -> None:
+        """Preempt less urgent requests, and those of a tenant that has more than its share where tenants share
+        this engine, if that makes requests fit that wait for pages or rows.
         """
         while (request := self._to_start()) is not None:
             victims = [other for other in self.running if request.queue_position.can_preempt(other.queue_position)]
             if not self._preempt_for(step, request, victims, now):
                 break
-        while not self.is_starved and (found := to_give_way(self.running, self.waiting)) is not None:
-            request, victims = found
-            if self._would_fit(request, ()) or not self._preempt_for(step, request, victims, now):
+        while is_shared and not self.is_starved and len(self.waiting):
+            found = to_give_way(self.running, self.waiting)
+            if found is None or self._would_fit(found[0], ()) or not self._preempt_for(step, *found, now):
                 break
 
     def _to_start(self) -> Request | None:

@@ -50,6 +50,8 @@ class PrefillSharing:
             if prompt.status is Status.RUNNING:  # else it was preempted
                 queues.setdefault(prompt.queue_position.queue, []).append(prompt)
         self._turns.take_part(queues)
+        if not queues:
+            return {}
         shares = _StepShares(step, allocator, room, now, whole_prompts=self._whole_prompts)
         deferrable = {name for name in queues if _is_deferrable(queues[name] or waiting.first(name, 1))}
         self._take_turns(shares, allocator, {name: queues[name] for name in queues if name not in deferrable})

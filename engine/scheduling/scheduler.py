@@ -39,7 +39,7 @@ from engine.scheduling.recurrent import plan_state
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
-from engine.scheduling.tenant_shares import within_shares
+from engine.scheduling.tenant_shares import Sharers, within_shares
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
 from engine.stream_delta import STEP_FAILED, FinishReason, StreamDelta
 
@@ -77,6 +77,7 @@ class Scheduler:
         self._sharing = PrefillSharing(settings.fair_quantum_tokens, whole_prompts=whole_prompts)
         self._speculator = speculator or Speculator()
         self._requests: dict[str, Request] = {}
+        self._sharers = Sharers()
         self.waiting = WaitingQueue(settings.max_waiting, settings.max_waiting_tokens)
         host = host or HostKV(page_size=cache.page_size)
         cache.on_evict = host.on_evict
@@ -121,6 +122,7 @@ class Scheduler:
             beam_group.begin(request)
         request.queue_position = position_of(request, self._policy)
         self._requests[request.request_id] = request
+        self._sharers.add(request)
         self.allocator.welcome(request, now)
         last = request.tokens[-1]
         if request.num_resumed and (reason := self._finish_reason(request, last, request.num_tokens)):
@@ -176,7 +178,7 @@ class Scheduler:
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
         step, allocator = StepBuilder(), self.allocator
         allocator.begin_step(is_in_flight=self._num_in_flight > 0)
-        allocator.preempt_for_waiting(step, now)
+        allocator.preempt_for_waiting(step, now, is_shared=self._sharers.are_several)
         self._place_decodes(step, now)
         self._sharing.charge(step.chunks)
         self._place_prompts(step, now)
@@ -192,28 +194,29 @@ class Scheduler:
         urgent: list[Request] = []
         for request in self.allocator.running:
             num_tokens = len(request.tokens)
-            if not request.beams and num_tokens - request.num_planned > 1:
+            if num_tokens - request.num_planned > 1 and not request.beams:
                 step.prompts.append(request)
-            elif request.beams or num_tokens < request.longest:  # else the step in flight samples its last token
+            elif num_tokens < request.longest or request.beams:  # else the step in flight samples its last token
                 (step.deferrable if request.is_deferrable else urgent).append(request)
+        self._decode(step, self._with_shares(step, urgent) if self._sharers.are_several else urgent, now)
+        if step.deferrable and not self._num_urgent_prompts(step):
+            self._decode(step, step.deferrable[: self._budget.num_beside(len(step.chunks))], now)
+
+    def _with_shares(self, step: StepBuilder, decodes: Sequence[Request]) -> list[Request]:
+        """Return those that decode in this step of several tenants' requests, in order of precedence."""
         others = itertools.chain(step.prompts, self.waiting)
-        within, beyond = within_shares(urgent, others, self._num_planned)
+        within, beyond = within_shares(decodes, others, self._num_planned)
         self._num_planned += 1
         if beyond:
             within += beyond[: self._budget.num_above_share(len(within))]
             within.sort(key=precedence)  # so that those are preempted first that are last in order
-        self._decode(step, within, now)
-        if step.deferrable and not self._num_urgent_prompts(step):
-            self._decode(step, step.deferrable[: self._budget.num_beside(len(step.chunks))], now)
+        return within
 
     def _decode(self, step: StepBuilder, requests: Sequence[Request], now: float) -> None:
-        decodes = [request for request in requests if not request.beams]
-        for request in requests:
-            if (
-                request.beams
-                and request.status is Status.RUNNING
-                and self.allocator.grow_beams(step, request, now)
-            ):
+        searches = [request for request in requests if request.beams]
+        decodes = [request for request in requests if not request.beams] if searches else requests
+        for request in searches:
+            if request.status is Status.RUNNING and self.allocator.grow_beams(step, request, now):
                 for beam in request.beams:
                     self._place(step, beam, beam.num_to_compute, now)
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks]) + len(decodes)
@@ -226,14 +229,11 @@ class Scheduler:
         """Number of prompts that could get tokens and are not deferrable."""
         num_running = sum(prompt.status is Status.RUNNING and not prompt.is_deferrable for prompt in step.prompts)
         num_prompts = num_running + self._num_startable(len(self.waiting) - self.waiting.num_deferrable)
-        if num_prompts < 2:
+        if num_prompts < 2 or not self._sharers.are_several:
             return num_prompts
         # Beside others, the prompts of one tenant together slow steps down by no more than one of them.
-        prompts = {
-            prompt.tenant for prompt in itertools.chain(step.prompts, self.waiting) if not prompt.is_deferrable
-        }
-        is_shared = len(prompts | {request.tenant for request in self.allocator.running}) > 1
-        return min(num_prompts, len(prompts)) if is_shared else num_prompts
+        prompts = itertools.chain(step.prompts, self.waiting)
+        return min(num_prompts, len({prompt.tenant for prompt in prompts if not prompt.is_deferrable}))
 
     def _num_startable(self, num_waiting: int) -> int:
         return min(num_waiting, self._max_running - len(self.allocator.running))
@@ -452,6 +452,7 @@ class Scheduler:
         self._speculator.forget(request)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
+        self._sharers.remove(request)
         self._ending.pop(request.request_id, None)
         self._num_finished += reason != "error"  # failing quickly is no sign of speed
         return StreamDelta(

@@ -13,6 +13,30 @@ from collections.abc import Iterable, Sequence
 from engine.request import Request
 
 
+class Sharers:
+    """The tenants whose requests an engine has, without those that give way to all others."""
+
+    def __init__(self) -> None:
+        self._num_requests = Counter[str]()
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is anything to share. O(1)."""
+        return len(self._num_requests) > 1
+
+    def add(self, request: Request) -> None:
+        """Count a request that has come."""
+        if not request.is_deferrable:
+            self._num_requests[request.tenant] += 1
+
+    def remove(self, request: Request) -> None:
+        """Count a request no longer, because it has ended."""
+        if not request.is_deferrable:
+            self._num_requests[request.tenant] -= 1
+            if not self._num_requests[request.tenant]:
+                del self._num_requests[request.tenant]
+
+
 def to_give_way(running: Sequence[Request], waiting: Iterable[Request]) -> tuple[Request, list[Request]] | None:
     """Return the waiting request of the tenant with fewest rows, and those of the tenant with most that may be
     preempted for it, in order of precedence; None where all have their shares. O(running + waiting).
