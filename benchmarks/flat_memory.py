@@ -83,7 +83,7 @@ async def _measure(app: App, requests: int) -> dict[str, Any]:
         raise RuntimeError(f"the application did not come up: {await app.health()}")
     began = time.monotonic()
     await asyncio.to_thread(_ask_all, app, requests)
-    before = await _memory(app)
+    before, collections = await _memory(app), await _full_collections(app)
     await asyncio.to_thread(_ask_all, app, 3 * requests)
     after = await _memory(app)
     return {
@@ -91,7 +91,7 @@ async def _measure(app: App, requests: int) -> dict[str, Any]:
         "kinds": list(ASKS),
         "mib": [before, after],
         "grown_mib": {name: round(after[name] - before[name], 1) for name in after},
-        "longest_full_collection_s": await _longest_pause(app),
+        "longest_full_collection_s": _longest(collections, await _full_collections(app)),
         "seconds": round(time.monotonic() - began),
     }
 
@@ -122,11 +122,19 @@ async def _memory(app: App) -> dict[str, float]:
     }
 
 
-async def _longest_pause(app: App) -> float:
-    """Return the bound of the histogram's bucket that has the longest full collection of a process."""
-    buckets = await app.samples("raydix_gc_pause_seconds_bucket", generation="2")
-    counts = {float(labels["le"]): count for labels, count in buckets}
-    return min((bound for bound, count in counts.items() if count == max(counts.values())), default=0.0)
+async def _full_collections(app: App) -> dict[float, float]:
+    """Return how many full collections took at most so many seconds, of all processes."""
+    counts: dict[float, float] = {}
+    for labels, count in await app.samples("raydix_gc_pause_seconds_bucket", generation="2"):
+        counts[float(labels["le"])] = counts.get(float(labels["le"]), 0.0) + count
+    return counts
+
+
+def _longest(before: dict[float, float], after: dict[float, float]) -> float:
+    """Return the least bound in seconds that all collections between two looks keep; 0 if there were none."""
+    counts = {bound: count - before.get(bound, 0.0) for bound, count in after.items()}
+    most = max(counts.values(), default=0.0)
+    return min(bound for bound, count in counts.items() if count == most) if most else 0.0
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
@@ -37,7 +38,7 @@ class OutputHistory(Protocol):
 
 
 class Constraint:
-    """A matcher and the tokens it has consumed. Used by one thread at a time.
+    """A matcher and the tokens it has consumed. Used by one thread at a time, which holds `lock`.
 
     output:   [ known | tail ]        tail: a token in flight, or draft tokens that may be wrong
     consumed: [ known | other tail ]  differing tokens are rolled back, missing ones consumed
@@ -48,6 +49,8 @@ class Constraint:
     def __init__(self, compiled: CompiledGrammar, pace: MaskPace | None = None) -> None:
         """`pace`: what its masks may take; None for no bound."""
         self.pace = pace or MaskPace()
+        self.lock = threading.Lock()
+        """Held by whoever follows an output or computes a mask: a step, or a thread for late masks."""
         self.num_words = -(-compiled.tokenizer.vocab_size // 32)
         """Number of 32-bit words in a mask."""
         self._compiled = compiled
@@ -115,8 +118,9 @@ class Constraint:
 
     def _mask(self, history: OutputHistory) -> bytes:
         """Return the mask after `history`; b"" if the grammar failed."""
-        is_allowed = self.follow(history) is ConstraintStatus.ALLOWED
-        return self.matcher.compute_bitmask() if is_allowed else b""
+        with self.lock:
+            is_allowed = self.follow(history) is ConstraintStatus.ALLOWED
+            return self.matcher.compute_bitmask() if is_allowed else b""
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

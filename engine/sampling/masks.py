@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -85,6 +86,21 @@ class GrammarMasks:
         masks: Masks = np.full((len(rows), runs[0].constraint.num_words), -1, dtype=np.int32)
         failed: dict[int, GrammarFailure] = {}
         now = [run for run in runs if not _take(run, rows[run.start], masks, failed)]
+        with ExitStack() as held:
+            for run in now:
+                held.enter_context(run.constraint.lock)
+            self._fill_now(now, rows, masks, failed)
+        masks[[*failed]] = -1
+        return masks, failed
+
+    def _fill_now(
+        self,
+        now: Sequence[_RequestRows],
+        rows: Sequence[SamplingRow],
+        masks: Masks,
+        failed: dict[int, GrammarFailure],
+    ) -> None:
+        """Compute the masks that no thread has computed."""
         began = time.perf_counter()
         if self._is_examining:
             statuses = [_timed(run, rows[run.start], masks, failed) for run in now]
@@ -103,8 +119,6 @@ class GrammarMasks:
                 self._compute_again(run, rows[run.start], masks, failed)
             elif failure is not None:
                 failed |= dict.fromkeys(run.rows, failure)
-        masks[[*failed]] = -1
-        return masks, failed
 
     def _watch(self, seconds: float) -> None:
         """Decide whether the next masks are timed one by one: where a step waited, that finds which are slow."""

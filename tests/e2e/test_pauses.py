@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from benchmarks.chaos_app import App, Size, started
+from benchmarks.chaos_app import App, Size
 from benchmarks.chaos_load import Outcome, make_asks, prepare, put
-from tests.e2e.conftest import PATIENCE_S
+from tests.e2e.conftest import PATIENCE_S, Service, running
 
 pytestmark = pytest.mark.e2e
 
@@ -27,13 +27,18 @@ TOKENS = (150, 220)
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    changes = {
-        "ingresses": {"count": 1, "header_timeout_s": LIMIT_S, "keep_alive_s": LIMIT_S},
+def app(service: Service) -> Iterator[App]:
+    """An application with short limits, in the session's Ray."""
+    arguments = {
+        "engine": {"model": "demo", "kv_pages": 1024, "threads": 1},
+        "engines": {"count": 2, "num_cpus": 0.1},
+        "ingresses": {"count": 1, "num_cpus": 0.1, "header_timeout_s": LIMIT_S, "keep_alive_s": LIMIT_S},
         "limits": {"body_timeout_s": LIMIT_S, "idle_timeout_s": LIMIT_S, "slow_reader_timeout_s": LIMIT_S},
-        "health": {"lost_after_s": 1.0, "check_timeout_s": 5.0 * PAUSE_S},
+        "admission": {"max_wait_s": 300.0},
+        "health": {"lost_after_s": 1.0, "check_period_s": 1.0, "check_timeout_s": 5.0 * PAUSE_S},
     }
-    with started(Size(replicas=2, ingresses=1), changes) as app:
+    with running("paused", arguments) as paused:
+        app = App(paused.url, "paused", Size(replicas=2, ingresses=1))
         yield app
         app.close()
 

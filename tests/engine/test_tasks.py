@@ -86,11 +86,14 @@ def test_what_is_pooled_otherwise_is_refused(
 
 
 def test_files_that_hold_something_else_tell_nothing(tmp_path: Path) -> None:
-    for name, text in (("modules.json", "{"), ("modules.json", '[1, {"type": 5}]'), ("config.json", "[]")):
+    for name, text in (("modules.json", '[1, {"type": 5}]'), ("config.json", "[]")):
         (tmp_path / name).write_text(text)
         assert tasks_of("auto", tmp_path) == ("generate",)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": []}))
     assert tasks_of("auto", tmp_path) == ("generate",)
+    (tmp_path / "modules.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"modules\.json is not readable JSON"):
+        tasks_of("auto", tmp_path)
 
 
 def test_requests_for_other_tasks_are_refused() -> None:

@@ -107,9 +107,9 @@ def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the
 ) -> None:
     app = uuid.uuid4().hex
     state = router_state(app, "engines", SETTINGS)
-    router = made(app, replace(SETTINGS, policy="random"))
+    router = made(app, replace(SETTINGS, expect_s=1.5))
     assert router._placer is state.placer
-    assert "policy='cost'" in caplog.text and "policy='random'" in caplog.text
+    assert "expect_s=10.0" in caplog.text and "expect_s=1.5" in caplog.text
 
 
 def test_the_deployments_of_a_model_share_one_fleet_and_each_tells_of_its_own_replicas(

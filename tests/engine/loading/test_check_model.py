@@ -62,7 +62,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "a key nobody knows": (lambda model: change(model, logit_warp=2.0), "logit_warp"),
     "no tokenizer": (lambda model: remove(model, "token*"), "no usable tokenizer"),
     "a tokenizer that is no JSON": (
-        lambda model: (model / "tokenizer.json").write_text("{"), "no usable tokenizer"
+        lambda model: (model / "tokenizer.json").write_text("{"), "tokenizer.json is not readable JSON"
     ),
 }  # fmt: skip
 

@@ -165,7 +165,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "partial rope": (
         lambda m: edit(m / "config.json", rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 1.5}),
-        "partial_rotary_factor turns 96 of a head's 64 numbers",
+        r"rope_parameters.partial_rotary_factor = 1.5; expected a number from 1e-06 to 1",
     ),
     "longrope": (
         lambda m: edit(m / "config.json", rope_parameters={"rope_type": "longrope", "short_factor": [1.0]}),

@@ -241,7 +241,7 @@ def test_names_and_shapes_are_those_of_transformers(name: str, tmp_path: Path) -
         ),
         ("modernbert", True, {"id2label": {"0": "a", "1": "b"}}, r"gives 2 scores \(id2label\), expected 1"),
         ("modernbert", True, {"classifier_pooling": "max"}, "unsupported classifier_pooling 'max'"),
-        ("xlm_roberta", False, {"num_hidden_layers": "four"}, "holds a value of the wrong type"),
+        ("xlm_roberta", False, {"num_hidden_layers": "four"}, "'four'; expected an integer from 1 to 4096"),
         ("xlm_roberta", False, {"vocab_size": None}, "holds a value of the wrong type"),
         ("xlm_roberta", False, {"hidden_size": 50}, "3 heads cannot share hidden_size 50 evenly"),
         (
