@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from engine.config import EngineConfig
 from engine.engine import Engine, model_directory
+from engine.grammar.constraint import Constraint
 from engine.loading.model_directory import fingerprint
 from engine.logprobs import TokenLogprobs
 from engine.models.config import ModelConfig
@@ -53,7 +55,7 @@ class ScriptedRunner:
     def _next(self, chunk: Chunk) -> int:
         ids = self._reply(tuple(chunk.request.prompt_ids))
         constraint = chunk.request.constraint
-        if constraint is not None and constraint.matcher.deep_copy().try_consume_tokens([*ids]) < len(ids):
+        if constraint is not None and not _allows(constraint, ids):
             ids = self._encode("The grammar does not allow what the script says.")
         place = chunk.start + chunk.num_tokens - chunk.request.num_prompt
         return ids[place] if place < len(ids) else self._end
@@ -63,6 +65,14 @@ class ScriptedRunner:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return (*self._tokenizer.encode(text, add_special_tokens=False), self._end)
+
+
+def _allows(constraint: Constraint, ids: Sequence[int]) -> bool:
+    """Whether a grammar allows an answer and its end, however much of it the constraint has followed."""
+    *text, end = ids
+    matcher = constraint._compiled.matcher.deep_copy()
+    is_allowed = matcher.try_consume_tokens(text) == len(text)
+    return is_allowed and bool(matcher.compute_bitmask()[end // 8] >> end % 8 & 1)
 
 
 def _logprobs(token: int, request: Request) -> TokenLogprobs | None:
