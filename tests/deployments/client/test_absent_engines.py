@@ -120,7 +120,7 @@ def test_a_request_whose_only_engine_is_lost_before_the_first_token_waits_for_th
     """With no limit of retries used up: that there is none is no loss."""
 
     async def scenario() -> None:
-        async with service(health={"lost_after_s": 1.0, "max_retries": 1}) as made:
+        async with service(health={"lost_after_s": 2.0, "max_retries": 3}) as made:
             [runner], [replica] = made.engines.runners, made.engines.replicas
             runner.gate.clear()
             asked = [made.ask(f"r{n}") for n in range(3)]
