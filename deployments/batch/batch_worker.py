@@ -111,6 +111,9 @@ class BatchWorker:
             num_places = Counter(place.tenant for place in self._staying())
             record = min(waiting, key=lambda found: (*self._turn(num_places, found), found.created_at, found.id))
             waiting.remove(record)
+            held = sum(place.tenant == record.tenant for place in self._places.values())
+            if held >= self._spool.settings.max_running:
+                continue  # What it gave back is not its own again before that has answered what is in flight.
             leaves = None
             if num_places.total() >= self._spool.settings.max_running:
                 leaves = self._to_leave(num_places, record.tenant)
