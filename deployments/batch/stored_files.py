@@ -127,7 +127,8 @@ class StoredFiles:
         place = self._folder.files / name
         make_folder(place)
         record = FileRecord(name, content.stat().st_size, now, filename, purpose, expires_at)
-        content.replace(place / CONTENT)
+        with self._folder.alone():  # while it moves, whoever counts what is taken could miss it
+            content.replace(place / CONTENT)
         write_record(place / ABOUT, record)
         return record
 
