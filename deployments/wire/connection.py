@@ -13,11 +13,11 @@ from typing import Literal, Protocol
 import zmq
 
 from deployments.wire import messages
-from deployments.wire.deadlines.awake_clock import AwakeClock
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Load
 from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable
 from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
+from engine.awake_clock import AwakeClock
 from engine.stream_delta import StreamDelta
 from router.addresses import ReplicaAddress
 
