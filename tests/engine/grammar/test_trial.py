@@ -104,7 +104,7 @@ def test_a_process_that_others_kill_as_it_tries_says_nothing_of_the_grammar(tria
 def test_a_process_that_stands_still_is_given_up_unless_this_one_stood_still_too(
     goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two hours pass between two readings of the clock, as for a container that is frozen, or half a second does."""
+    """Two hours pass between two readings of the clock, as if all were frozen, or half a second does."""
     monkeypatch.setattr("engine.grammar.trial._TIMEOUT_S", 3.0)
     now, readings = 0.0, 0
 
