@@ -75,6 +75,7 @@ class MetricsHub:
     async def reconfigure(self, user_config: Mapping[str, Any] | None) -> None:
         """Take over the settings that a running hub can, see `deployments/config/live.py`."""
         self._reconfigured(user_config)
+        self._hub.own.set("refuses_settings", float(self._reconfigured.is_refused))
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Start the server. Serve calls this once, after the constructor, on the event loop."""

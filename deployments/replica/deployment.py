@@ -333,6 +333,7 @@ class EngineReplica:
 
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._garbage.report(metrics)
+        metrics.set("refuses_settings", float(self._reconfigured.is_refused))
         self._metrics.on_load(self._loop.load())
         self._metrics.on_failed_steps(self._loop.self_test.counts)
         self._metrics.on_grammars(self._engine.grammars)
