@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,7 +64,6 @@ def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, lis
     """
     from huggingface_hub import HfApi
     from huggingface_hub.constants import DEFAULT_REVISION
-    from huggingface_hub.utils import filter_repo_objects
 
     wanted, unwanted = [_DESCRIPTION], [*_UNWANTED, *_TOKENIZER]
     try:
@@ -73,7 +73,11 @@ def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, lis
         return _download(model, revision, local_files_only=True), None
     directory = _download(model, found.sha, wanted, unwanted)
     names = [file.rfilename for file in found.siblings or ()]
-    return directory, list(filter_repo_objects(names, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    return directory, [name for name in names if _fits(name, _WANTED) and not _fits(name, _UNWANTED)]
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_files(directory: Path) -> None:

@@ -160,6 +160,7 @@ def test_a_stopping_replica_stays_for_as_long_as_others_may_ask_for_what_it_hold
             engines.stopping.add("r0")
             if lingers:
                 exchange = engines.replicas[0]._exchange
+                assert exchange is not None
                 await until(lambda: exchange._stopping_since is not None)
                 await asyncio.sleep(0.3)
                 assert not watch.done()
