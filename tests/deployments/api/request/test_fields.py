@@ -157,7 +157,12 @@ NOTED = {
     },
     "$comment": "none",
 }
-UNKNOWN = ("properties.format.format", "properties.format.x-order", "properties.list.items.nullable")
+UNKNOWN = (
+    "properties.format.format",
+    "properties.format.x-order",
+    "properties.list.items.nullable",
+    "properties.when.contentMediaType",
+)
 
 
 @BOTH
