@@ -57,7 +57,7 @@ def drawn(whole: Any, seed: int) -> str | None:
 
 def takes(whole: Any, text: str) -> bool:
     matcher, ids = whole.deep_copy(), tokenizer().encode(text, add_special_tokens=False)
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
 @pytest.mark.parametrize(

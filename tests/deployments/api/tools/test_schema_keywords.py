@@ -130,7 +130,7 @@ OF_ARGUMENTS: Mapping[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any],
     "a property that is false": ({"properties": {"a": False}, "additionalProperties": True}, {}, {"a": 1}, ()),
     **{
         name: (asked, right, wrong, tuple(form for form in ALL if form not in held))
-        for name, (asked, right, wrong, held) in {
+        for name, (asked, right, wrong, held) in dict[str, tuple[Any, Any, Any, tuple[str, ...]]]({
             "patternProperties": ({"patternProperties": {"^a": NUMBER}}, {"a": 1}, {"a": "x"}, JSON),
             "propertyNames": ({"propertyNames": {"maxLength": 1}}, {"a": 1}, {"aa": 1}, ()),
             "minProperties": ({"minProperties": 1}, {"a": 1}, {}, JSON),
@@ -141,7 +141,7 @@ OF_ARGUMENTS: Mapping[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any],
             "const": ({"const": {"a": 1}}, {"a": 1}, {"a": 2}, JSON),
             "anyOf": ({"anyOf": [{"required": ["a"]}]}, {"a": 1}, {}, JSON),
             "not": ({"not": {"required": ["a"]}}, {}, {"a": 1}, ()),
-        }.items()
+        }).items()
     },
 }  # fmt: skip
 
