@@ -133,7 +133,7 @@ def parse_object(body: bytes | bytearray, limits: Limits, most: int | None = Non
         raise invalid("The body must be a JSON object.")
     if _may_nest_deeper(body, most, limits.max_json_depth):
         check_depth(limits, "max_json_depth", value)
-    check_names(body, value)
+    check_names(body)
     if has_written:
         settle(value)
     return value

@@ -3,29 +3,31 @@
     {"function": {"name": "f", "arguments": {"a": 1, "a": 2}}}       refused: nobody can say which one is meant
     {"function": {"name": "f", "arguments": "{\"a\": 1, \"a\": 2}"}}     a text, which the model is shown as it is
 
-A body without arguments as objects costs two searches. With them, its names are counted, in the text and in what
-was made of it; only if there are fewer in the latter, it is read again, to say which name it is.
+A body without arguments as objects costs two searches. With them, these objects alone are read again, and only if
+one has a name twice all of the body, to say where.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 from deployments.api import exact_json
 from deployments.api.errors import invalid, quoted
-from deployments.api.http.json_size import count_names
 from deployments.api.http.written_numbers import ARGUMENTS, Place, path_of
 
-_OBJECTS = [re.compile(rb'"%s"\s*:\s*\{' % name.encode()) for name in sorted(ARGUMENTS)]
+_FORMS = [rf'"{name}"\s*:\s*\{{' for name in sorted(ARGUMENTS)]
+_OBJECTS = [re.compile(form.encode()) for form in _FORMS]
+_OBJECTS_IN_TEXT = [re.compile(form) for form in _FORMS]
 
 
-def check_names(body: bytes | bytearray, value: dict[str, Any]) -> None:
-    """Raise `ApiError` 400 where arguments of a call, as objects of a body that means `value`, have a name twice.
+def check_names(body: bytes | bytearray) -> None:
+    """Raise `ApiError` 400 where arguments of a call, given as an object, have a name twice.
 
-    The body must nest no deeper than Python reads.
+    The body is valid JSON, and nests no deeper than Python reads.
     """
-    if not any(form.search(body) for form in _OBJECTS) or count_names(body) == _num_names(value):
+    if not any(form.search(body) for form in _OBJECTS) or not _repeats_one(body.decode()):
         return
     left: list[tuple[Any, Place | None, bool]] = [(exact_json.parse(body.decode(), _Members), None, False)]
     while left:
@@ -49,17 +51,30 @@ class _Members(dict[str, Any]):
         super().__init__(members)
         self.repeated: str | None = None
         if len(self) < len(members):
-            names = [name for name, _ in members]
-            self.repeated = next(name for name in names if names.count(name) > 1)
+            last = {name: index for index, (name, _) in enumerate(members)}
+            self.repeated = next(name for index, (name, _) in enumerate(members) if last[name] > index)
 
 
-def _num_names(value: object) -> int:
-    count, nodes = 0, [value]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, dict):
-            count += len(node)
-            nodes += node.values()
-        elif isinstance(node, list):
-            nodes += node
-    return count
+def _repeats_one(body: str) -> bool:
+    """Whether an object in the place of arguments has a name twice, or another in it."""
+    begin = 0
+    for found in sorted(match.end() - 1 for form in _OBJECTS_IN_TEXT for match in form.finditer(body)):
+        if found < begin:
+            continue  # it is in the last one
+        try:
+            begin = _DECODER.raw_decode(body, found)[1]
+        except _Repeated:
+            return True
+    return False
+
+
+class _Repeated(Exception):
+    """An object has a name twice."""
+
+
+def _check_distinct(members: list[tuple[str, Any]]) -> None:
+    if len(dict(members)) < len(members):
+        raise _Repeated
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_check_distinct, parse_int=str, parse_float=str)
