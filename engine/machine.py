@@ -4,11 +4,13 @@
 default_threads ── OMP_NUM_THREADS, or else all of these; `shared_threads`: one engine's part of a shared machine
 prepare_process ── before torch loads OpenMP's library, which reads its settings once
 use_cpu_policy ─── whether a thread that wakes interrupts another that runs
+return_memory ──── what is freed of large values goes back to the kernel
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import sys
@@ -17,6 +19,10 @@ from typing import Literal
 
 CpuPolicy = Literal["batch", "normal"]
 
+_M_MMAP_THRESHOLD = -3
+"""Its number in malloc.h."""
+_LARGE_BYTES = 128 * 1024
+"""glibc's own first value. A value of this size costs two system calls, which take less than filling it does."""
 FEW_CORES = 4
 """With this many cores or fewer, a thread that spins while it waits takes a core that another one needs."""
 _FEW_SPINS = 1000
@@ -38,6 +44,16 @@ def use_cpu_policy(policy: CpuPolicy) -> None:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 if os.sched_getscheduler(int(thread)) == os.SCHED_OTHER:
                     os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
+
+
+def return_memory() -> None:
+    """Have what this process frees of large values go back to the kernel, where the C library is glibc.
+
+    glibc maps large values by themselves, but raises the size from which it does so (M_MMAP_THRESHOLD) to that of
+    each one that is freed. The next of that size lie between small ones that stay, and then their memory does too.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # there is no such function, or no such library
+        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def default_threads(num_ranks: int = 1) -> int:

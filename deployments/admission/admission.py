@@ -31,7 +31,7 @@ from deployments.admission.waiting_work import WaitingWork
 from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind, Unavailable
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 from deployments.wire.messages import Backlog
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics, Series
@@ -183,7 +183,7 @@ class Admission:
         try:
             self._on_queue_change()
             self._give_turns()
-            with contextlib.suppress(TimeoutError), TimeLimit(longest):
+            with contextlib.suppress(TimeoutError), timeout(longest):
                 await asyncio.wait((entry.item.turn,))
         except BaseException:
             self._give_up(entry)

@@ -1,7 +1,8 @@
 """The endpoints, and the layers around them. Failures become error objects of the path's API.
 
-Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Gate ─▶ Bounded ─▶ HotPaths ─▶ endpoints that generate
-                                                                     └─────▶ FastAPI ─▶ others, /openapi.json
+Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Gate ─▶ Readers ─▶ Bounded ─▶ HotPaths
+     HotPaths ─▶ endpoints that generate
+         └─────▶ FastAPI ─▶ others, /openapi.json
 
 A layer sees the head of each answer. The events of a stream pass none: they go to the server's own `send`.
 """
@@ -44,6 +45,7 @@ from deployments.api.http.request_lines import RequestLines
 from deployments.api.http.scopes import address_of, header, is_deferrable, request_id
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
+from deployments.api.http.unread import Readers
 from deployments.api.http.wrong_path import on_http_error
 from deployments.api.off_loop import near_or_far, off_loop, take_share
 from deployments.api.pooling.endpoints import POOLED, PooledKind
@@ -104,6 +106,7 @@ def create_app(service: ApiService, *, at_once: bool = False, room: Workroom | N
     app: ASGIApp = rest
     if service.max_open is not None:
         app = Bounded(app, service.max_open, num_tenants=len(service.access.weights), counts=room.open)
+    app = Readers(app, room.unread, has_tenants=bool(service.access.weights))
     app = Gate(app, service.access, service.metrics)
     if service.allowed_hosts is not None or service.cors_origins:
         app = Origins(app, service.allowed_hosts, service.cors_origins)

@@ -38,6 +38,8 @@ from deployments.config.tenants import Tenant
 from deployments.wire.deadlines.time_limit import TimeLimit
 
 T = TypeVar("T")
+_TOKEN_BYTES = 40
+"""Bytes that a request's record keeps for each token of the prompt until the answer was sent."""
 CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, FailsSteps, EndsEngines, RateLimited)
 
 
@@ -165,7 +167,7 @@ class Exchange:
         if self._on_end is not None:
             pieces = [*await self._on_end(pieces)]
         self._record.finished(by_choice[0][-1].finish_reason or "stop")
-        return json_in_pieces(pieces, self._headers())
+        return json_in_pieces(pieces, self._headers(), _TOKEN_BYTES * self._num_prompt_tokens)
 
     async def _events(self, first: ChoiceDelta, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
         """Yield the stream's bytes; a failure is the last event.

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from deployments.api.http.access import as_tenant
-from deployments.api.http.scopes import as_deferrable, request_id
+from deployments.api.http.scopes import NO_READER, as_deferrable, request_id
 from deployments.batch.runner import IGNORED_FIELDS, Reply
 from deployments.config.tenants import Tenant
 
@@ -65,4 +65,5 @@ def _scope(url: str) -> dict[str, Any]:
         "headers": [(b"content-type", b"application/json")],
         "client": None,
         "server": None,
+        NO_READER: True,
     }

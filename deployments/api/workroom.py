@@ -6,6 +6,7 @@ from deployments.admission.fair_threads import FairThreads
 from deployments.api.http.body_memory import BodyMemory
 from deployments.api.http.bounded import OpenRequests
 from deployments.api.http.pacing import Pace, chunks_per_s
+from deployments.api.http.unread import UnreadMemory
 from deployments.api.off_loop import num_threads
 from deployments.api.service import ApiService
 from engine.machine import usable_cores
@@ -18,6 +19,7 @@ class Workroom:
         limits, weights = service.limits, service.access.weights
         self.pace = Pace(_chunks_per_s(service))
         self.bodies = BodyMemory(limits.max_total_body_bytes, has_tenants=bool(weights))
+        self.unread = UnreadMemory(limits.max_unread_bytes, has_tenants=bool(weights))
         self.threads = FairThreads(num_threads(limits.prepare_threads, usable_cores()), "prepare", weights)
         self.open = OpenRequests()
 
@@ -26,6 +28,7 @@ class Workroom:
         weights = service.access.weights
         self.pace.limit(_chunks_per_s(service))
         self.bodies.bound(service.limits.max_total_body_bytes, has_tenants=bool(weights))
+        self.unread.bound(service.limits.max_unread_bytes, has_tenants=bool(weights))
         self.threads.weigh(weights)
 
 

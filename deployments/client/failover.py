@@ -26,7 +26,7 @@ from deployments.client.suspects import Blame
 from deployments.client.timeline import Migration
 from deployments.config.settings import HealthSettings
 from deployments.wire.deadlines.deadline import awake_now
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 from deployments.wire.messages import Trial
 from monitoring.metrics import Metrics
 
@@ -138,7 +138,7 @@ class Failover:
         running = {asyncio.ensure_future(first.run()): first}
         try:
             waited: list[asyncio.Future[Any]] = [*running, first.began]
-            with contextlib.suppress(TimeoutError), TimeLimit(patience):
+            with contextlib.suppress(TimeoutError), timeout(patience):
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             silent = first.placed
             if any(task.done() for task in running) or first.began.done() or not self._others(silent):

@@ -40,7 +40,7 @@ from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
 from deployments.wire.deadlines.deadline import awake_now, watch_of
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
 from deployments.wire.sockets import make_context
@@ -161,7 +161,7 @@ class RemoteEngines:
         task.add_done_callback(partial(self._on_end, stream))
         longest = self._timings.accept_s
         try:
-            with TimeLimit(longest):
+            with timeout(longest):
                 await stream.accepted
         except TimeoutError:
             await stream.aclose()

@@ -116,7 +116,13 @@ class Limits(BaseModel):
     idle_timeout_s: float = Field(default=300.0, gt=0)
     """Most seconds between two events of a generation, and before the first."""
     slow_reader_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds for which a client may read nothing of what was written to it; then its connection is ended."""
+    """Seconds for which a client may read too little of what waits for it; then its connection is ended."""
+    slow_reader_min_bytes_per_s: float = Field(default=240.0, ge=0)
+    """Bytes per second that a client must read in that time, as long as anything waits for it; 0: a single byte in
+    all of it is enough."""
+    max_unread_bytes: int = Field(default=256 * MIB, ge=MIB)
+    """Bytes of answers that an ingress holds while clients read them, but for those of up to 16 KiB; what finds no
+    room gets a 429. Each tenant may use half; where there are none, each address three quarters."""
     max_chunks_per_s: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     """Most chunks that all streams of an ingress write per second; faster tokens share chunks. "auto": 1,000
     for each core of its machine, at most 4,000; a quarter of that through Serve's proxy. None: no bound."""

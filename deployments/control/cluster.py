@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from deployments.client.protocol import EngineClient, FleetHealth
 from deployments.control.controller_client import AppView, ControllerUnavailable, DeploymentView, ReplicaView
 from deployments.control.model_switch import state_of, together
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 from router.ray_internals import is_head
 
 logger = logging.getLogger("ray.serve")
@@ -121,7 +121,7 @@ class Cluster:
             asking = self._asking[what] = asyncio.ensure_future(_started(source))
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            with TimeLimit(self._timeout_s):
+            with timeout(self._timeout_s):
                 answer: T = await asyncio.shield(asking)
             return answer
         except TimeoutError:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 from router.ray_internals import find_controller, instance_details, set_replicas
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class ControllerClient:
         import ray
 
         try:
-            with TimeLimit(self._timeout_s):
+            with timeout(self._timeout_s):
                 if self._controller is None:
                     self._controller = await asyncio.to_thread(find_controller)
                 return await method(self._controller)

@@ -12,7 +12,7 @@ from typing import Any
 
 from deployments.client.protocol import Unavailable
 from deployments.hub.deployment import NOT_READY
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 from monitoring.checkpoint import Kept
 
 
@@ -38,7 +38,7 @@ class MetricsKeeper:
     async def read_page(self) -> tuple[bytes, str]:
         """Read the page and its content type. Raises Unavailable when there is no complete page."""
         try:
-            with TimeLimit(self._timeout_s):
+            with timeout(self._timeout_s):
                 page = await self._hub.render.remote()
         except Exception as error:
             reason = "in time" if isinstance(error, TimeoutError) else f"({type(error).__name__})"
@@ -53,7 +53,7 @@ class MetricsKeeper:
 
     async def _keep_forever(self) -> None:
         while True:
-            with contextlib.suppress(Exception), TimeLimit(self._timeout_s):  # it does not answer; ask it again
+            with contextlib.suppress(Exception), timeout(self._timeout_s):  # it does not answer; ask it again
                 await self._keep()
             await self._hub.beat()
 

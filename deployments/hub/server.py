@@ -25,7 +25,9 @@ from deployments.ingress.connection import ConnectionBounds, protocols
 HEADER_TIMEOUT_S = 10.0
 """Seconds in which a request's headers must have come."""
 UNREAD_S = 10.0
-"""Seconds in which a client must read something of what was written to it."""
+"""Seconds in which a client must read enough of what waits for it."""
+MIN_READ_BYTES_PER_S = 240.0
+"""How much that is, in bytes per second."""
 RETRY_S = 0.25
 """Seconds between two attempts to listen on a port that is in use."""
 MAX_HEADER_BYTES = 16 * 2**10
@@ -88,7 +90,7 @@ class MetricsServer:
         """`read_page` raises Unavailable when there is no page."""
         self._listener, self._read_page = listener, read_page
         app = Starlette(routes=[Route("/metrics", self._metrics, methods=["GET"])])
-        bounds = ConnectionBounds(HEADER_TIMEOUT_S, MAX_HEADER_BYTES, MAX_HEADERS, UNREAD_S)
+        bounds = ConnectionBounds(HEADER_TIMEOUT_S, MAX_HEADER_BYTES, MAX_HEADERS, UNREAD_S, MIN_READ_BYTES_PER_S)
         config = uvicorn.Config(
             app,
             http=protocols(lambda: bounds),  # type: ignore[arg-type]  # uvicorn only calls it

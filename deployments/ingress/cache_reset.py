@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence, Set
 
 from deployments.client.protocol import ModelState, Unavailable
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 
 logger = logging.getLogger("ray.serve")
 
@@ -31,7 +31,7 @@ async def empty_caches(
     """
     freed = Counter[str]()
     try:
-        with TimeLimit(timeout_s):
+        with timeout(timeout_s):
             while True:
                 if not freed and not known() and await state() not in ("loaded", None):
                     return {}

@@ -51,7 +51,9 @@ class ConnectionBounds:
     """Bytes of a request that are not its body's: its head, and what is between and after chunks."""
     max_headers: int
     unread_s: float
-    """Time in which a client must read something of what was written to it."""
+    """Time in which a client must read enough of what waits for it."""
+    min_read_bytes_per_s: float
+    """How much that is, in bytes per second; at least one byte."""
     header_timeout_setting: str | None = None
     max_header_bytes_setting: str | None = None
     max_headers_setting: str | None = None
@@ -121,14 +123,17 @@ class Connection(HttpToolsProtocol):
         self._body_left = 0  # of a body of known length
         self._fault: ApiError | None = None
         self._is_last_call = self._is_over = False
+        self._is_kept = False  # for another request, once the present one's body has come
         self._on_disconnect: dict[object, Callable[[], None]] = {}
 
     # --- the connection ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
-        self._writes = GatheredWrites(cast(asyncio.Transport, transport), self.loop, lambda: self._reader.begin())
-        self._reader = ReaderWatch(self._writes, self.loop, self._bounds.unread_s)
+        self._writes = GatheredWrites(cast(asyncio.Transport, transport), self.loop, self._is_to_close)
+        bounds = self._bounds
+        self._reader = ReaderWatch(self._writes, self.loop, bounds.unread_s, bounds.min_read_bytes_per_s)
+        self._writes.set_write_buffer_limits(high=0)  # so it holds one message, and tells when that was read
         super().connection_made(cast(asyncio.Transport, self._writes))
         self.flow = self._flow = _Flow(self.transport)
         self._await_head()
@@ -149,6 +154,11 @@ class Connection(HttpToolsProtocol):
         """Write no more for now, as the client does not read."""
         super().pause_writing()
         self._reader.begin()
+
+    def resume_writing(self) -> None:
+        """Write on: the client has read everything, or the kernel holds it."""
+        super().resume_writing()
+        self._reader.stop()
 
     def shutdown(self) -> None:
         """Close the connection after its last request; uvicorn calls this when the server drains."""
@@ -293,8 +303,8 @@ class Connection(HttpToolsProtocol):
         self._awaits = None
         super().on_headers_complete()
         cast(dict[str, Any], self.scope)[ON_DISCONNECT] = self._watch
-        if self._is_last_call:
-            self.cycle.keep_alive = False
+        self._is_kept = self.cycle.keep_alive and not self._is_last_call
+        self.cycle.keep_alive = False  # an answer that begins before the body has come is the connection's last
 
     def _checked_url(self) -> bytes:
         version = self.parser.get_http_version()
@@ -317,6 +327,8 @@ class Connection(HttpToolsProtocol):
         if self._fault is None and not self.parser.should_upgrade():
             self._num_outside = 0
             super().on_message_complete()
+            if not self.cycle.response_started:
+                self.cycle.keep_alive = self._is_kept
 
     # --- disconnects -----------------------------------------------------------------------------------------
 
@@ -340,17 +352,23 @@ class Connection(HttpToolsProtocol):
     # --- the end of a request --------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """Go on with the next request; after one that was answered before its body had come, there is none."""
+        """Go on with the next request."""
         self.server_state.total_requests += 1
         if self._is_over or self.transport.is_closing():
             return
-        if self.cycle.more_body:
-            self._linger()
-        elif self._unparsed:
+        if self._unparsed:
             self._wait_for_turn()
         else:
             self.flow.resume_reading()
             self._await_request()
+
+    def _is_to_close(self) -> bool:
+        """Return whether the connection may be closed now, as no more is to come of a body that nobody reads."""
+        if not self._is_over and self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
+            self._linger()
+            return False
+        self._reader.begin()
+        return True
 
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error, unless an answer has begun, and end the connection."""

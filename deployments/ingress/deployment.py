@@ -47,7 +47,7 @@ from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.telemetry.tracing import open_tracing
 from deployments.wire.open_files import allow_open_files
-from engine.machine import use_cpu_policy
+from engine.machine import return_memory, use_cpu_policy
 from monitoring.metrics import Metrics
 from router.ray_internals import request_namer, serve_is_stopping
 
@@ -83,6 +83,7 @@ class Ingress:
         end_with_raylet()
         allow_open_files()
         use_cpu_policy(args.cpu_policy)
+        return_memory()
         self._tracer = open_tracing(args.tracing, name)
         self._log = RequestLog(name)
         self._lines = _line_file(args)

@@ -16,10 +16,12 @@ class GatheredWrites:
     """A transport that writes once in each turn. All else is the transport's own."""
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, on_close: Callable[[], None]
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, may_close: Callable[[], bool]
     ) -> None:
-        """`on_close` is called when the connection is to be closed, which it is once all has been sent."""
-        self._transport, self._loop, self._on_close = transport, loop, on_close
+        """`may_close` is asked when the connection is to be closed, which it is once all has been sent. Where it
+        returns False, the connection stays open.
+        """
+        self._transport, self._loop, self._may_close = transport, loop, may_close
         self._gathered: list[bytes] = []
         self._num_written = 0
 
@@ -34,8 +36,8 @@ class GatheredWrites:
         return self._num_written - self.num_unsent
 
     def forget(self) -> None:
-        """Call nothing any more: the connection has ended."""
-        self._on_close = lambda: None
+        """Ask nobody any more: the connection has ended."""
+        self._may_close = lambda: True
 
     def write(self, data: bytes) -> None:
         """Write with all else that this turn writes."""
@@ -46,8 +48,8 @@ class GatheredWrites:
     def close(self) -> None:
         """Write what was gathered and close the connection."""
         self._flush()
-        self._transport.close()
-        self._on_close()
+        if self._may_close():
+            self._transport.close()
 
     def write_eof(self) -> None:
         """Write what was gathered and end this direction of the connection."""

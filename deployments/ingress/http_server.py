@@ -99,6 +99,7 @@ class HttpServer:
             limits.max_header_bytes,
             limits.max_headers,
             limits.slow_reader_timeout_s,
+            limits.slow_reader_min_bytes_per_s,
             "ingresses.header_timeout_s",
             "limits.max_header_bytes",
             "limits.max_headers",

@@ -32,7 +32,7 @@ from deployments.ingress.cache_reset import empty_caches
 from deployments.ingress.engine_handles import EngineHandles
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics import IngressMetrics
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 from engine.config import EngineConfig
 from engine.engine import model_directory
 from engine.generation_defaults import generation_defaults
@@ -117,7 +117,7 @@ class ModelLink:
             return
         self._first_call = asyncio.create_task(self._learn_prefixes())
         # Requests that arrive before the engines' prefixes are known would miss their caches.
-        with contextlib.suppress(TimeoutError), TimeLimit(self._sync_timeout_s):
+        with contextlib.suppress(TimeoutError), timeout(self._sync_timeout_s):
             await asyncio.wait([self._first_call])
 
     def served(self, keys: KeyRing) -> ServedModel:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from deployments.hub.warm_up_board import PrefixReport
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 
 
 class PrefixReporter:
@@ -40,5 +40,5 @@ class PrefixReporter:
             for report in self._reports():
                 if not report.prefixes:
                     continue
-                with contextlib.suppress(Exception), TimeLimit(2 * self._period_s):
+                with contextlib.suppress(Exception), timeout(2 * self._period_s):
                     await self._hub.report_prefixes.remote(self._ingress, report)

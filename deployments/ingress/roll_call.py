@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 
 logger = logging.getLogger("ray.serve")
 
@@ -38,7 +38,7 @@ class RollCall:
         if self._task is not None:
             self.stop()
             # Without a hub, silence tells the next one.
-            with contextlib.suppress(Exception), TimeLimit(LEAVE_S):
+            with contextlib.suppress(Exception), timeout(LEAVE_S):
                 await self._hub.leave.remote(self._ingress)
 
     def stop(self) -> None:
@@ -49,7 +49,7 @@ class RollCall:
 
     async def _answer_forever(self) -> None:
         while True:
-            with contextlib.suppress(Exception), TimeLimit(TIMEOUT_S):
+            with contextlib.suppress(Exception), timeout(TIMEOUT_S):
                 self._take(await self._hub.here.remote(self._ingress))
             await self._hub.beat()
 

@@ -17,7 +17,7 @@ from typing import Any
 from cache import Namespace
 from deployments.config.settings import ChatSettings, WarmUpSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 from engine.engine import Engine, model_directory
 from engine.errors import EngineBroken
 from engine.precompute import Precomputed, precompute
@@ -56,7 +56,7 @@ async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomp
     try:
         num_pages = engine.cache.num_pages * settings.max_kv_share - engine.cache.num_shared_pages
         max_tokens = int(max(num_pages, 0) * engine.config.page_size)
-        with TimeLimit(settings.ask_timeout_s):
+        with timeout(settings.ask_timeout_s):
             prefixes = await hub.hot_prefixes.remote(engine.config.name, max_tokens)
         done = await asyncio.to_thread(compute_prefixes, engine, prefixes, settings.max_seconds)
     except EngineBroken:  # which Serve then starts again

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 
 logger = logging.getLogger("ray.serve")
 
@@ -55,7 +55,7 @@ class MetricsPusher:
             try:
                 snapshot = self._snapshot()
                 self._mirror_to_ray(snapshot)
-                with TimeLimit(TIMEOUT_S):
+                with timeout(TIMEOUT_S):
                     self._on_level(await self._hub.push.remote(self._process, snapshot))
             except Exception:
                 self.num_failed += 1

@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from engine.grammar.texts import ANY_TEXT
+
 SpecialId = Callable[[str], int | None]
 """Tells the id of the special token with a text; None if there is none."""
-ANYTHING = "/(?s:.*)/"
 
 
 def reference(mark: str, special: SpecialId) -> str | None:
@@ -27,15 +28,30 @@ def literal(text: str, marks: Iterable[str], special: SpecialId) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def up_to_mark(rule: str, mark: str, special: SpecialId, *, count: str = "*", before: str = "") -> str:
-    """Return a rule for the shortest text that ends with `mark`, and that: as many characters as the quantifier
-    `count` says, and perhaps `before`.
-    """
-    perhaps = f"{json.dumps(before)[1:-1]}?" if before else ""
-    text = f"(?s:.{count}){perhaps}"
+def up_to_mark(rule: str, mark: str, special: SpecialId, *, before: str = "") -> str:
+    """Return a rule for the shortest text that ends with `mark`, and that, with `before` perhaps before it."""
+    text = f"(?s:.*){json.dumps(before)[1:-1]}?" if before else "(?s:.*)"
     if known := reference(mark, special):
         return f"{rule}: /{text}/ {known}"
     return f"{rule}[lazy]: /{text}{re.escape(mark).replace('/', chr(92) + '/')}/"
+
+
+def one_up_to_mark(
+    rule: str, texts: Sequence[str], mark: str, special: SpecialId, *, before: str = ""
+) -> list[str]:
+    """Return rules for one of `texts`, which are expressions for terminals, and `mark`; the first rule is called
+    `rule`. One `before` may come before the mark, and must where the text ends with one itself.
+    """
+    if ANY_TEXT in texts:
+        return [up_to_mark(rule, mark, special, before=before)]
+    text, written = f"{rule}_one".upper(), " | ".join(dict.fromkeys(texts))
+    terminals = [f"{text}: {written}"]
+    if before:
+        text, one, end = f"{rule}_whole".upper(), text, json.dumps(before)[1:-1]
+        terminals.append(f"{text}: {one} /{end}/ | {one} & ~/(?s:.*){end}/")
+    if known := reference(mark, special):
+        return [f"{rule}: {text} {known}", *terminals]
+    return [f"{rule}[lazy]: {text} {json.dumps(mark, ensure_ascii=False)}", *terminals]
 
 
 def separated(name: str, parts: Sequence[tuple[str, bool]], separator: str) -> list[str]:

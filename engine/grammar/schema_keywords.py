@@ -4,8 +4,10 @@ schemas, and what constrains nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
+
+from engine.grammar.texts import FORMATS
 
 ONE = frozenset(
     {"items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains",
@@ -18,17 +20,27 @@ NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "d
 """Keywords with an object of schemas."""
 NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose values may look like schemas and are none."""
-FORMATS = frozenset(
-    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+OF_TEXTS = frozenset({"minLength", "maxLength", "pattern", "format"})
+OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_OF_TYPES = {
+    "string": OF_TEXTS,
+    "number": OF_NUMBERS,
+    "array": frozenset(
+        {"items", "additionalItems", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems",
+         "contains", "minContains", "maxContains"}
+    ),
+    "object": frozenset(
+        {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames",
+         "required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"}
+    ),
+}  # fmt: skip
+"""Keywords that constrain values of one type."""
+_OF_ALL_TYPES = frozenset(
+    {"enum", "const", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then",
+     "else"}
 )  # fmt: skip
-"""The values of `format` that llguidance enforces. By the standard, all others are annotations."""
-_OTHERS = frozenset(
-    {"type", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
-     "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains",
-     "minProperties", "maxProperties", "dependentRequired", "dependencies", "title", "description", "deprecated",
-     "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema", "id", "x-guidance"}
-)  # fmt: skip
-_KNOWN = ONE | LISTED | NAMED | NO_SCHEMAS | _OTHERS
+_OTHERS = frozenset({"type", "title", "description", "deprecated", "readOnly", "writeOnly", "id", "x-guidance"})
+_KNOWN = ONE | LISTED | NAMED | NO_SCHEMAS | _OTHERS | frozenset[str]().union(*_OF_TYPES.values())
 
 
 def _is_anything(value: object, _: dict[str, Any]) -> bool:
@@ -63,9 +75,17 @@ def is_vacuous(keyword: str, schema: dict[str, Any]) -> bool:
     return says_nothing is not None and says_nothing(schema[keyword], schema)
 
 
+def binding(schema: dict[str, Any], kinds: Collection[str]) -> list[str]:
+    """Return the keywords, besides `type`, by which a schema constrains values of these types; an integer is a
+    number.
+    """
+    found = _OF_ALL_TYPES.union(*(_OF_TYPES.get(kind, ()) for kind in kinds))
+    return [keyword for keyword in schema if keyword in found and not is_vacuous(keyword, schema)]
+
+
 def unknown_in(schema: object) -> Iterator[tuple[str, object]]:
     """Yield the places, and the values, of what constrains nothing although its author may think so: keywords that
-    the standard does not know, and unknown formats.
+    the standard does not know, unknown formats, and what a text's content is (`contentEncoding`).
     """
     nodes: list[tuple[str, object]] = [("", schema)]
     while nodes:

@@ -109,4 +109,4 @@ def check_answer(kind: str, client: socket.socket) -> None:
         data = client.recv(2**16)
         assert data, f"the connection was ended ({kind}) after {told[-300:]!r}"
         told += data
-    assert told.startswith(b"HTTP/1.1 200 OK") and b'"error"' not in told, (kind, told[-500:])
+    assert told.startswith(b"HTTP/1.1 200 OK") and b'"error":' not in told, (kind, told[-500:])

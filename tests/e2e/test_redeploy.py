@@ -96,7 +96,7 @@ class Load:
         ):
             lines = [line async for line in response.aiter_lines() if line]
         assert response.status_code == 200, lines
-        assert lines[-1] == "data: [DONE]" and not [line for line in lines if '"error"' in line], lines[-2:]
+        assert lines[-1] == "data: [DONE]" and not [line for line in lines if '"error":' in line], lines[-2:]
 
 
 @dataclass

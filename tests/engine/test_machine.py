@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,7 @@ def test_all_threads_of_the_process_keep_to_the_cpus() -> None:
 
 WAITS = """
 import os
+import platform
 from engine.machine import FEW_CORES, prepare_process, usable_cores
 import engine.machine as machine
 machine.usable_cores = lambda: {cores}
@@ -202,3 +204,29 @@ def test_a_process_that_may_not_choose_its_policy_goes_on(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     use_cpu_policy("batch")
     assert asked == [os.SCHED_BATCH]
+
+
+RELEASED = """
+import psutil
+from engine.machine import return_memory
+
+def megabytes():
+    return psutil.Process().memory_info().rss // 2**20
+
+return_memory()
+before, kept = megabytes(), []
+for size in (2**23, 2**20):
+    large = []
+    for _ in range(2**27 // size):
+        large.append(b"x" * size)
+        kept.append(b"x" * 2**16)
+    del large
+print(megabytes() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that keeps such memory")
+def test_what_is_freed_between_what_stays_goes_back_to_the_kernel() -> None:
+    """Of twice 128 MiB. By default, glibc keeps the second half."""
+    grown = subprocess.run([sys.executable, "-c", RELEASED], check=True, capture_output=True, text=True)
+    assert int(grown.stdout) < 32

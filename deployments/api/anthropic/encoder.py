@@ -6,6 +6,7 @@ message_delta (why it ended, usage), message_stop
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,14 @@ from deployments.api.anthropic.blocks import AnswerBlocks, BlockStep
 from deployments.api.anthropic.errors import error_object
 from deployments.api.choice import ChoiceDelta
 from deployments.api.errors import ApiError
+from deployments.api.http.json_size import count_names
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import ResponseContext, encode_json
 from deployments.api.randomness import random_hex
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS = {"thinking": ("thinking_delta", "thinking"), "tool_use": ("input_json_delta", "partial_json")}
+_TEXT_OR_COLON = re.compile(r'"(?:[^"\\]|\\.)*"?|:', re.DOTALL)
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
@@ -178,8 +181,8 @@ def _usage(num_prompt: int, num_cached: int, num_generated: int, num_thinking: i
 
 
 def _object(text: str, *, is_cut: bool) -> Raw:
-    """Return a tool's input: of an answer that is cut off, as far as it was written. What is no JSON object is the
-    text of a field, so that nothing is lost that the model wrote.
+    """Return a tool's input: of an answer that is cut off, as far as it was written. What is no JSON object, or
+    has a name twice, is the text of a field, so that nothing is lost that the model wrote.
     """
     try:
         if not is_cut:
@@ -187,6 +190,15 @@ def _object(text: str, *, is_cut: bool) -> Raw:
         written = exact_json.closed(text)
     except ValueError:
         written = ""
-    if written.startswith("{"):
+    if written.startswith("{") and not _repeats_a_name(text):
         return Raw(written.encode())
     return Raw(encode_json({"arguments": text} if text.strip() else {}))
+
+
+def _repeats_a_name(text: str) -> bool:
+    """Whether an object has a name twice, in JSON that may break off. The last value may be missing."""
+    ends = [found.end() for found in _TEXT_OR_COLON.finditer(text) if found[0] == ":"]
+    if not ends:
+        return False
+    begun = f"{text[: ends[-1]]} null"
+    return count_names(exact_json.closed(begun).encode()) < len(ends)

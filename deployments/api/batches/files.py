@@ -14,6 +14,7 @@ from deployments.api.batches.upload import EXPIRY_SECONDS, FileForm, receive_for
 from deployments.api.errors import invalid, quoted
 from deployments.api.http.origins import undeclared
 from deployments.api.http.transport import json_response
+from deployments.api.http.unread import SMALL_BYTES
 from deployments.api.routes.paging import is_newest_first, page_of, page_size
 from deployments.api.service import ApiService
 from deployments.batch.in_thread import in_thread
@@ -58,6 +59,12 @@ def add_file_routes(app: FastAPI, service: ApiService) -> None:
     app.add_api_route("/v1/files/{file_id}/content", routes.content, methods=["GET"])
 
 
+class FileContent(FileResponse):
+    """A file, which is read from disk as far as its client reads it."""
+
+    chunk_size = SMALL_BYTES
+
+
 class _FileRoutes:
     """The endpoints and the service that they share."""
 
@@ -100,7 +107,7 @@ class _FileRoutes:
             found = await in_thread(checked, path)
         except FileNotFoundError:  # it was deleted meanwhile
             raise unknown_file(file_id) from None
-        return FileResponse(path, media_type="application/octet-stream", filename=file.filename, stat_result=found)
+        return FileContent(path, media_type="application/octet-stream", filename=file.filename, stat_result=found)
 
     async def delete(self, request: Request, file_id: str) -> Response:
         """Delete a file. Batches that read it go on."""

@@ -9,19 +9,20 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from deployments.api.anthropic.errors import is_ours
 from deployments.api.document.bounds import bound, bounds_of, open_to_others
 from deployments.api.document.operations import EVENTS, JSON, OPERATIONS, AnswerType, EndpointAnswers
 from deployments.api.document.reports import Error, MessageError
+from deployments.api.http.transport import json_response
 from deployments.api.request.fields import HARMLESS, LABELS
 from deployments.api.service import ApiService
 
 _PREFIX = "#/components/schemas/"
-_OF_ALL = (400, 401, 403, 404, 421, 431, 500, 503)
-"""Statuses of errors that any request may get: its keys, its headers, its names, the engines."""
-_OF_BODIES = (408, 413, 415, 429)
+_OF_ALL = (400, 401, 403, 404, 421, 429, 431, 500, 503)
+"""Statuses of errors that any request may get: its keys, its headers, its names, unread answers, the engines."""
+_OF_BODIES = (408, 413, 415)
 _SECURITY = {
     "key": {"type": "http", "scheme": "bearer", "description": "A tenant's key, where there are tenants."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
@@ -43,8 +44,8 @@ def describe(app: FastAPI, service: ApiService) -> None:
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's way to change the document
 
-    def answer(request: Request) -> JSONResponse:  # a thread's work: making it takes too long for the event loop
-        return JSONResponse(app.openapi())
+    def answer(request: Request) -> Response:  # a thread's work: making it takes too long for the event loop
+        return json_response(app.openapi())
 
     app.add_route("/openapi.json", answer, include_in_schema=False)
 

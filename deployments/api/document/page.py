@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.api.document.openapi import operations_of
+from deployments.api.http.transport import whole
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}
 code,pre{font:13px/1.4 ui-monospace,monospace}pre{background:#8881;padding:.8em;overflow:auto;max-height:40em}
@@ -26,7 +27,7 @@ def add_docs_page(app: FastAPI) -> None:
         """Show the endpoints with their parameters, bodies and answers."""
         document: dict[str, Any] = request.app.openapi()
         headers = {"content-security-policy": _POLICY}
-        return Response(page(document), media_type="text/html", headers=headers)
+        return whole([page(document).encode()], headers=headers, media_type="text/html")
 
     app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)
 

@@ -17,6 +17,7 @@ from deployments.api.errors import ApiError, invalid, quoted
 from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
 from deployments.api.http.json_size import NESTED, count_values, most_values
 from deployments.api.http.packed_body import packing_of, unpacked
+from deployments.api.http.repeated_names import check_names
 from deployments.api.http.scopes import header
 from deployments.api.http.written_numbers import settle
 from deployments.api.off_loop import off_loop
@@ -132,6 +133,7 @@ def parse_object(body: bytes | bytearray, limits: Limits, most: int | None = Non
         raise invalid("The body must be a JSON object.")
     if _may_nest_deeper(body, most, limits.max_json_depth):
         check_depth(limits, "max_json_depth", value)
+    check_names(body)
     if has_written:
         settle(value)
     return value

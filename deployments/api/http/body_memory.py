@@ -51,7 +51,7 @@ class BodyMemory:
         with self.lock:
             is_too_much = self._taken[tenant] + num_bytes > self._most_each
             if is_too_much or self.num_bytes + num_bytes > self._max_bytes:
-                raise _no_room(self._max_bytes)
+                raise self._refusal(num_bytes)
             self.num_bytes += num_bytes
             self._taken[tenant] += num_bytes
 
@@ -62,6 +62,19 @@ class BodyMemory:
             self._taken[tenant] -= num_bytes
             if not self._taken[tenant]:
                 del self._taken[tenant]
+
+    def _refusal(self, num_bytes: int) -> ApiError:
+        """Create the error of what finds no room for so many bytes."""
+        message = (
+            f"The server is working on as many bodies as it takes ({self._max_bytes} bytes, "
+            "limits.max_total_body_bytes); retry later."
+        )
+        return overloaded(message)
+
+
+def overloaded(message: str) -> ApiError:
+    """Create a 429 for what finds no room now."""
+    return ApiError(429, message, code="overloaded", headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
 
 
 class RoomClosed(Exception):
@@ -106,11 +119,3 @@ class BodyRoom:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _no_room(max_bytes: int) -> ApiError:
-    message = (
-        f"The server is working on as many bodies as it takes ({max_bytes} bytes, limits.max_total_body_bytes); "
-        "retry later."
-    )
-    return ApiError(429, message, code="overloaded", headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})

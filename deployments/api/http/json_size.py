@@ -11,6 +11,7 @@ interpreter's lock for long.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 _NAMED, NESTED = 5, 10
 """What a name, and an array or object, takes to parse, in numbers of an array."""
@@ -28,8 +29,23 @@ def count_values(body: bytes | bytearray, enough: float = math.inf) -> int:
     Counts no further once there are more than `enough`. Up to the first fault of a text that is not JSON, the
     count is right: a parser makes no more objects.
     """
-    num_values, begin, is_inside = 1, 0, False
-    while begin < len(body) and num_values <= enough:
+    num_values = 1
+    for outside in _outside_texts(body):
+        num_values += most_values(outside) - 1
+        if num_values > enough:
+            break
+    return num_values
+
+
+def count_names(body: bytes | bytearray) -> int:
+    """Return the number of names that the objects of a JSON text have, repeated ones too. O(bytes)."""
+    return sum(outside.count(b":") for outside in _outside_texts(body))
+
+
+def _outside_texts(body: bytes | bytearray) -> Iterator[bytes]:
+    """Yield what is outside of texts, piece by piece."""
+    begin, is_inside = 0, False
+    while begin < len(body):
         piece = body[begin : begin + _PIECE_BYTES]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             piece = body[begin : begin + len(piece) + 1]  # an escape and what it escapes stay together
@@ -37,7 +53,5 @@ def count_values(body: bytes | bytearray, enough: float = math.inf) -> int:
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = piece.split(b'"')
-        outside = b"".join(parts[is_inside::2])
-        num_values += most_values(outside) - 1
+        yield b"".join(parts[is_inside::2])
         is_inside ^= len(parts) % 2 == 0
-    return num_values

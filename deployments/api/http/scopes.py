@@ -10,6 +10,8 @@ REQUEST_ID = "raydix.request_id"
 
 DEFERRABLE = "raydix.deferrable"
 """Where a scope says that its request gives way to all requests of clients."""
+NO_READER = "raydix.no_reader"
+"""Where a scope says that no client reads the answer: it is a program's within this process."""
 _ERROR = "raydix.error"
 _SEND = "raydix.send"
 
@@ -42,6 +44,11 @@ def as_deferrable(scope: Scope) -> Scope:
 def is_deferrable(scope: Scope) -> bool:
     """Return whether a request gives way to all requests of clients: a batch has sent it, in this process."""
     return DEFERRABLE in scope
+
+
+def has_reader(scope: Scope) -> bool:
+    """Return whether a client reads the answer, which may take as long as it likes."""
+    return NO_READER not in scope
 
 
 def address_of(scope: Scope) -> str:

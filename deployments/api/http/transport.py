@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -15,9 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.errors import ApiError, invalid, log_failure, unexpected
 from deployments.api.http.body import ClientGone
+from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.error_response import error_response
-from deployments.api.http.parts import PART_BYTES, parts_of
+from deployments.api.http.parts import parts_of
 from deployments.api.http.scopes import REQUEST_ID, send_for_bodies
+from deployments.api.http.unread import SMALL_BYTES, unread_room
 from deployments.api.randomness import random_hex
 from deployments.config.limits import Limits
 from deployments.wire.deadlines.time_limit import TimeLimit
@@ -35,7 +38,8 @@ def name_ignored(scope: Scope, fields: Sequence[str]) -> None:
 
 ON_DISCONNECT = "raydix.on_disconnect"
 """Where a server that can do so leaves a function in the scope: it takes a callback, calls it when the client has
-disconnected, and returns a function that takes it back. It saves the task that waits for ASGI's own message."""
+disconnected, and returns a function that takes it back. It saves the task that waits for ASGI's own message. Such
+a server also ends the connections of clients that do not read."""
 
 
 async def until_disconnect(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -87,6 +91,7 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
+_JSON = "application/json"
 _OF_STREAMS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -107,80 +112,134 @@ class EventStream(Response):
         close: Callable[[], Awaitable[None]],
         slow_reader_timeout_s: float,
         headers: dict[str, str],
+        num_kept: int = 0,
     ) -> None:
+        """`num_kept` bytes are kept for the chunks until the end, beside the one that is sent."""
         # What it inherits would make them of a body that is known.
         self.status_code, self.background = 200, None
         own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         self.raw_headers = [*_OF_STREAMS, *own]
         self._chunks = chunks
         self._close = close
-        self._limit = TimeLimit(slow_reader_timeout_s)
+        self._num_kept, self._slow_reader_timeout_s = num_kept, slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all chunks."""
+        """Send all chunks, or an error when there is no room for what is kept."""
+        self._limit = TimeLimit(math.inf if ON_DISCONNECT in scope else self._slow_reader_timeout_s)
         try:
-            with contextlib.suppress(ClientGone, OSError):  # servers report a disconnect to a sender as OSError
-                await until_disconnect(scope, receive, self._send_all(send, send_for_bodies(scope, send)))
+            # Servers report a disconnect to a sender as OSError.
+            with contextlib.suppress(ClientGone, OSError), unread_room(scope) as room:
+                try:
+                    room.take(self._num_kept)
+                except ApiError as error:
+                    await error_response(error, scope)(scope, receive, send)
+                    return
+                sending = self._send_all(send, send_for_bodies(scope, send), room)
+                await until_disconnect(scope, receive, sending)
         finally:
             self._limit.close()
             await self._close()
 
-    async def _send_all(self, send_head: Send, send: Send) -> None:
+    async def _send_all(self, send_head: Send, send: Send, room: BodyRoom) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await send_head(start)
         async for chunk in self._chunks:
             try:
-                if len(chunk) <= PART_BYTES:
+                if len(chunk) <= SMALL_BYTES:
                     with self._limit:
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 else:
-                    await self._send_parts(chunk, send)
-            except TimeoutError:
+                    await self._send_large(chunk, send, room)
+            except (TimeoutError, ApiError):  # nothing can be said to who does not read
                 raise ClientGone from None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_parts(self, chunk: bytes, send: Send) -> None:
+    async def _send_large(self, chunk: bytes, send: Send, room: BodyRoom) -> None:
+        """Send a chunk if there is room for it, and else the stream's last words about that.
+
+        Raises `ApiError` when there are none, or they are large too.
+        """
+        num_taken = len(chunk)
+        try:
+            room.take(num_taken)
+        except ApiError as error:
+            chunk, num_taken = await self._chunks.athrow(error), 0
+            if len(chunk) > SMALL_BYTES:
+                raise
         for part in parts_of([chunk]):
             with self._limit:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await asyncio.sleep(0)  # the streams of others go on
+        with self._limit:
+            await send(
+                {"type": "http.response.body", "body": b"", "more_body": True}
+            )  # which waits for the last part
+        room.give_back(num_taken)
 
 
-class _WholeInParts(Response):
-    """Sends a long body in parts, until the client disconnects."""
+class _Whole(Response):
+    """Sends a body in parts, until the client disconnects, while there is room for all of it."""
 
-    media_type = "application/json"
-
-    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str]) -> None:
-        super().__init__(headers=headers)
-        self.headers["content-length"] = str(sum(map(len, pieces)))
-        self._pieces = pieces
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        status: int,
+        headers: Mapping[str, str] | None,
+        media_type: str | None,
+        num_kept: int,
+    ) -> None:
+        super().__init__(None, status, headers, media_type)
+        size = sum(map(len, pieces))
+        self.headers["content-length"] = str(size)
+        self._pieces, self._num_bytes = pieces, size + num_kept
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all parts."""
-        with contextlib.suppress(ClientGone, OSError):  # servers report a disconnect to a sender as OSError
-            await until_disconnect(scope, receive, self._send_all(send))
+        """Send all parts, or an error when there is no room."""
+        with unread_room(scope) as room:
+            try:
+                room.take(self._num_bytes)
+            except ApiError as error:
+                self._pieces = ()  # they are not kept for as long as the error takes
+                await error_response(error, scope)(scope, receive, send)
+                return
+            with contextlib.suppress(ClientGone, OSError):  # servers report a disconnect to a sender as OSError
+                await until_disconnect(scope, receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for part in parts_of(self._pieces):
             await send({"type": "http.response.body", "body": part, "more_body": True})
             await asyncio.sleep(0)  # the streams of others go on
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send(
+            {"type": "http.response.body", "body": b"", "more_body": False}
+        )  # which waits for the last part
 
 
-def json_in_pieces(pieces: Sequence[bytes], headers: Mapping[str, str] | None = None) -> Response:
-    """Create a response whose body is JSON in these pieces, which is sent in parts where it is long."""
-    if len(pieces) > 1 and sum(map(len, pieces)) <= PART_BYTES:
-        pieces = [b"".join(pieces)]
-    if len(pieces) > 1 or len(pieces[0]) > PART_BYTES:
-        return _WholeInParts(pieces, headers or {})
-    return Response(pieces[0], headers=headers, media_type="application/json")
+def whole(
+    pieces: Sequence[bytes],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    media_type: str | None = None,
+    num_kept: int = 0,
+) -> Response:
+    """Create a response with a body in pieces. Where it is not small, it is sent in parts, as it is read; so many
+    bytes as `num_kept` are kept beside it.
+    """
+    if sum(map(len, pieces)) > SMALL_BYTES:
+        return _Whole(pieces, status, headers, media_type, num_kept)
+    return Response(b"".join(pieces), status, headers, media_type)
+
+
+def json_in_pieces(
+    pieces: Sequence[bytes], headers: Mapping[str, str] | None = None, num_kept: int = 0
+) -> Response:
+    """Create a response whose body is JSON in these pieces (`whole`)."""
+    return whole(pieces, 200, headers, _JSON, num_kept)
 
 
 def json_response(content: object, status: int = 200) -> Response:
     """Create a response with `content` as JSON."""
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+    return whole([msgspec.json.encode(content)], status, media_type=_JSON)
 
 
 class Envelope:

@@ -15,12 +15,12 @@ from typing import Any, TypeAlias, Union
 from deployments.api.errors import invalid, quoted
 from deployments.api.exact_json import WrittenNumber
 
-_ARGUMENTS = frozenset({"arguments", "input"})
+ARGUMENTS = frozenset({"arguments", "input"})
 """Fields with the arguments of a call. An `input` of the body itself is something else."""
 _SHOWN = frozenset({"parameters", "input_schema", "documents"})
 """Fields with other JSON that the model is shown. The server reads it, too, so Python must have its numbers."""
 _SHOWN_CHARS = 64
-_Place: TypeAlias = tuple[Union["_Place", None], str | int]
+Place: TypeAlias = tuple[Union["Place", None], str | int]
 """Where something is: in what, and under which name or index. A path would take memory for each."""
 
 
@@ -29,23 +29,23 @@ def settle(body: dict[str, Any]) -> None:
 
     Raises `ApiError` 400 that names the first number that is larger than any ordinary one.
     """
-    left: list[tuple[Any, _Place | None, bool]] = [(body, None, False)]
+    left: list[tuple[Any, Place | None, bool]] = [(body, None, False)]
     while left:
         node, place, is_shown = left.pop()
         for key, child in node.items() if isinstance(node, dict) else enumerate(node):
             if isinstance(child, WrittenNumber):
                 number = child.number
                 if number is None:
-                    path = _path((place, key))
+                    path = path_of((place, key))
                     raise invalid(f"{path} is {quoted(child)}, which is too large for a number.", path)
                 if not is_shown:
                     node[key] = number
-            elif isinstance(child, dict | list) and (place is None or key not in _ARGUMENTS):
+            elif isinstance(child, dict | list) and (place is None or key not in ARGUMENTS):
                 left.append((child, (place, key), is_shown or key in _SHOWN))
 
 
-def _path(place: _Place) -> str:
+def path_of(place: Place) -> str:
     """Return the dotted path of a place, whose names are the client's and may be long."""
     before, key = place
     name = str(key)[:_SHOWN_CHARS]
-    return name if before is None else f"{_path(before)}.{name}"
+    return name if before is None else f"{path_of(before)}.{name}"

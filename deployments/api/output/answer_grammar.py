@@ -21,8 +21,9 @@ from deployments.api.tools.protocol import Function
 from deployments.api.tools.requested import RequestedTools
 from deployments.api.tools.tool_format import NUMBER
 from engine.grammar.compiler import schema_in_lark
-from engine.grammar.lark import ANYTHING, SpecialId, literal, up_to_mark
+from engine.grammar.lark import SpecialId, literal, up_to_mark
 from engine.grammar.spec import Grammar
+from engine.grammar.texts import ANY_TEXT
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -103,7 +104,7 @@ def _calls(tools: RequestedTools, answer: str | None, special: SpecialId) -> tup
         return f"{block} | answer", rules
     if is_free:
         free = up_to_mark("free", mark, special)
-        return f"(free {block if form.opens else 'call'})* text", [*rules, free, f"text: {ANYTHING}"]
+        return f"(free {block if form.opens else 'call'})* text", [*rules, free, f"text: {ANY_TEXT}"]
     return f"{block} | TEXT", [*rules, rf"TEXT: /([^\s\{form.initial}](?s:.*))?/"]
 
 

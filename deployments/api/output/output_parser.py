@@ -202,9 +202,11 @@ class OutputParser:
         self._num_calls += 1
 
     def _end_input(self, parsed: ParsedOutput) -> None:
-        """Add what was held back of the last call's input."""
-        if self._input is not None and (rest := self._input.finish()):
-            self._of_last_call(parsed).arguments += rest
+        """Add what was held back of the last call's input. What it has no place for becomes text."""
+        if self._input is not None:
+            if rest := self._input.finish():
+                self._of_last_call(parsed).arguments += rest
+            parsed.text += self._input.beside()
         self._input = None
 
     def _of_last_call(self, parsed: ParsedOutput) -> ToolCallDelta:

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Scope
 
 from deployments.admission.rate_limits import Ticket
 from deployments.api.errors import RETRY_AFTER_S, ApiError
-from deployments.api.http.scopes import DEFERRABLE
+from deployments.api.http.parts import PART_BYTES
+from deployments.api.http.scopes import DEFERRABLE, NO_READER
 from deployments.api.responses.encoder import ResponsesEncoder
 from deployments.config.tenants import ANONYMOUS
 
@@ -63,6 +64,7 @@ class ResponseJob:
         self.plan, self.ticket = plan, ticket
         self._encoder, self._keeper, self._keeps_events = encoder, keeper, keeps_events
         self._events: list[bytes] = []
+        self._num_bytes = 0
         self._news = asyncio.Event()
         self._status = 0
         self._error = b""
@@ -99,12 +101,21 @@ class ResponseJob:
         at = after + 1
         while True:
             if at < len(self._events):
-                fresh, at = b"".join(self._events[at:]), len(self._events)
-                yield fresh
+                fresh, size = [self._events[at]], len(self._events[at])
+                while (at := at + 1) < len(self._events) and size + len(self._events[at]) <= PART_BYTES:
+                    fresh.append(self._events[at])
+                    size += len(self._events[at])
+                yield fresh[0] if len(fresh) == 1 else b"".join(fresh)
             elif self.has_ended:
                 return
             else:
                 await self._news.wait()
+
+    @property
+    def num_kept(self) -> int:
+        """Number of bytes that its readers keep alive: of its events, and of those to come, what is large."""
+        num_held: int = self.plan.num_held
+        return max(self._num_bytes, num_held, 0)
 
     @property
     def keeps_events(self) -> bool:
@@ -152,6 +163,7 @@ class ResponseJob:
     def _add(self, events: bytes) -> None:
         if events and self._keeps_events:
             self._events += [event + b"\n\n" for event in events.split(b"\n\n") if event]
+            self._num_bytes += len(events)
             self._tell()
 
     def _tell(self) -> None:
@@ -215,6 +227,7 @@ def scope_of(job: ResponseJob, scope: Scope, request_id: str) -> Scope:
         "query_string": b"",
         "headers": [*headers, (b"x-request-id", request_id.encode())],
         _JOB: job,
+        NO_READER: True,
     }
 
 

@@ -15,7 +15,7 @@ from deployments.api.errors import invalid
 from deployments.api.http.access import tenant_of
 from deployments.api.http.body import ReadBody
 from deployments.api.http.body_memory import BodyRoom
-from deployments.api.http.transport import json_response, name_ignored
+from deployments.api.http.transport import json_in_pieces, json_response, name_ignored
 from deployments.api.off_loop import off_loop
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.request.field_values import described_as
@@ -176,4 +176,4 @@ def _shown(name: str, stored: StoredConversation) -> Response:
 
 
 def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    return json_in_pieces([body])

@@ -85,17 +85,10 @@ class DirectoryStore:
     def _put(self, path: Path, record: bytes) -> None:
         if len(record) + RECORD_BYTES > self._max_bytes:
             raise too_large(len(record) + RECORD_BYTES, self._max_bytes)
-        make_folder(path.parent)
-        fresh = path.with_name(f"{secrets.token_hex(8)}.tmp")
         now = self._clock()
-        try:
-            with new_file(fresh) as file:
-                file.write(MAGIC + zlib.crc32(record).to_bytes(4, "big") + record)
-            os.utime(fresh, (now, now))
-            fresh.replace(path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
+        content = MAGIC + zlib.crc32(record).to_bytes(4, "big") + record
+        while not _placed(path, content, now):
+            pass  # Another process has forgotten it, as the one not used for longest.
         self._num_written += len(record) + RECORD_BYTES
         if self._num_written >= self._max_bytes // SHARE or now - self._swept_at >= SWEEP_S:
             with contextlib.suppress(OSError):  # the record is kept, whether or not others can be forgotten
@@ -156,6 +149,23 @@ class DirectoryStore:
                 else:
                     found.append(_Kept(state.st_mtime, state.st_size + RECORD_BYTES, path))
         return sorted(found, reverse=True)
+
+
+def _placed(path: Path, content: bytes, now: float) -> bool:
+    """Write a whole file and give it its name; return False where it was removed before that. Raises OSError."""
+    make_folder(path.parent)
+    fresh = path.with_name(f"{secrets.token_hex(8)}.tmp")
+    try:
+        with new_file(fresh) as file:
+            file.write(content)
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(fresh, (now, now))
+            fresh.replace(path)
+            return True
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    return False
 
 
 def _forget(path: Path) -> None:

@@ -247,7 +247,8 @@ async def begin_later(
         remove()
         raise
     if is_stream:
-        return EventStream(job.events(-1), nothing, limits.slow_reader_timeout_s, ticket.headers())
+        timeout_s = limits.slow_reader_timeout_s
+        return EventStream(job.events(-1), nothing, timeout_s, ticket.headers(), job.num_kept)
     return json_in_pieces(job.now(), ticket.headers())
 
 

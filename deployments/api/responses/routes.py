@@ -100,15 +100,15 @@ class _ResponseRoutes:
         if job is not None:
             if not job.keeps_events:
                 raise invalid(NO_STREAM, "stream")
-            events = job.events(after)
+            events, num_kept = job.events(after), job.num_kept
         else:
             stored = await self._shelf(request).find(response_id)
             if stored.beat_at is not None:
                 raise invalid(RUNS_ELSEWHERE, "stream")
             if not stored.events:
                 raise invalid(NO_STREAM, "stream")
-            events = _events(stored.events, after)
-        return EventStream(events, nothing, self._service.limits.slow_reader_timeout_s, {})
+            events, num_kept = _events(stored.events, after), len(stored.events)
+        return EventStream(events, nothing, self._service.limits.slow_reader_timeout_s, {}, num_kept)
 
     async def _leave_mark(self, request: Request, name: str, mark: bytes) -> bool:
         """Have another ingress end a response that runs there. Return whether there is one."""
@@ -146,8 +146,11 @@ class _ResponseRoutes:
 
 
 async def _events(stored: bytes, after: int) -> AsyncGenerator[bytes, None]:
-    for event in [event for event in stored.split(b"\n\n") if event][after + 1 :]:
-        yield event + b"\n\n"
+    begin = number = 0
+    while (end := stored.find(b"\n\n", begin) + 2) >= 2:
+        if number > after:
+            yield stored[begin:end]
+        begin, number = end, number + 1
 
 
 def _starting_after(request: Request) -> int:

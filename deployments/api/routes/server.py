@@ -15,7 +15,7 @@ from starlette.responses import Response
 from deployments.api.errors import from_client
 from deployments.api.http.admin import require_admin
 from deployments.api.http.scopes import request_id
-from deployments.api.http.transport import json_response
+from deployments.api.http.transport import json_response, whole
 from deployments.api.routes.health import Readiness, health
 from deployments.api.routes.lifecycle import described
 from deployments.api.service import ApiService, ServedModel
@@ -63,7 +63,7 @@ class _ServerRoutes:
             text, content_type = await self._service.metrics_text()
         except Unavailable as error:
             return Response(f"{error}\n", 503, {"retry-after": "2"}, "text/plain")
-        return Response(text, headers={"content-type": content_type})
+        return whole([text], headers={"content-type": content_type})
 
     async def ping(self) -> Response:
         """Report whether requests can be served by the status alone, as SageMaker asks."""

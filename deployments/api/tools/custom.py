@@ -46,7 +46,7 @@ class InputText:
         self._held = ""
         """What was written and not given yet: an input that has not begun, or an escape that has not ended."""
         self._written: list[str] = []
-        """All that was written, where no input begins the arguments."""
+        """All that was written, where no input begins the arguments; or what was written after the input."""
 
     def push(self, arguments: str) -> str:
         """Return the text that further arguments add."""
@@ -54,7 +54,7 @@ class InputText:
             self._held += arguments
             self._begin()
             arguments = ""
-        if self._state == "elsewhere":
+        if self._state in ("elsewhere", "after"):
             self._written.append(arguments)
         return self._inside(arguments) if self._state == "inside" else ""
 
@@ -66,6 +66,12 @@ class InputText:
         values = object_of(written)
         text = None if values is None else values.get(_INPUT, "" if not values else None)
         return text if isinstance(text, str) else written
+
+    def beside(self) -> str:
+        """Return what the model wrote after the input, once the call has ended: other arguments, as they are."""
+        if self._state != "after":
+            return ""
+        return "".join(self._written).strip().lstrip(",").removesuffix("}").strip()
 
     def _begin(self) -> None:
         """Find out whether the arguments begin with the input, as soon as that can be said."""
@@ -80,7 +86,7 @@ class InputText:
         assert text is not None  # it matches the empty text
         end = text.end()
         if self._held[end : end + 1] == '"':
-            self._state = "after"
+            self._state, self._written = "after", [self._held[end + 1 :]]
         elif half := _HALF.search(self._held, 0, end):
             end = half.start()
         spelled, self._held = self._held[:end], self._held[end:]

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from deployments.api.tools.keyed import NOT_IN_KEYS, KeyedMarks, before_value
-from deployments.api.tools.named import TEXT_OR_NULL, arguments_of, kinds
+from deployments.api.tools.named import ANYTHING, TEXT_OR_NULL, kinds
+from deployments.api.tools.written_values import (
+    Schema,
+    alternatives_of,
+    arguments_of,
+    check_held,
+    choices_of,
+    target_of,
+    values_of,
+)
 from engine.errors import InvalidGrammar
 from engine.grammar.compiler import schema_in_lark
-from engine.grammar.lark import SpecialId, literal, up_to_mark
+from engine.grammar.lark import SpecialId, literal, one_up_to_mark
+from engine.grammar.schema_keywords import OF_TEXTS, binding
+from engine.grammar.texts import ANY_TEXT, text_terminal
 
 
 def argument_rules(marks: KeyedMarks, name: str, schema: dict[str, Any], special: SpecialId) -> list[str]:
@@ -17,10 +30,8 @@ def argument_rules(marks: KeyedMarks, name: str, schema: dict[str, Any], special
     arguments = arguments_of(schema)
     if arguments is None:
         begin, _, end = before_value(marks, "\0").partition("\0")
-        return [
-            f'{name}: ({write.mark(begin)} /[^<>"\\n]+/ {write.mark(end)} {name}_any)*',
-            *write.text(f"{name}_any"),
-        ]
+        member = f'{write.mark(begin)} /[^<>"\\n]+/ {write.mark(end)}'
+        return [f"{name}: ({member} {name}_any)*", *write.any_value(f"{name}_any", values_of(schema))]
     parts, rules = [], []
     for number, argument in enumerate(arguments):
         if NOT_IN_KEYS & set(argument.name) or not argument.name:
@@ -44,25 +55,58 @@ class _Writer:
         """Write a text with marks."""
         return literal(text, self._marks.all, self._special)
 
-    def text(self, rule: str, count: str = "*") -> list[str]:
-        """Return rules for a text, and the mark that ends it."""
-        marks = self._marks
-        text = up_to_mark(f"{rule}_text", marks.ends_value, self._special, count=count, before=marks.around_value)
-        return [f"{rule}: {rule}_text {self.mark(marks.layout)}", text]
+    def value(self, rule: str, schema: Schema) -> list[str]:
+        """Return rules for a value, and the mark that ends it. Raises InvalidGrammar."""
+        if not kinds(schema, schema) <= TEXT_OR_NULL:
+            return self._json(rule, schema)
+        choices, texts = list[str](), list[str]()
+        for choice, text in _texts(schema, schema):
+            (choices if text is None else texts).append(choice if text is None else text)
+        if texts:
+            return self._text(rule, [*texts, *(json.dumps(choice, ensure_ascii=False) for choice in choices)])
+        if not choices:
+            raise InvalidGrammar("no value has the type that its schema asks for")
+        options = (self.mark(choice) or chr(34) * 2 for choice in dict.fromkeys(choices))
+        return [f"{rule}: ({' | '.join(options)}) {self._end}"]
 
-    def value(self, rule: str, schema: dict[str, Any]) -> list[str]:
-        """Return rules for a value, and the mark that ends it."""
-        allowed = kinds(schema, schema)
-        end = self.mark(f"{self._marks.around_value}{self._marks.ends_value}{self._marks.layout}")
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if not allowed <= TEXT_OR_NULL:
-            return [f"{rule}: {rule}_json {end}", f"{rule}_json: {schema_in_lark(schema)}"]
-        if isinstance(choices, list):
-            texts = ("null" if choice is None else str(choice) for choice in choices)
-            return [f"{rule}: ({' | '.join(self.mark(text) or chr(34) * 2 for text in texts)}) {end}"]
-        if allowed == {"null"}:
-            return [f'{rule}: "null" {end}']
-        if "pattern" in schema:
-            raise InvalidGrammar("pattern is not supported, because this model writes texts without quotes")
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        return self.text(rule, "*" if not least and most == "" else f"{{{least},{most}}}")
+    def any_value(self, rule: str, schema: Schema) -> list[str]:
+        """Return rules for the value of an argument that has no name in the schema, and the mark that ends it: it
+        is read as JSON, or as a text where it is none.
+        """
+        is_bound = "type" in schema or binding(schema, ANYTHING)
+        return self._json(rule, schema) if is_bound else self._text(rule, [ANY_TEXT])
+
+    @property
+    def _end(self) -> str:
+        marks = self._marks
+        return self.mark(f"{marks.around_value}{marks.ends_value}{marks.layout}")
+
+    def _json(self, rule: str, schema: Schema) -> list[str]:
+        return [f"{rule}: {rule}_json {self._end}", f"{rule}_json: {schema_in_lark(schema)}"]
+
+    def _text(self, rule: str, texts: list[str]) -> list[str]:
+        marks = self._marks
+        text = one_up_to_mark(f"{rule}_text", texts, marks.ends_value, self._special, before=marks.around_value)
+        return [f"{rule}: {rule}_text {self.mark(marks.layout)}", *text]
+
+
+def _texts(schema: Schema | bool, root: Schema) -> Iterator[tuple[str, str | None]]:
+    """Yield what a text, or null, may be by a schema that allows nothing else: a choice, or the expression of a
+    terminal. Raises InvalidGrammar.
+    """
+    if isinstance(schema, bool):
+        return
+    if (target := target_of(schema, root)) is not None:
+        yield from _texts(target, root)
+    elif (choices := choices_of(schema, root)) is not None:
+        yield from (("null" if choice is None else choice, None) for choice in choices)
+    elif (alternatives := alternatives_of(schema, root)) is not None:
+        for one in alternatives:
+            yield from _texts(one, root)
+    else:
+        allowed = kinds(schema, root)
+        check_held(schema, OF_TEXTS, allowed)
+        if "null" in allowed:
+            yield "null", None
+        if "string" in allowed:
+            yield "", text_terminal(schema)

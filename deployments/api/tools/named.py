@@ -1,14 +1,13 @@
-"""The functions that an answer may call: what their schemas say of arguments, and arguments one by one."""
+"""The functions that an answer may call, and what their schemas say of arguments."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any
 
 from deployments.api import exact_json
-from engine.errors import InvalidGrammar
 
 Functions = Mapping[str, "dict[str, Any] | None"]
 """The schemas of the functions' arguments, by the functions' names; None where there are no arguments."""
@@ -18,43 +17,6 @@ TEXT_OR_NULL = frozenset({"string", "null"})
 _PYTHONS = {"True": "true", "False": "false", "None": "null"}
 _MAX_STEPS = 64
 """References and alternatives that are followed before a schema counts as one of anything."""
-_OF_ALL = (
-    "$ref", "allOf", "anyOf", "oneOf", "not", "if", "minProperties", "maxProperties", "dependentRequired",
-    "dependentSchemas", "propertyNames",
-)  # fmt: skip
-"""Keywords that bind arguments to each other."""
-
-
-class Argument(NamedTuple):
-    """An argument that a schema names."""
-
-    name: str
-    schema: dict[str, Any]
-    """With the definitions that it may refer to."""
-    is_required: bool
-
-
-def arguments_of(schema: dict[str, Any]) -> list[Argument] | None:
-    """Return the arguments of a function; None if it may have any.
-
-    Raises InvalidGrammar for what cannot be enforced where arguments are written one by one.
-    """
-    for keyword in _OF_ALL:
-        if keyword in schema:
-            raise InvalidGrammar(
-                f"{keyword} at the top of a schema is not supported: this model writes arguments one by one"
-            )
-    shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    required = schema.get("required") or []
-    named = properties(schema)
-    named = {**named, **{key: {} for key in required if key not in named}}
-    if not named and schema.get("additionalProperties", True) is not False:
-        return None
-    return [
-        Argument(name, {**shared, **(one if isinstance(one, dict) else {})}, name in required)
-        for name, one in named.items()
-        if one is not False
-    ]
 
 
 def object_of(arguments: str) -> dict[str, Any] | None:

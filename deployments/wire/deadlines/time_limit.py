@@ -1,7 +1,8 @@
 """Time limits for code that waits for a peer, as often as for every token.
 
 `asyncio.timeout` sets and cancels a timer for each wait, and counts the time in which this process stood still. A
-`TimeLimit` is a deadline for many waits, which is looked at when the first of them may be over.
+`TimeLimit` is a deadline for many waits, which is looked at when the first of them may be over; `timeout` is for
+one wait.
 
     waits      ├──┤ ├─┤ ├──┤      ├───────────────── TimeoutError
     deadline   └────────────▶ looks, and again when the next wait's time is over
@@ -79,7 +80,29 @@ class TimeLimit:
             self._task.cancel()
 
     def close(self) -> None:
-        """Watch no longer. Idempotent."""
+        """Watch no longer, and let go of a task that does not wait. Idempotent."""
+        if not self.is_waiting:
+            self._task = None
         if self._is_watched:
             self._is_watched = False
             self._watch.remove(self)
+
+
+class _OneWait(TimeLimit):
+    """A limit for one wait."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the wait, and watch no longer. Raises TimeoutError when it took too long."""
+        try:
+            super().__exit__(kind, error, traceback)
+        finally:
+            self.close()
+
+
+def timeout(seconds: float) -> TimeLimit:
+    """Return a limit for one wait, `with timeout(seconds): ...`, which need not be closed."""
+    return _OneWait(seconds)

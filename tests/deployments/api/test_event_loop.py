@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from starlette.responses import Response
@@ -115,9 +116,9 @@ def test_a_large_answer_is_made_and_sent_in_pieces(app: ASGIApp, monkeypatch: py
     """It is never put together, which would be a step of the interpreter as long as the answer."""
     largest: list[int] = []
 
-    def noted(pieces: Sequence[bytes], headers: Mapping[str, str] | None = None) -> Response:
+    def noted(pieces: Sequence[bytes], *options: Any) -> Response:
         largest.append(max(map(len, pieces)))
-        return json_in_pieces(pieces, headers)
+        return json_in_pieces(pieces, *options)
 
     monkeypatch.setattr(loop_gap_cases, "LONG_ANSWER", 12_000)
     monkeypatch.setattr(exchange, "json_in_pieces", noted)

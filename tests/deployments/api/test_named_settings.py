@@ -105,12 +105,12 @@ EXCEEDED: list[tuple[str, Any, tuple[str, dict[str, Any]]]] = [
 """A setting, a value, and a request that exceeds it."""
 ELSEWHERE = {
     "max_total_body_bytes", "max_header_bytes", "max_headers", "body_timeout_s", "request_timeout_s",
-    "idle_timeout_s", "max_waiting_grammars",
+    "idle_timeout_s", "max_waiting_grammars", "max_unread_bytes",
 }  # fmt: skip
-"""Bounds with a test of their own below, or in test_body.py."""
+"""Bounds with a test of their own below, or in test_body.py and test_unread.py."""
 REFUSES_NOTHING = {
     "closed_objects", "grammar_processes", "grammar_processes_per_tenant", "known_grammar_bytes",
-    "slow_reader_timeout_s", "max_chunks_per_s",
+    "slow_reader_timeout_s", "slow_reader_min_bytes_per_s", "max_chunks_per_s",
     "inline_text_chars",
     "token_cache_bytes", "inline_logprobs", "inline_body_bytes", "inline_json_values", "prepare_threads",
 }  # fmt: skip

@@ -30,7 +30,7 @@ class Recorded:
 
 def gathered() -> tuple[Recorded, GatheredWrites]:
     transport = Recorded()
-    return transport, GatheredWrites(cast(asyncio.Transport, transport), asyncio.get_running_loop(), lambda: None)
+    return transport, GatheredWrites(cast(asyncio.Transport, transport), asyncio.get_running_loop(), lambda: True)
 
 
 def test_what_one_turn_writes_is_one_write() -> None:

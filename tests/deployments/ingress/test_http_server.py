@@ -416,3 +416,62 @@ def test_new_limits_bound_the_connections_that_come_then() -> None:
             assert (await said(port, begun, b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 9", b"transfer-encoding: chunked"])
+@pytest.mark.parametrize("more", [b"", b"rest"], ids=["the body never comes", "the body comes meanwhile"])
+def test_an_answer_before_the_body_says_that_the_connection_ends(framing: bytes, more: bytes) -> None:
+    """Else a client that keeps its connection would send its next request on one that is closed."""
+    rest = more and (b"123456789" if b"length" in framing else b"1\r\na\r\n0\r\n\r\n")
+
+    async def scenario() -> None:
+        go = asyncio.Event()
+
+        async def refuse(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+            await go.wait()
+            await send({"type": "http.response.body", "body": b"no"})
+
+        async with serving(refuse) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n" % framing)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+            assert head.startswith(b"HTTP/1.1 401") and b"connection: close" in head
+            writer.write(rest)
+            await asyncio.sleep(0.01)
+            go.set()
+            assert await asyncio.wait_for(reader.read(), 60) == b"no"
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_reads_less_than_the_rate_is_given_up() -> None:
+    async def scenario() -> None:
+        async with serving(Large(), unread_s=0.2, min_bytes_per_s=1e12) as (port, _):
+            with unread_socket(port) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+                while not num_served(port):
+                    await asyncio.sleep(0.01)
+                client.setblocking(False)
+                async with asyncio.timeout(60):
+                    while num_served(port):
+                        with contextlib.suppress(OSError):
+                            client.recv(1000)
+                        await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_of_a_stream_in_which_nothing_is_said_is_not() -> None:
+    async def scenario() -> None:
+        api = Api()
+        async with serving(api, unread_s=0.05, min_bytes_per_s=1e12) as (port, _):
+            told = asyncio.create_task(said(port, b"GET /held HTTP/1.0\r\n\r\n"))
+            while not api.num_open:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            api.go.set()
+            assert (await told).endswith(b"begun,\r\n1\r\n0\r\n0\r\n\r\n")
+
+    asyncio.run(scenario())

@@ -42,11 +42,16 @@ class Unread:
         return False
 
 
-def watched(per_second: float) -> tuple[Unread, GatheredWrites, ReaderWatch]:
+def watched(per_second: float, min_bytes_per_s: float = 0.5) -> tuple[Unread, GatheredWrites, ReaderWatch]:
     loop, transport = asyncio.get_running_loop(), Unread(per_second)
     watch: ReaderWatch
-    writes = GatheredWrites(cast(asyncio.Transport, transport), loop, lambda: watch.begin())
-    watch = ReaderWatch(writes, loop, UNREAD_S)
+
+    def may_close() -> bool:
+        watch.begin()
+        return True
+
+    writes = GatheredWrites(cast(asyncio.Transport, transport), loop, may_close)
+    watch = ReaderWatch(writes, loop, UNREAD_S, min_bytes_per_s)
     return transport, writes, watch
 
 
@@ -64,6 +69,56 @@ def test_who_reads_nothing_for_too_long_is_given_up() -> None:
         assert transport.aborted_at is None
         await asyncio.sleep(2)
         assert transport.aborted_at == pytest.approx(UNREAD_S)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("per_second", "is_ended"), [(0.4, True), (0.6, False)])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["more is written", "nothing more is written"])
+def test_who_reads_less_than_the_rate_is_given_up(per_second: float, is_ended: bool, goes_on: bool) -> None:
+    """Whatever is written meanwhile, and however little that is, as long as something waits."""
+
+    async def scenario() -> None:
+        transport, writes, watch = watched(per_second)
+        await written(writes, 200)
+        watch.begin()
+        for _ in range(5):
+            if goes_on:
+                await written(writes, 5)
+            await asyncio.sleep(UNREAD_S / 5)
+        await asyncio.sleep(1)
+        assert (transport.aborted_at is not None) == is_ended
+
+    run(scenario())
+
+
+def test_with_no_rate_a_byte_is_enough() -> None:
+    async def scenario() -> None:
+        transport, writes, watch = watched(0.02, min_bytes_per_s=0.0)
+        await written(writes, 100)
+        watch.begin()
+        await asyncio.sleep(10 * UNREAD_S)
+        assert transport.aborted_at is None
+
+    run(scenario())
+
+
+def test_who_has_nothing_to_read_may_read_nothing() -> None:
+    """As between two events of a stream, also where something waits at both looks."""
+
+    async def scenario() -> None:
+        transport, writes, watch = watched(1000.0)
+        await written(writes, 10)
+        watch.begin()
+        await asyncio.sleep(1)
+        watch.stop()  # as the transport tells that all was read
+        await asyncio.sleep(UNREAD_S - 2)
+        for _ in range(3):
+            await written(writes, 10)
+            watch.begin()
+            await asyncio.sleep(UNREAD_S)
+            watch.stop()
+        assert transport.aborted_at is None
 
     run(scenario())
 

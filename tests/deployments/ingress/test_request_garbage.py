@@ -1,6 +1,6 @@
-"""What a request leaves in an ingress' process: no objects that wait for a collection of garbage.
+"""What a request leaves in an ingress' process: no objects that wait for a collection of garbage, and no task.
 
-Each that did would stay until a full collection, so the process would grow with every request.
+Each that did would stay until a full collection or a deadline, so the process would grow with every request.
 """
 
 from __future__ import annotations
@@ -50,23 +50,30 @@ async def ask(port: int, kind: str, num: int) -> None:
     assert await client.wait() == 0
 
 
-async def garbage_of(api: Api, kind: str) -> int:
+def num_tasks() -> int:
+    return sum(isinstance(each, asyncio.Task) for each in gc.get_objects())
+
+
+async def garbage_of(api: Api, kind: str) -> tuple[int, int]:
+    """Return how many objects wait for a collection after requests, and how many tasks stay after it."""
     async with serving(api.http._transport.app) as (port, server):  # type: ignore[attr-defined]
         await ask(port, kind, 5)  # what is made once
         gc.collect()
+        num_before = num_tasks()
         await ask(port, kind, NUM)
         while server.num_connections or api.client.num_streams:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)  # tasks that have ended are freed by the loop
-        return gc.collect()
+        return gc.collect(), num_tasks() - num_before
 
 
 @pytest.mark.parametrize("kind", ASKS)
-def test_a_request_leaves_no_garbage(kind: str) -> None:
+def test_a_request_leaves_no_garbage_and_no_task(kind: str) -> None:
     async def scenario() -> None:
         async with api_over(1) as api:
             # Less than one object for each request: the few are those of the one connection.
-            assert await garbage_of(api, kind) < NUM
+            garbage, tasks = await garbage_of(api, kind)
+            assert garbage < NUM and tasks < NUM
 
     gc.disable()
     try:

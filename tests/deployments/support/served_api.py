@@ -16,8 +16,12 @@ from deployments.ingress.http_server import HttpServer
 MAX_HEADER_BYTES = 2000
 
 
-def limits(unread_s: float = 60.0) -> Limits:
-    return Limits(max_header_bytes=MAX_HEADER_BYTES, slow_reader_timeout_s=unread_s)
+def limits(unread_s: float = 60.0, min_bytes_per_s: float = 0.0) -> Limits:
+    return Limits(
+        max_header_bytes=MAX_HEADER_BYTES,
+        slow_reader_timeout_s=unread_s,
+        slow_reader_min_bytes_per_s=min_bytes_per_s,
+    )
 
 
 class Api:
@@ -48,10 +52,10 @@ class Api:
 
 
 @asynccontextmanager
-async def serving(api: Any, unread_s: float = 60.0, **settings: Any) -> Any:
+async def serving(api: Any, unread_s: float = 60.0, min_bytes_per_s: float = 0.0, **settings: Any) -> Any:
     """Serve on a free port; yields the port and the server, which is drained in the end."""
     asked = IngressSettings(port=free_port(), **settings)
-    server = HttpServer(api, asked, limits(unread_s))
+    server = HttpServer(api, asked, limits(unread_s, min_bytes_per_s))
     server.start()
     try:
         yield asked.port, server

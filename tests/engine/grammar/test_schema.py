@@ -11,8 +11,8 @@ from llguidance import LLMatcher
 
 from engine.errors import InvalidGrammar
 from engine.grammar.schema import rewritten
-from engine.grammar.schema_keywords import FORMATS
 from engine.grammar.spec import Grammar
+from engine.grammar.texts import FORMATS
 from tests.engine.support.grammar_walks import accepts, walk
 
 NULL, INTEGER = {"type": "null"}, {"type": "integer", "minimum": 0, "maximum": 9}
@@ -219,7 +219,7 @@ def test_the_formats_that_are_enforced_are_those_of_llguidance() -> None:
         "regex",
         "password",
     }
-    for name in FORMATS | others:
+    for name in FORMATS.keys() | others:
         grammar = LLMatcher.grammar_from_json_schema({"type": "string", "format": name})
         assert ("Unknown format" in LLMatcher.validate_grammar(grammar)) is (name not in FORMATS)
     assert not allows({"type": "string", "format": "date"}, '"any text"')

@@ -53,6 +53,24 @@ def test_a_call_that_is_cut_off_has_the_input_so_far(ask: Make) -> None:
     assert message["stop_reason"] == "end_turn"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_kept"),
+    [
+        ('{"city": "Oslo", "city": "Bergen"}', True), ('{"city": [{"a": 1, "a": 2}]}', True),
+        ('{"city": "Oslo", "city": "Ber', True), ('{"city": "Oslo", "city": ', True),
+        ('{"city": "a", "city', False),
+        ('{"city": "a: b", "day": ', False), ('{"city": {"a": 1}, "day": {"a": tr', False),
+    ],
+)  # fmt: skip
+def test_a_call_that_names_an_argument_twice_has_its_input_as_it_was_written(
+    ask: Make, arguments: str, is_kept: bool
+) -> None:
+    it = ask(HERMES)
+    it.engine.says = f'<tool_call>{{"name": "get_weather", "arguments": {arguments}'
+    given = it.whole(tools=TOOLS)["content"][0]["input"]
+    assert (given == {"arguments": arguments}) is is_kept
+
+
 def test_one_call_only(ask: Make) -> None:
     it = ask(HERMES)
     it.engine.says = call("clock", "{}") + call("clock", "{}")

@@ -157,7 +157,12 @@ NOTED = {
     },
     "$comment": "none",
 }
-UNKNOWN = ("properties.format.format", "properties.format.x-order", "properties.list.items.nullable")
+UNKNOWN = (
+    "properties.format.format",
+    "properties.format.x-order",
+    "properties.list.items.nullable",
+    "properties.when.contentMediaType",
+)
 
 
 @BOTH
@@ -203,3 +208,49 @@ def test_so_it_is_in_the_schemas_of_other_apis(
     assert response.status_code == 200, response.text
     named = response.headers[IGNORED].split(", ")
     assert sorted(named) == sorted(f"{place}.{name}"[:64] for name in UNKNOWN)
+
+
+PHONE = {"type": "object", "properties": {"a": {"type": "string", "format": "phone"}}}
+OF_CHAT = {"type": "function", "function": {"name": "f", "parameters": PHONE}}
+STRICT = {"type": "function", "function": {"name": "g", "parameters": PHONE, "strict": True}}
+FLAT = {"type": "function", "name": "f", "parameters": PHONE}
+OF_MESSAGES = {"name": "f", "input_schema": PHONE}
+JSON_ANSWER = {"type": "json_object"}
+CHATS = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "places"),
+    [
+        (CHATS, {"tools": [OF_CHAT]}, []),
+        (CHATS, {"tools": [OF_CHAT], "tool_choice": "none"}, []),
+        (CHATS, {"tools": [OF_CHAT], "tool_choice": "required"}, ["tools.0.function.parameters"]),
+        (CHATS, {"tools": [OF_CHAT], "response_format": JSON_ANSWER}, ["tools.0.function.parameters"]),
+        (CHATS, {"tools": [OF_CHAT, STRICT]},
+         ["tools.0.function.parameters", "tools.1.function.parameters"]),
+        (CHATS,
+         {"tools": [OF_CHAT, STRICT], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+         ["tools.0.function.parameters"]),
+        (CHATS, {"functions": [{"name": "f", "parameters": PHONE}], "function_call": {"name": "f"}},
+         ["functions.0.parameters"]),
+        ("/v1/responses", {"tools": [FLAT]}, []),
+        ("/v1/responses", {"tools": [{"type": "namespace", "name": "n", "tools": [{**FLAT, "strict": True}]}]},
+         ["tools.0.tools.0.parameters"]),
+        ("/v1/responses", {"tools": [FLAT], "tool_choice": {"type": "function", "name": "f"}},
+         ["tools.0.parameters"]),
+        ("/v1/messages", {"tools": [OF_MESSAGES], "tool_choice": {"type": "auto"}}, []),
+        ("/v1/messages", {"tools": [OF_MESSAGES], "tool_choice": {"type": "any"}}, ["tools.0.input_schema"]),
+        ("/v1/messages", {"tools": [{**OF_MESSAGES, "strict": True}]}, ["tools.0.input_schema"]),
+    ],
+)  # fmt: skip
+def test_so_it_is_in_the_schemas_of_functions_to_which_calls_are_held(
+    service: ApiService, path: str, change: dict[str, Any], places: list[str]
+) -> None:
+    asked = {"model": "demo", "input": "hi"} if path == "/v1/responses" else CHAT
+    body = {**asked, **({"max_tokens": 5} if path == "/v1/messages" else {}), **change}
+    response = client_of(service, "warn").post(path, body)
+    assert response.status_code == 200, response.text
+    named = response.headers.get(IGNORED, "")
+    assert named == ", ".join(f"{place}.properties.a.format" for place in places)
+    refused = client_of(service, "refuse").post(path, body)
+    assert refused.status_code == (400 if places else 200), refused.text

@@ -121,6 +121,26 @@ def test_what_is_cut_off_or_foreign_does_not_exist(disk: Disk) -> None:
     play(scene)
 
 
+def test_a_record_that_others_forget_while_it_is_written_is_written_again(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may stand still between writing a record and naming it, until all other records are newer."""
+    replaces, put_back = [], Path.replace
+
+    def forgotten_once(path: Path, target: Path) -> Path:
+        replaces.append(path)
+        if len(replaces) == 1:
+            path.unlink()
+        return put_back(path, target)
+
+    async def scene() -> None:
+        monkeypatch.setattr(Path, "replace", forgotten_once)
+        await disk.store().put("t", name(1), b"x")
+        assert len(replaces) == 2 and await held(disk.store(), "t", 1) == [True]
+
+    play(scene)
+
+
 def _hammer(path: Path, seed: int) -> None:
     """Write, read and delete records of a few names; a record says its own name all along."""
 

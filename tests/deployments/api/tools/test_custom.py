@@ -50,6 +50,20 @@ def test_a_call_has_its_input_as_text(talk: Make, chunk: int, ascii_only: bool) 
     assert len(others) > 10 or chunk > 1  # it comes as the model writes it
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_what_is_written_beside_the_input_becomes_text(talk: Make, chunk: int) -> None:
+    it = talk(HERMES)
+    it.engine.chunk = chunk
+    it.engine.says = called('{"input": "a", "input": "b"}')
+    message = it.whole(tools=[PATCH, CLOCK]).choices[0].message
+    assert (message.tool_calls[0].custom.input, message.content) == ("a", '"input": "b"')
+    chunks = it.chunks(tools=[PATCH, CLOCK])
+    assert "".join(one["custom"].get("input", "") for chunk in chunks for one in _calls(chunk)) == "a"
+    assert "".join(one.delta.content or "" for chunk in chunks for one in chunk.choices) == '"input": "b"'
+    it.engine.says = called('{"input": "a" }')
+    assert not it.whole(tools=[PATCH, CLOCK]).choices[0].message.content
+
+
 def _calls(chunk: Any) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = [
         call for choice in chunk.to_dict()["choices"] for call in choice["delta"].get("tool_calls", ())

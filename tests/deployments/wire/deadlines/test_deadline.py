@@ -18,7 +18,7 @@ import uvloop
 
 from benchmarks.private_ray import free_port
 from deployments.wire.deadlines.deadline import BETWEEN_S, Deadline
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import timeout
 from engine.awake_clock import STILL_S
 from tests.deployments.support.served_api import run_on
 from tests.deployments.support.virtual_time import run
@@ -64,7 +64,7 @@ def test_what_arrived_while_the_loop_was_blocked_is_read_before_a_deadline_fires
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, bytes]) -> bytes:
-    with TimeLimit(seconds):
+    with timeout(seconds):
         return await work
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.wire.deadlines.deadline import BETWEEN_S
-from deployments.wire.deadlines.time_limit import TimeLimit
+from deployments.wire.deadlines.time_limit import TimeLimit, timeout
 from tests.deployments.support.virtual_time import run
 
 
@@ -52,7 +52,7 @@ def test_no_wait_goes_on_beyond_the_moment() -> None:
 def test_a_task_that_is_cancelled_ends_as_cancelled_even_when_its_time_is_over_too() -> None:
     async def scenario() -> None:
         async def wait() -> None:
-            with TimeLimit(1.0):
+            with timeout(1.0):
                 await asyncio.sleep(60)
 
         for seconds in (0.5, 1.0):
