@@ -86,7 +86,8 @@ class Hub:
         self._processes: dict[str, _ProcessReport] = {}
         self._ended = Totals()
         self._gone: OrderedDict[str, _ProcessReport] = OrderedDict()
-        self._own = Metrics("", "hub", "hub")
+        self.own = Metrics("", "hub", "hub")
+        """What the hub's own process tells of itself."""
         self._stamp: Stamp = (generation, 0)
         self._checkpoint: Kept | None = None  # of the last page
 
@@ -128,7 +129,7 @@ class Hub:
         return True
 
     def _drop(self, reason: str) -> bool:
-        self._own.inc("metrics_snapshots_dropped_total", reason=reason)
+        self.own.inc("metrics_snapshots_dropped_total", reason=reason)
         return False
 
     # --- the page ------------------------------------------------------------------------------------------
@@ -147,8 +148,8 @@ class Hub:
             if report.is_recent(now, self._gauge_ttl):
                 recent.add(report.snapshot.replica)
                 _set_gauges(gauges, report.owner, report.snapshot)
-        self._own.set("metrics_processes", len(recent))
-        own = self._own.snapshot()
+        self.own.set("metrics_processes", len(recent))
+        own = self.own.snapshot()
         totals.add(("", "hub"), read_snapshot(own))
         _set_gauges(gauges, ("", "hub"), read_snapshot(own))
         if self._keeps:

@@ -274,6 +274,8 @@ METRICS: tuple[Metric, ...] = (
            "seconds", None, {"generation": ("0", "1", "2")}, _PAUSES),
     Metric("build_info", "gauge", "1; the labels say what runs.", "", None,
            {"version": None, "attention": None, "device": None, "dtype": None}),
+    Metric("refuses_settings", "gauge",
+           "1 while a process goes on with the settings that it has, as new ones are wrong.", "processes", None),
     Metric("metrics_processes", "gauge", "Processes whose numbers are recent.", "processes", "hub"),
     _counter("metrics_snapshots_dropped_total", "hub", "Reports of processes that could not be used.", "snapshots",
              reason=("malformed", "too_large", "too_many", "out_of_order")),

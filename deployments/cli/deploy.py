@@ -31,7 +31,7 @@ _ASK_S = 10.0
 def run(path: Path, *, check: bool, verbose: bool) -> None:
     """Deploy a file and wait until it is in effect. Raises UserError when it is not; what ran before goes on.
 
-    With `check`, only look for mistakes: in the file, and in the models' directories on this machine.
+    With `check`, only look for mistakes: in the file, in the models' directories on this machine, and on the hub.
     """
     console = Console(stderr=True)
     config = load(path, Overrides())

@@ -18,6 +18,7 @@ from deployments.client.stream import Stream
 from deployments.client.suspects import Blame, Suspects
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
+from deployments.wire.deadlines.deadline import awake_now
 from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, Trial
 from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import STEP_FAILED, StreamDelta
@@ -177,7 +178,7 @@ class Attempt:
         """Whether another attempt won, so that further deltas of this one are dropped."""
         self._dispatch, self._avoid, self._on_cleared, self._before = dispatch, avoid, on_cleared, before
         self._base = stream.journal.num_tokens  # tokens received before this attempt: the replica counts from here
-        self._sent_at = self._asked_at = time.monotonic()
+        self._sent_at, self._asked_at = time.monotonic(), awake_now()
         self._is_behind = False
         self._span: ReplicaSpan | None = None
         self._outcome: asyncio.Future[AttemptFailure | None] = asyncio.get_running_loop().create_future()
@@ -209,7 +210,9 @@ class Attempt:
         return self._message if self.replica is None and not self._outcome.done() else None
 
     def repeat(self, now: float, after_s: float) -> None:
-        """Send again what the replica has not answered in time: the request, or that tokens are missing."""
+        """Send again what the replica has not answered in time: the request, or that tokens are missing. `now` is
+        the event loop's awake time.
+        """
         connection = self._dispatch.connections.get(self.placed or "")
         if connection is None or now - self._asked_at < after_s:
             return
@@ -297,7 +300,7 @@ class Attempt:
             self._break_off(error)
             return True
         if self._is_behind:
-            self._asked_at = time.monotonic()
+            self._asked_at = awake_now()
         return not self._is_behind
 
     def _feed(self, replica: str, delta: StreamDelta) -> bool:

@@ -389,16 +389,16 @@ class RemoteEngines:
         awake = watch_of(asyncio.get_running_loop())
         while True:
             await asyncio.sleep(self._timings.tick_s)
-            awake.now()  # failovers read this clock too, but not often enough
-            now = time.monotonic()
-            for check in self._checks(now):
+            # Failovers read this clock too, but not often enough. It is read before connections receive: what had
+            # come by then is heard before it is asked for again.
+            for check in self._checks(awake.now(), time.monotonic()):
                 try:
                     check()
                 except Exception:  # of one connection, which must not end the checks of others
                     logger.exception("checking the connections to engine replicas failed")
 
-    def _checks(self, now: float) -> list[Callable[[], None]]:
-        repeats = (partial(attempt.repeat, now, self._timings.repeat_s) for attempt in self._attempts.values())
+    def _checks(self, awake_s: float, now: float) -> list[Callable[[], None]]:
+        repeats = (partial(attempt.repeat, awake_s, self._timings.repeat_s) for attempt in self._attempts.values())
         ticks = (connection.tick for connection in self._connections.values())
         return [
             *ticks,

@@ -20,6 +20,7 @@ from deployments.hub.roster import Roster
 from deployments.hub.server import MetricsServer, listen
 from deployments.hub.warm_up_board import PrefixReport, WarmUpBoard
 from deployments.telemetry.live_level import LiveLevel, Reconfigured
+from deployments.wire.deadlines.steady_clock import SteadyClock
 from monitoring.checkpoint import Kept, Stamp
 from monitoring.gateway import gateway_gauges
 from monitoring.hub import Hub, NotReady
@@ -45,9 +46,10 @@ class MetricsHub:
         num_ingresses: int = 0,
         settings: MetricsSettings | None = None,
         count_ingresses: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`num_ingresses` ingresses keep the checkpoint for the next hub (`deployments/hub/keeper.py`), or as many
-        as `count_ingresses` says.
+        as `count_ingresses` says. `clock` is monotonic.
 
         Raises MetricsPortError when the hub cannot listen on the port in the settings.
         """
@@ -56,14 +58,15 @@ class MetricsHub:
         self._level = LiveLevel()
         self._reconfigured = Reconfigured(self._level.take_over)
         mirrors = (gateway_gauges,) if settings.inference_gateway else ()
+        self._clock = SteadyClock(clock)  # nobody is silent because this process stood still
         self._hub = Hub(
             num_keepers=count_ingresses() or num_ingresses,
-            born=time.monotonic(),
+            born=self._clock.born,
             generation=time.time_ns(),
             mirrors=mirrors,
         )
         self._board = WarmUpBoard()
-        self._roster = Roster(time.monotonic())
+        self._roster = Roster(self._clock.born)
         self._server: MetricsServer | None = None
         if settings.port is not None:
             listener = listen(settings.host, settings.port, settings.port_wait_s)
@@ -72,6 +75,7 @@ class MetricsHub:
     async def reconfigure(self, user_config: Mapping[str, Any] | None) -> None:
         """Take over the settings that a running hub can, see `deployments/config/live.py`."""
         self._reconfigured(user_config)
+        self._hub.own.set("refuses_settings", float(self._reconfigured.is_refused))
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Start the server. Serve calls this once, after the constructor, on the event loop."""
@@ -86,13 +90,13 @@ class MetricsHub:
 
     async def push(self, process: str, snapshot: bytes) -> str | None:
         """Take a process's snapshot of its metrics. Return the level at which it is to log, if it is told one."""
-        self._hub.push(process, snapshot, time.monotonic())
+        self._hub.push(process, snapshot, self._clock.now())
         return self._level.told
 
     async def render(self) -> RenderedPage | None:
         """Render the page; None while this hub is new and does not know yet what was counted before it."""
         try:
-            return self._hub.render(time.monotonic()), CONTENT_TYPE, self._hub.checkpoint
+            return self._hub.render(self._clock.now()), CONTENT_TYPE, self._hub.checkpoint
         except NotReady:
             return None
 
@@ -104,15 +108,15 @@ class MetricsHub:
 
     async def keep(self, keeper: str, held: Stamp | None) -> tuple[bool, Kept | None]:
         """Return whether the ingress should `restore` what it holds, and a newer checkpoint to hold, if any."""
-        return self._hub.keep(keeper, held, time.monotonic())
+        return self._hub.keep(keeper, held, self._clock.now())
 
     async def restore(self, keeper: str, checkpoint: bytes) -> None:
         """Take the checkpoint that an ingress holds."""
-        self._hub.restore(keeper, checkpoint, time.monotonic())
+        self._hub.restore(keeper, checkpoint, self._clock.now())
 
     async def here(self, ingress: str) -> int | None:
         """Note that an ingress takes requests. Return how many do; None while this hub is too new to know."""
-        return self._roster.here(ingress, time.monotonic())
+        return self._roster.here(ingress, self._clock.now())
 
     async def leave(self, ingress: str) -> None:
         """Note that an ingress takes no more requests."""

@@ -16,6 +16,8 @@ import select
 import socket
 import struct
 
+from deployments.wire.deadlines.deadline import awake_now
+
 HANDSHAKE_S = 0.05
 """Seconds for handshakes that have begun. A client whose SYN comes meanwhile sends it again after a second."""
 ACCEPT_S = 5.0
@@ -39,10 +41,9 @@ async def take_queued(listener: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):
         _drop_first_packets(listener)
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + ACCEPT_S
+    deadline = awake_now() + ACCEPT_S
     await asyncio.sleep(HANDSHAKE_S)
-    while _has_queued(listener) and loop.time() < deadline:
+    while _has_queued(listener) and awake_now() < deadline:
         await asyncio.sleep(0)
 
 

@@ -130,6 +130,7 @@ class Ingress:
         """Add what is the whole process's to a snapshot."""
         self._garbage.report(self._metrics)
         self._lag.report(self._metrics)
+        self._metrics.set("refuses_settings", float(self._refuses_settings))
         self._metrics.set("http_connections", 0 if self._http is None else self._http.num_connections)
         for tenant, num_open in self._access.num_open().items():
             self._metrics.set("tenant_generations", num_open, tenant=tenant)

@@ -129,7 +129,6 @@ class EngineReplica:
                 "go on (recurrent states, or pages of windows): remove roles, or set engine.windowed_kv to off if "
                 "it has no recurrent layers"
             )
-        self._stopping_since: float | None = None
         self._calls: dict[str, _Call] = {}
         self._drain = DrainRate()
         self._intake = Intake(self._engine, self._drain, is_stopping)
@@ -265,9 +264,7 @@ class EngineReplica:
             await asyncio.sleep(_WATCH_POLL_S)
 
     def _may_end(self, ingress_id: str) -> bool:
-        if self._stopping_since is None:
-            self._stopping_since = time.monotonic()
-        is_done_lending = self._exchange is None or self._exchange.may_end(self._stopping_since)
+        is_done_lending = self._exchange is None or self._exchange.may_end()
         return is_done_lending and not self._wire.has_streams_of(ingress_id)
 
     async def empty_cache(self) -> tuple[str, int]:
@@ -336,6 +333,7 @@ class EngineReplica:
 
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._garbage.report(metrics)
+        metrics.set("refuses_settings", float(self._reconfigured.is_refused))
         self._metrics.on_load(self._loop.load())
         self._metrics.on_failed_steps(self._loop.self_test.counts)
         self._metrics.on_grammars(self._engine.grammars)

@@ -49,6 +49,8 @@ class Reconfigured:
     def __init__(self, take_over: Callable[[Mapping[str, Any]], None]) -> None:
         """`take_over` raises ValueError for a wrong one, and then has changed nothing."""
         self._take_over, self._has_begun = take_over, False
+        self.is_refused = False
+        """Whether the process goes on with settings from before, as the last ones are wrong."""
 
     def __call__(self, user_config: Mapping[str, Any] | None) -> None:
         """Raises ValueError for a wrong one at the start. A process that runs then goes on with the one before,
@@ -56,8 +58,10 @@ class Reconfigured:
         """
         try:
             self._take_over(user_config or {})
+            self.is_refused = False
         except ValueError as error:
             if not self._has_begun:
                 raise
+            self.is_refused = True
             logger.error("this process goes on with the settings that it has, as new ones are wrong: %s", error)
         self._has_begun = True

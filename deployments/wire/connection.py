@@ -13,11 +13,11 @@ from typing import Literal, Protocol
 import zmq
 
 from deployments.wire import messages
-from deployments.wire.deadlines.awake_clock import AwakeClock
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Load
 from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable
 from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
+from engine.awake_clock import AwakeClock
 from engine.stream_delta import StreamDelta
 from router.addresses import ReplicaAddress
 
@@ -102,7 +102,7 @@ class _Learned:
     """Of the replica, or of the store from which it reads."""
     snapshot: Literal["unknown", "begun", "whole"] = "unknown"
     asked_at: float | None = None
-    """When a part of a snapshot was asked for that has not come."""
+    """Awake time at which a part of a snapshot was asked for that has not come."""
 
 
 class WireConnection:
@@ -196,7 +196,7 @@ class WireConnection:
     def ask_for_prefixes(self, *, is_store: bool = False) -> None:
         """Ask for the next part of the snapshot of the cache, or of the store from which the replica reads."""
         learned = self._store if is_store else self._cache
-        learned.asked_at = self._clock()
+        learned.asked_at = self._awake.now()
         is_begun = learned.snapshot != "unknown"
         self._send(messages.NextPart(is_store) if is_begun else messages.Resync(is_store))
 
@@ -230,8 +230,8 @@ class WireConnection:
         self.receive_all()
         if self._socket.closed:
             return
-        now = self._clock()
-        silence = self._awake.now() - self._heard_at
+        now, awake_s = self._clock(), self._awake.now()
+        silence = awake_s - self._heard_at
         if silence > HELLO_S and now - self._last_hello > HELLO_S:
             if self._num_silent >= SILENT_HELLOS:
                 self._connect_anew()
@@ -240,7 +240,7 @@ class WireConnection:
             self.suspect()
         elif self.is_answering:
             for learned in (self._cache, self._store):
-                if learned.asked_at is not None and now - learned.asked_at > RESYNC_S:
+                if learned.asked_at is not None and awake_s - learned.asked_at > RESYNC_S:
                     self._lose(learned)
 
     def suspect(self) -> None:

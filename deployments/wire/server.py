@@ -25,7 +25,6 @@ import zmq
 from deployments.config.settings import WireSettings
 from deployments.wire import messages
 from deployments.wire.backlogs import Backlogs, BacklogTotals
-from deployments.wire.deadlines.awake_clock import AwakeClock
 from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import (
     Abort,
@@ -47,6 +46,7 @@ from deployments.wire.sender import Sender
 from deployments.wire.session import Session
 from deployments.wire.sockets import bind, descriptor, is_readable, make_router
 from deployments.wire.wake_up import WakeUp
+from engine.awake_clock import AwakeClock
 from engine.stream_delta import StreamDelta
 
 logger = logging.getLogger("ray.serve")

@@ -16,22 +16,25 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
+from engine.awake_clock import LOOK_S, Patience
 from engine.errors import InvalidGrammar
 from engine.grammar.heap import allocated_bytes
 from engine.grammar.spec import Grammar, MatcherName
 from engine.grammar.vocabulary import LoadedVocabulary, Vocabulary
 
-# Wall-clock seconds after which a process that used less processor time counts as dead.
+# Seconds after which a process that used less processor time counts as dead, if this one did not stand still too.
 _TIMEOUT_S = 120.0
 _ATTEMPTS = 3
 """Processes that others may kill, one after the other, before a grammar is given up."""
 _NICENESS = 10
 _DYING_S = 5.0
 """Seconds that a process whose output has ended has for its own end."""
+_POLL_S = 0.005
 
 
 class TooComplex(InvalidGrammar):
@@ -50,8 +53,11 @@ class TrialLimits:
 class Trial:
     """One such process, started when first needed and again after it was killed. For one thread at a time."""
 
-    def __init__(self, vocabulary: Vocabulary, limits: TrialLimits) -> None:
-        self._vocabulary, self._limits = vocabulary, limits
+    def __init__(
+        self, vocabulary: Vocabulary, limits: TrialLimits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock` is monotonic."""
+        self._vocabulary, self._limits, self._clock = vocabulary, limits, clock
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, grammar: Grammar) -> Grammar:
@@ -86,10 +92,10 @@ class Trial:
     def _was_killed(self) -> bool:
         """Whether somebody else ended the process, such as the kernel for want of memory elsewhere."""
         assert self._process is not None
-        try:
-            return self._process.wait(_DYING_S) == -signal.SIGKILL
-        except subprocess.TimeoutExpired:  # it lives, and does not answer
-            return False
+        patience = Patience(_DYING_S, self._clock)
+        while (status := self._process.poll()) is None and not patience.is_over():
+            time.sleep(_POLL_S)
+        return status == -signal.SIGKILL  # None: it lives, and does not answer
 
     @property
     def pid(self) -> int | None:
@@ -154,9 +160,11 @@ class Trial:
             process.stdin.flush()
         except BrokenPipeError:
             raise EOFError from None
-        answers = select.poll()
+        answers, patience = select.poll(), Patience(_TIMEOUT_S, self._clock)
         answers.register(process.stdout, select.POLLIN | select.POLLHUP)
-        line = process.stdout.readline() if answers.poll(_TIMEOUT_S * 1000) else b""
+        while not (has_answered := answers.poll(LOOK_S * 1000)) and not patience.is_over():
+            pass
+        line = process.stdout.readline() if has_answered else b""
         if not line:
             raise EOFError
         return json.loads(line)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.loading.load_encoder import check_settings, unused_encoder_tensors
 from engine.loading.load_model import max_model_len
-from engine.loading.model_directory import local_model
+from engine.loading.model_directory import described_on_hub, local_model
 from engine.loading.recurrent import check_recurrent
+from engine.loading.weight_files import weight_files
 from engine.loading.weights import unused_tensors
 from engine.models.any_model import model_facts
+from engine.models.config import ModelConfig
 from engine.models.encoders.config import EncoderConfig
 from engine.parallel.shard import check_divides
-from engine.tasks import tasks_of
+from engine.tasks import Task, tasks_of
 from engine.tokenizer import load_tokenizer
 
 
@@ -22,7 +25,8 @@ def check_model(config: EngineConfig) -> None:
     """Raise ValueError (ModelLoadError is one) when an engine with this config could not load its models.
 
     Looks at what their directories hold: the configuration, the tokenizer, and the names, shapes, types and sizes
-    that the weight files' headers state. Of a model on the hub, nothing is checked: it may not be here yet.
+    that the weight files' headers state. Of a model on the hub, only the configuration and the names of its files
+    are looked at, unless the hub cannot be reached and an engine would take the copy in the local cache.
     """
     _check_one(config)
     if config.speculation is not None and config.speculation.model is not None:
@@ -30,25 +34,46 @@ def check_model(config: EngineConfig) -> None:
 
 
 def _check_one(config: EngineConfig) -> None:
-    directory = local_model(config.model, config.model_revision)
+    directory, names = local_model(config.model, config.model_revision), None
     if directory is None:
-        return
+        directory, names = described_on_hub(config.model, config.model_revision)
     try:
-        _check_files(config, directory)
+        if names is None:
+            _check_files(config, directory)
+        else:
+            _check_names(config, directory, names)
     except OSError as error:
         raise ValueError(f"{directory} cannot be read: {error}") from None
 
 
+def _check_names(config: EngineConfig, directory: Path, names: Collection[str]) -> None:
+    """Check a model of which only the description is here, and `names` are its files."""
+    try:
+        _check_settings(config, directory)
+        weight_files(directory, names)
+        if not any(name.startswith(("tokenizer", "vocab")) for name in names):
+            raise ValueError("no usable tokenizer is there: expected tokenizer.json and tokenizer_config.json")
+    except ValueError as error:
+        raise ValueError(f"{config.model} on the hub: {error}") from None
+
+
 def _check_files(config: EngineConfig, directory: Path) -> None:
+    facts, tasks = _check_settings(config, directory)
+    if isinstance(facts, EncoderConfig):
+        unused_encoder_tensors(directory, facts)
+    else:
+        unused_tensors(directory, facts, needs_head=tasks != ("embed",))
+    load_tokenizer(directory)
+
+
+def _check_settings(config: EngineConfig, directory: Path) -> tuple[ModelConfig | EncoderConfig, tuple[Task, ...]]:
     facts = model_facts(directory)
     facts.unused_keys.check(facts.architecture, config.ignored_config_keys)
     tasks = tasks_of(config.tasks, directory)
     if isinstance(facts, EncoderConfig):
         check_settings(config, facts)
-        unused_encoder_tensors(directory, facts)
     else:
         max_model_len(config, facts)
         check_recurrent(config, facts)
         check_divides(facts, config.tensor_parallel_size, config.expert_parallel)
-        unused_tensors(directory, facts, needs_head=tasks != ("embed",))
-    load_tokenizer(directory)
+    return facts, tasks

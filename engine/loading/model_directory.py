@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,8 @@ _WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 _READ_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 _UNWANTED = ("consolidated*", "original/*")
 """Files that hold the same weights again, in their makers' own layout."""
+_DESCRIPTION, _TOKENIZER = "*.json", ("tokenizer*", "vocab*", "merges*", "added_tokens*", "special_tokens*")
+"""Files that describe a model, without those of its tokenizer, which are large."""
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 16 * 1024
 """Of each weight file, for the fingerprint."""
 
@@ -50,6 +53,31 @@ def local_model(model: str, revision: str | None = None) -> Path | None:
             'or "demo" for the embedded model'
         )
     return None
+
+
+def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, list[str] | None]:
+    """Return a directory with what describes a model on the hub, and the names of the files there that an engine
+    would read. No weights and no tokenizer are downloaded for it.
+
+    Where the hub cannot be reached, the directory is the whole copy in the local cache, which an engine would take
+    then, and the names are None. Raises ModelLoadError when the hub has no such model, or there is no copy.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.constants import DEFAULT_REVISION
+
+    wanted, unwanted = [_DESCRIPTION], [*_UNWANTED, *_TOKENIZER]
+    try:
+        found = HfApi().model_info(model, revision=revision or DEFAULT_REVISION)
+    except Exception:  # whatever it is: a download of little says what is wrong, if there is no copy
+        _download(model, revision, wanted, unwanted)
+        return _download(model, revision, local_files_only=True), None
+    directory = _download(model, found.sha, wanted, unwanted)
+    names = [file.rfilename for file in found.siblings or ()]
+    return directory, [name for name in names if _fits(name, _WANTED) and not _fits(name, _UNWANTED)]
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_files(directory: Path) -> None:
@@ -134,7 +162,14 @@ def demo_model_path() -> Path:
     )
 
 
-def _download(model: str, revision: str | None) -> Path:
+def _download(
+    model: str,
+    revision: str | None,
+    wanted: Sequence[str] = _WANTED,
+    unwanted: Sequence[str] = _UNWANTED,
+    *,
+    local_files_only: bool = False,
+) -> Path:
     from huggingface_hub import snapshot_download  # takes a second to import: only if something is downloaded
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -147,7 +182,11 @@ def _download(model: str, revision: str | None) -> Path:
     try:
         return Path(
             snapshot_download(
-                model, revision=revision, allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)
+                model,
+                revision=revision,
+                allow_patterns=list(wanted),
+                ignore_patterns=list(unwanted),
+                local_files_only=local_files_only,
             )
         )
     except GatedRepoError as error:

@@ -6,7 +6,7 @@ Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from engine.models.errors import ModelLoadError
@@ -18,24 +18,25 @@ _NOT_WEIGHTS = ("adapter_", "consolidated", "optimizer", "training_")
 """How the names of safetensors files begin that hold something else, or the weights again in another layout."""
 
 
-def weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path, names: Collection[str] | None = None) -> list[Path]:
     """Return the safetensors files of a model. Raises ModelLoadError.
 
+    `names` are the files of the model, of which the directory may lack weights; None: those of the directory.
     `model.safetensors` counts before an index, as in transformers, which removes neither when it saves the other.
     Without both, the files there are taken if they are one, or all shards of one.
     """
-    if (directory / _WHOLE).exists():
+    there = sorted(path.name for path in directory.iterdir()) if names is None else sorted(names)
+    if _WHOLE in there:
         return [directory / _WHOLE]
-    if (directory / _INDEX).exists():
-        return _shards(directory)
-    found = [path for path in sorted(directory.glob("*.safetensors")) if not path.name.startswith(_NOT_WEIGHTS)]
+    if _INDEX in there:
+        return _shards(directory, there)
+    found = [name for name in there if name.endswith(".safetensors") and not name.startswith(_NOT_WEIGHTS)]
     if len(found) == 1 or _are_one_model(found):
-        return found
-    pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(directory.glob(pattern))]
+        return [directory / name for name in found]
+    pickled = [name for name in there if name.endswith((".bin", ".pt", ".pth"))]
     what = "none is there"
     if found:
-        names = ", ".join(path.name for path in found[:3])
-        what = f"{names} are neither one file nor all shards of one"
+        what = f"{', '.join(found[:3])} are neither one file nor all shards of one"
     elif pickled:
         what = f"it has only pickled weights ({', '.join(pickled[:3])}), which can run code"
     raise ModelLoadError(
@@ -44,17 +45,17 @@ def weight_files(directory: Path) -> list[Path]:
     )
 
 
-def _are_one_model(paths: Sequence[Path]) -> bool:
+def _are_one_model(names: Sequence[str]) -> bool:
     """Whether these are all shards of one model, by their names: NAME-00001-of-00003.safetensors and so on."""
-    shards = [_SHARD.fullmatch(path.name) for path in paths]
+    shards = [_SHARD.fullmatch(name) for name in names]
     named = [(shard[1], int(shard[2]), int(shard[3])) for shard in shards if shard is not None]
-    if not named or len(named) != len(paths):
+    if not named or len(named) != len(names):
         return False
     name, _, count = named[0]
     return named == [(name, number, count) for number in range(1, count + 1)]
 
 
-def _shards(directory: Path) -> list[Path]:
+def _shards(directory: Path, there: Collection[str]) -> list[Path]:
     path = directory / _INDEX
     try:
         names = sorted(set(parse_json(path)["weight_map"].values()))
@@ -66,7 +67,7 @@ def _shards(directory: Path) -> list[Path]:
             raise ModelLoadError(f"{path} names the shard {name!r}; a shard is a file in the same directory")
         if not name.endswith(".safetensors"):
             raise ModelLoadError(f"{path} names the shard {name!r}; only safetensors files are read")
-    missing = [name for name in names if not (directory / name).exists()]
+    missing = [name for name in names if name not in there]
     if missing:
         raise ModelLoadError(
             f"{len(missing)} of {len(names)} weight files are missing in {directory} "

@@ -15,10 +15,11 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
+from engine.awake_clock import AwakeClock
 from engine.errors import RankLost
 from engine.ranks.launcher import Workers
 
@@ -34,9 +35,10 @@ _POLL_SECONDS = 0.2
 class Entrance:
     """Accepts the connections to a listening socket while it is open; `close` it with `with`."""
 
-    def __init__(self, server: socket.socket, key: bytes) -> None:
-        """`server` belongs to the entrance from now on."""
+    def __init__(self, server: socket.socket, key: bytes, clock: Callable[[], float] = time.monotonic) -> None:
+        """`server` belongs to the entrance from now on. `clock` is monotonic."""
         self._server, self._key = server, key
+        self._awake = AwakeClock(clock)  # of the thread that accepts
         self._proving: dict[socket.socket, float] = {}  # -> when it must be done; the oldest first
         self._admitted: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -72,14 +74,15 @@ class Entrance:
 
     def _accept_all(self) -> None:
         while not self._is_closed:
-            self._cut_late(time.monotonic())
-            try:
-                peer, _ = self._server.accept()
-            except TimeoutError:
-                continue
-            with self._lock:
-                self._proving[peer] = time.monotonic() + PROOF_S
-            threading.Thread(target=self._prove, args=(peer,), daemon=True).start()
+            now = self._awake.now()
+            with contextlib.suppress(TimeoutError):
+                self._begin_proof(self._server.accept()[0])
+            self._cut_late(now)  # what had come by then was read meanwhile
+
+    def _begin_proof(self, peer: socket.socket) -> None:
+        with self._lock:
+            self._proving[peer] = self._awake.now() + PROOF_S
+        threading.Thread(target=self._prove, args=(peer,), daemon=True).start()
 
     def _cut_late(self, now: float) -> None:
         with self._lock:

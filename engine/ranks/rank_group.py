@@ -20,6 +20,7 @@ from typing import cast
 
 import torch
 
+from engine.awake_clock import LOOK_S, Patience
 from engine.config import EngineConfig
 from engine.errors import RankLost
 from engine.kv_tier.rank_pages import Moved
@@ -178,7 +179,10 @@ class RankGroup:
         try:
             yield
         except (RuntimeError, OSError) as error:  # the types that torch and connections raise
-            if self._lost.wait(_REPORT_SECONDS):
+            patience = Patience(_REPORT_SECONDS)
+            while not (is_lost := self._lost.wait(LOOK_S)) and not patience.is_over():
+                pass
+            if is_lost:
                 raise RankLost(self._reason) from error
             raise
 
@@ -207,8 +211,8 @@ class RankGroup:
 
     def how_one_ended(self) -> str:
         """Describe how a rank ended whose connection has closed, waiting a moment for its exit status."""
-        deadline = time.monotonic() + _REPORT_SECONDS / 2
-        while (how := self._workers.ended()) is None and time.monotonic() < deadline:
+        patience = Patience(_REPORT_SECONDS / 2)
+        while (how := self._workers.ended()) is None and not patience.is_over():
             time.sleep(_POLL_SECONDS / 20)
         return how or "a rank's connection has closed: its process has ended"
 

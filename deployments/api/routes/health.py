@@ -6,11 +6,11 @@ GET /ready: whether a load balancer should send requests to this process.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection
 
 from deployments.api.service import ApiService
 from deployments.client.protocol import FleetHealth, HealthState
+from deployments.wire.deadlines.steady_clock import SteadyClock
 
 _SERVING: Collection[HealthState] = ("healthy", "degraded", "unloaded")
 """States in which some request can be served, or all models are unloaded."""
@@ -40,8 +40,9 @@ async def health(service: ApiService) -> tuple[dict[str, object], int]:
 class Readiness:
     """Tells whether this process should be sent requests."""
 
-    def __init__(self, service: ApiService, clock: Callable[[], float] = time.monotonic) -> None:
-        self._service, self._clock = service, clock
+    def __init__(self, service: ApiService, clock: Callable[[], float] | None = None) -> None:
+        """`clock` should stand still while this process does, as a `SteadyClock` does, which None stands for."""
+        self._service, self._clock = service, clock or SteadyClock().now
         self._served_at: float | None = None
 
     async def missing(self) -> str | None:

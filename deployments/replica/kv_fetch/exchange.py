@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
@@ -43,6 +42,7 @@ class KVExchange:
         """Raises OSError when no port of `wire.ports` is free, and RuntimeError when NIXL does not work."""
         self.page_bytes = memory.page_bytes
         self._settings = settings
+        self._stopping_since: float | None = None
         self._agent = _agent_for(memory, settings)
         self.sender = KVSender(host, engine.loop, memory, settings, wire, self._agent)
         self.fetcher = KVFetcher(memory, engine.config.page_size, settings, self._agent)
@@ -61,13 +61,16 @@ class KVExchange:
             return None
         return cls(engine, memory, host, settings, wire)
 
-    def may_end(self, stopping_since: float) -> bool:
-        """Whether a replica that is being stopped, since that clock, has lingered without a transfer for as long
-        as others may take to ask for what it alone holds.
+    def may_end(self) -> bool:
+        """Whether a replica that is being stopped, since this was first asked, has lingered without a transfer for
+        as long as others may take to ask for what it alone holds.
         """
         linger_s = self._settings.linger_s if self._settings.keep_tokens else 0.0
-        idle_since = max(stopping_since, self.sender.used_at)
-        return not linger_s or (not self.sender.num_transfers and time.monotonic() - idle_since >= linger_s)
+        awake_s = self.sender.awake_s
+        if self._stopping_since is None:
+            self._stopping_since = awake_s
+        idle_since = max(self._stopping_since, self.sender.used_at)
+        return not linger_s or (not self.sender.num_transfers and awake_s - idle_since >= linger_s)
 
     def close(self) -> None:
         """Give up what is under way. Idempotent; the engine closes the fetcher too."""

@@ -4,7 +4,8 @@
                     ◀─ finished ──      ◀── Lent, Page, Page, ..., End
 
 Pages come in order, each with a checksum, or are read in the other's memory (`reads.py`) and then confirmed. A
-transfer that breaks off, however it does, leaves the rest of its pages as failed: their tokens are computed.
+transfer that breaks off, however it does, leaves the rest of its pages as failed: their tokens are computed. The
+time for which a replica may be silent does not count while this process stands still (`engine/awake_clock.py`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from deployments.replica.kv_fetch.reads import CannotRead, Reading, Reads
 from deployments.wire.messages import pack_tokens
 from deployments.wire.sockets import connect_peer
 from deployments.wire.wake_up import WakeUp
+from engine.awake_clock import AwakeClock
 from engine.scheduling.lower_tier import Finished
 from engine.scheduling.peers import KVSource, PageMemory, PeerTotals
 from router.addresses import KVAddress
@@ -92,9 +94,18 @@ class KVFetcher:
     """The engine's `KVPeers`. A `KVSource.peer` is a `KVAddress`."""
 
     def __init__(
-        self, memory: PageMemory, page_size: int, settings: KvFetchSettings, agent: NixlAgent | None = None
+        self,
+        memory: PageMemory,
+        page_size: int,
+        settings: KvFetchSettings,
+        agent: NixlAgent | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`page_size` in tokens. With an agent, pages are read where the other replica has one too."""
+        """`page_size` in tokens. With an agent, pages are read where the other replica has one too. `clock` is
+        monotonic.
+        """
+        self._clock, self._awake = clock, AwakeClock(clock)  # the latter is the thread's
+        self._turn_at = self._awake.now()
         self._memory, self._settings = memory, settings
         self._page_size, self._page_bytes = page_size, memory.page_bytes
         self._window = min(max(2, int(settings.window_mib * 2**20 / self._page_bytes)), messages.MAX_WINDOW)
@@ -134,7 +145,7 @@ class KVFetcher:
     def seconds(self, source: KVSource, num_pages: int) -> float:
         """Predict how long it takes until `num_pages` more are there; 0 until that was measured."""
         assert isinstance(source.peer, KVAddress)
-        if time.monotonic() < self._silent_until.get(source.peer, 0.0):
+        if self._clock() < self._silent_until.get(source.peer, 0.0):
             return math.inf
         return (self._num_pending + num_pages) * self._page_seconds
 
@@ -176,18 +187,20 @@ class KVFetcher:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        looked_at = time.monotonic()
+        looked_at = self._turn_at
         while not self._closing.is_set():
             try:
                 self._poll()
+                now = self._turn_at = self._awake.now()
                 while self._wanted:
                     self._begin(self._wanted.popleft())
                 for connection in list(self._connections.values()):
                     self._receive(connection)
                     self._follow_reads(connection)
-                if (now := time.monotonic()) - looked_at >= _LOOK_S:
-                    looked_at = now
-                    self._look(now)
+                if now - looked_at >= _LOOK_S:
+                    # By the last look's clock: there was a turn since, which has read what had come by then.
+                    looked_at, before = now, looked_at
+                    self._look(before)
             except Exception:  # a defect ends no more than what it concerns: the look gives up what is silent
                 logger.exception("fetching KV from another replica failed")
                 self._closing.wait(_LOOK_S)
@@ -211,7 +224,7 @@ class KVFetcher:
                 logger.warning("no KV can be fetched from %s: %s", transfer.address.endpoint, error)
                 self._give_up([transfer])
                 return
-            connection = self._connections[transfer.address] = _Connection(socket, time.monotonic())
+            connection = self._connections[transfer.address] = _Connection(socket, self._turn_at)
         connection.waiting.append(transfer)
         self._ask_next(connection)
 
@@ -221,9 +234,9 @@ class KVFetcher:
             self._ask(connection, connection.waiting.popleft())
 
     def _ask(self, connection: _Connection, transfer: _Transfer) -> None:
-        now = connection.used_at = time.monotonic()
+        connection.used_at = transfer.heard_at = self._turn_at
         connection.transfers[transfer.number] = transfer
-        transfer.began_at = transfer.heard_at = now
+        transfer.began_at = self._awake.now()
         transfer.num_granted = self._window
         transfer.reading = None if self._reads is None else self._reads.take()
         self._num_fetches += 1
@@ -242,7 +255,7 @@ class KVFetcher:
             self._end(connection, transfer, "its connection takes no messages")
 
     def _receive(self, connection: _Connection) -> None:
-        """Take in what has come, as much as a window of each transfer at a time."""
+        """Take in what has come, as much as a window at a time."""
         for _ in range(self._window):
             try:
                 header, *rest = connection.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -252,7 +265,7 @@ class KVFetcher:
             transfer = None if message is None else connection.transfers.get(message.number)
             if message is None or transfer is None:  # of a transfer that was given up
                 continue
-            transfer.heard_at = connection.used_at = time.monotonic()
+            transfer.heard_at = connection.used_at = self._turn_at
             if isinstance(message, Page):
                 self._take_page(connection, transfer, message, rest[0].buffer if rest else memoryview(b""))
             elif isinstance(message, Lent):
@@ -345,7 +358,7 @@ class KVFetcher:
         self._give_back(transfer)
         missing = transfer.hosts[transfer.num_come :]
         if transfer.num_come:
-            seconds = (time.monotonic() - transfer.began_at) / transfer.num_come
+            seconds = (self._awake.now() - transfer.began_at) / transfer.num_come
             share = _SMOOTHING if self._page_seconds else 1.0
             self._page_seconds += (seconds - self._page_seconds) * share
         if missing:
@@ -377,16 +390,17 @@ class KVFetcher:
         """Give up what is silent, and close what is not used."""
         settings = self._settings
         if self._reads is not None:
-            self._reads.look(now)
+            self._reads.look(self._clock())
         for address, connection in list(self._connections.items()):
             silent = [t for t in connection.transfers.values() if now - t.heard_at > settings.silence_s]
             for transfer in silent:
-                self._silent_until[address] = now + settings.retry_s
+                self._silent_until[address] = self._clock() + settings.retry_s
                 waiting, connection.waiting = connection.waiting, deque()
                 self._give_up(waiting)
                 self._break_off(connection, transfer, f"it sent nothing for {settings.silence_s:g} s")
             if not connection.transfers and now - connection.used_at > _IDLE_S:
                 connection.socket.close(linger=0)
                 del self._connections[address]
-        for address in [address for address, until in self._silent_until.items() if until < now]:
+        retried = self._clock()
+        for address in [address for address, until in self._silent_until.items() if until < retried]:
             del self._silent_until[address]

@@ -4,7 +4,8 @@
 
 A fetcher that can reads the pages itself: it is told where they lie, and after each window that they were lent
 until then. A loan ends with its transfer: when all is sent or read, when the fetcher stops or asks nothing for
-`silence_s`, or when its connection is gone. Transfers take turns, a page each.
+`silence_s`, or when its connection is gone. Transfers take turns, a page each. No time counts while this process
+stands still (`engine/awake_clock.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -48,6 +49,7 @@ from deployments.wire.peers import Peers
 from deployments.wire.receiver import Receiver
 from deployments.wire.sockets import bind, make_router
 from deployments.wire.wake_up import WakeUp
+from engine.awake_clock import AwakeClock
 from engine.errors import EngineStopped
 from engine.scheduling.peers import LentPages, PageMemory, PageReading
 from router.addresses import KVAddress
@@ -107,16 +109,23 @@ class KVSender:
         settings: KvFetchSettings,
         wire: WireSettings,
         agent: NixlAgent | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Fetchers may read the pages that `agent` knows. Raises OSError when no port of `wire.ports` is free."""
+        """Fetchers may read the pages that `agent` knows. `clock` is monotonic.
+
+        Raises OSError when no port of `wire.ports` is free.
+        """
         self._lender, self._memory, self._settings = lender, memory, settings
         self._agent = agent
         self._regions = memory.regions()
         self.counts: Counter[str] = Counter()
         """Transfers "sent", "declined", "given_up", and messages that were "malformed" or "endless"; "pages";
         "handshake", those that failed."""
+        self._awake = AwakeClock(clock)  # the thread's
+        self.awake_s = self._awake.now()
+        """Time for which it was awake, as of its thread's last turn."""
         self.used_at = -math.inf
-        """Clock (`time.monotonic`) when the last transfer began or ended; before any, never."""
+        """The same when the last transfer began or ended; before any, never."""
         self._transfers: dict[tuple[bytes, int], _Transfer] = {}
         self._lent: deque[tuple[_Transfer, Future[LentPages]]] = deque()
         self._closing = threading.Event()
@@ -166,20 +175,22 @@ class KVSender:
         poller = zmq.Poller()
         for source in (self._socket, self._doorkeeper.socket, self._peers.socket, self._wake_up.readable):
             poller.register(source, zmq.POLLIN)
-        looked_at = time.monotonic()
+        looked_at = self.awake_s
         while not self._closing.is_set():
             try:
                 poller.poll(0 if any(map(_is_sendable, self._transfers.values())) else int(_LOOK_S * 1000))
+                now = self.awake_s = self._awake.now()
                 self._wake_up.clear()
                 self._doorkeeper.answer()
-                self._peers.look(time.monotonic())
+                self._peers.look(now)
                 self._receive()
                 self._take_loans()
                 for transfer in list(self._transfers.values()):
                     self._send_next(transfer)
-                if (now := time.monotonic()) - looked_at >= _LOOK_S:
-                    looked_at = now
-                    self._look(now)
+                if now - looked_at >= _LOOK_S:
+                    # By the last look's clock: there was a turn since, which has read what had come by then.
+                    looked_at, before = now, looked_at
+                    self._look(before)
             except Exception:  # no fetcher may end the thread
                 logger.exception("sending KV to another replica failed")
                 self._closing.wait(_LOOK_S)
@@ -205,7 +216,7 @@ class KVSender:
             return self._decline(peer, fetch.number, "this replica's pages are of another kind")
         if len(self._transfers) >= self._settings.max_transfers:
             return self._decline(peer, fetch.number, "as many transfers as engines.kv_fetch.max_transfers run")
-        transfer = _Transfer(peer, fetch.number, fetch.first, fetch.window, time.monotonic())
+        transfer = _Transfer(peer, fetch.number, fetch.first, fetch.window, self.awake_s)
         if fetch.reads and self._agent is not None:
             transfer.is_read, transfer.credit = True, 0
         try:
@@ -214,7 +225,7 @@ class KVSender:
         except (ValueError, EngineStopped) as error:
             return self._decline(peer, fetch.number, str(error))
         self._transfers[peer, fetch.number] = transfer
-        self.used_at = time.monotonic()
+        self.used_at = self.awake_s
 
         def note(done: Future[LentPages]) -> None:  # in the engine's thread
             self._lent.append((transfer, done))
@@ -228,7 +239,7 @@ class KVSender:
         self._post(peer, End(number, reason))
 
     def _hear(self, transfer: _Transfer, message: More | Stop | Check) -> None:
-        transfer.heard_at = time.monotonic()
+        transfer.heard_at = self.awake_s
         if isinstance(message, Stop):
             self.counts["given_up"] += 1
             self._end(transfer)
@@ -328,7 +339,7 @@ class KVSender:
 
     def _end(self, transfer: _Transfer) -> None:
         transfer.is_over = True
-        self.used_at = time.monotonic()
+        self.used_at = self.awake_s
         self._transfers.pop((transfer.peer, transfer.number), None)
         if transfer.loan is not None:
             self._lender.give_back(transfer.loan.number)

@@ -16,10 +16,8 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from deployments.wire.deadlines.awake_clock import STILL_S, AwakeClock
+from engine.awake_clock import LOOK_S, AwakeClock
 
-TICK_S = STILL_S / 5
-"""Longest time between two looks at the clock."""
 BETWEEN_S = 0.02
 """Shortest time between two looks, as each costs O(deadlines)."""
 _EARLY_S = 0.001
@@ -62,7 +60,7 @@ class DeadlineWatch:
 
     def _look_by(self, due: float) -> None:
         now = self.now()
-        self._looks_at = min(max(due, self._looked_at + BETWEEN_S), now + TICK_S)
+        self._looks_at = min(max(due, self._looked_at + BETWEEN_S), now + LOOK_S)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_at(self._looks_at + self.loop.time() - now, self._look)

@@ -159,10 +159,12 @@ def test_a_stopping_replica_stays_for_as_long_as_others_may_ask_for_what_it_hold
             assert not watch.done()
             engines.stopping.add("r0")
             if lingers:
-                await until(lambda: engines.replicas[0]._stopping_since is not None)
+                exchange = engines.replicas[0]._exchange
+                assert exchange is not None
+                await until(lambda: exchange._stopping_since is not None)
                 await asyncio.sleep(0.3)
                 assert not watch.done()
-                engines.replicas[0]._stopping_since = -3600.0
+                exchange._stopping_since = -3600.0
             await asyncio.wait_for(watch, 10)
 
     asyncio.run(scenario())

@@ -20,6 +20,8 @@ from deployments.client.stream import Stream
 from deployments.replica.deployment import EngineReplica
 from deployments.replica.intake import Refusal
 from deployments.wire import messages
+from deployments.wire.deadlines.deadline import watch_of
+from engine.awake_clock import STILL_S, AwakeClock
 from engine.grammar.spec import Grammar
 from router.state import RouterState
 from tests.deployments.support.in_process_engines import (
@@ -607,6 +609,47 @@ def test_a_request_or_its_answer_that_is_lost_is_sent_again_and_runs_once() -> N
 
     run_scenario(scenario(True))
     run_scenario(scenario(False))
+
+
+def test_no_request_is_sent_again_because_this_process_stood_still() -> None:
+    """All prompts at once would be. The clock for deadlines is the test's."""
+
+    async def scenario() -> None:
+        paused_s, num_ticks = 0.0, 0
+        watch = watch_of(asyncio.get_running_loop())
+        watch.now = AwakeClock(lambda: watch.loop.time() + paused_s).now
+
+        async def pass_time(seconds: float) -> None:
+            nonlocal paused_s
+            paused_s, seen = paused_s + seconds, num_ticks
+            await until(lambda: num_ticks >= seen + 3)
+
+        async with ClientAndEngines(1, timings=replace(TIMINGS, accept_s=600.0, repeat_s=20.0)) as (client, _):
+            connection, sent = await _connected(client), list[Any]()
+            tick, send = connection.tick, connection._send
+
+            def counted_tick() -> None:
+                nonlocal num_ticks
+                num_ticks += 1
+                tick()
+
+            def lossy_send(message: Any) -> bool:
+                if isinstance(message, messages.Generate):
+                    sent.append(message)
+                    return len(sent) == 1 or bool(send(message))
+                return bool(send(message))
+
+            connection.tick, connection._send = counted_tick, lossy_send
+            asked = asyncio.create_task(client.generate(request("a", max_tokens=5)))
+            await until(lambda: bool(sent))
+            await pass_time(3600.0)
+            assert len(sent) == 1
+            while len(sent) == 1:
+                await pass_time(STILL_S)
+            assert paused_s > 3610.0
+            assert await tokens_of(await asked) == [1, 2, 3, 4, 5]
+
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize("kind", [messages.Generate, messages.Resume, messages.Abort])

@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deployments.app import ConfigRefused, build
+from deployments.cli import deploy
+from deployments.cli.errors import UserError
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.control.model_files import ModelFilesError, check_model_files
+from engine.loading.model_directory import demo_model_path
+from tests.engine.support.model_hub import model_hub
 
 MISSING = {"engine": {"model": "/nonexistent/model"}}
 
@@ -55,3 +60,21 @@ def test_build_says_what_is_wrong_in_one_line(args: Any, message: str) -> None:
     with pytest.raises(ConfigRefused, match=message) as raised:
         build(args)
     assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_the_hub_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With what is wrong and what to do; `raydix deploy --check` says the same."""
+    config = tmp_path / "my.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {"applications": [{"import_path": "deployments.app:build", "args": {"engine": {"model": "no/such"}}}]}
+        )
+    )
+    message = r"no/such is neither a directory here nor a model on the hub; check the spelling"
+    with model_hub(monkeypatch, tmp_path / "cache") as hub:
+        with pytest.raises(ConfigRefused, match=f"the model no/such cannot be loaded: {message}"):
+            build({"engine": {"model": "no/such"}})
+        with pytest.raises(UserError, match=message):
+            deploy.run(config, check=True, verbose=False)
+        hub.models["no/such"] = demo_model_path()
+        deploy.run(config, check=True, verbose=False)

@@ -16,6 +16,7 @@ from deployments.replica.kv_fetch.fetcher import KVFetcher
 from deployments.replica.kv_fetch.nixl_agent import NixlAgent
 from deployments.replica.kv_fetch.sender import KVSender
 from deployments.wire.handshake import Context
+from engine.awake_clock import STILL_S
 from engine.scheduling.lower_tier import Finished
 from engine.scheduling.peers import KVSource
 from router.addresses import KVAddress
@@ -25,6 +26,7 @@ from tests.deployments.support.wire_peer import impostor
 FOR_LONG = KvFetchSettings(silence_s=60, window_mib=8 * PAGE_BYTES / 2**20)
 READ_FOR_LONG = FOR_LONG.model_copy(update={"transport": "nixl"})
 AT_ONCE = KvFetchSettings(silence_s=0.2, retry_s=60, window_mib=8 * PAGE_BYTES / 2**20)
+STEP_S = STILL_S / 5
 SPACE = Namespace("demo", salt="acme")
 
 
@@ -32,12 +34,17 @@ class Ends:
     """A sender and a fetcher, and what came of the fetches."""
 
     def __init__(
-        self, lender: ScriptedLender, settings: KvFetchSettings = FOR_LONG, wire: WireSettings | None = None
+        self,
+        lender: ScriptedLender,
+        settings: KvFetchSettings = FOR_LONG,
+        wire: WireSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lender, self.there, self.here = lender, Pages(1), Pages(2)
         has_nixl = settings.transport == "nixl"
         agents = [NixlAgent(pages.regions()) if has_nixl else None for pages in (self.there, self.here)]
-        self.sender = KVSender("127.0.0.1", lender, self.there, settings, wire or WireSettings(), agents[0])
+        wire = wire or WireSettings()
+        self.sender = KVSender("127.0.0.1", lender, self.there, settings, wire, agents[0], clock)
         self.sender.start()
         self.fetcher = KVFetcher(self.here, PAGE_SIZE, settings, agents[1])
         self.source = KVSource(self.sender.address, 10**6)
@@ -75,6 +82,38 @@ def until(is_so: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("what was waited for has not come within two minutes")
         time.sleep(0.005)
+
+
+class SteppedClock:
+    """A clock that a test moves, of a thread that looks again and again."""
+
+    def __init__(self) -> None:
+        self._now, self._num_readings = 0.0, 0
+        self._may_go_on = threading.Event()
+        self._may_go_on.set()
+
+    def __call__(self) -> float:
+        self._may_go_on.wait()
+        self._num_readings += 1
+        return self._now
+
+    def step(self, seconds: float, while_still: Callable[[], None] | None = None) -> None:
+        """Let so much time pass between two readings, in which the thread stands still and something happens; then
+        wait until the thread has looked several times.
+        """
+        self._may_go_on.clear()
+        time.sleep(0.001)  # a reading that has begun
+        if while_still is not None:
+            while_still()
+        self._now += seconds
+        self._may_go_on.set()
+        seen = self._num_readings
+        until(lambda: self._num_readings >= seen + 3)
+
+    def pass_awake(self, seconds: float) -> None:
+        """Let time pass in which the thread looks often enough."""
+        for _ in range(round(seconds / STEP_S)):
+            self.step(STEP_S)
 
 
 class Liar:

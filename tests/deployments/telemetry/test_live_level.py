@@ -11,10 +11,15 @@ import pytest
 
 from deployments.hub.calls import HubCalls
 from deployments.hub.deployment import MetricsHub
+from deployments.replica.deployment import EngineReplica
+from deployments.replica.settings import ReplicaSettings
 from deployments.telemetry.live_level import LiveLevel, Reconfigured
 from deployments.telemetry.metrics_push import MetricsPusher
+from engine.config import EngineConfig
+from engine.engine import Engine
 from monitoring.metrics import Metrics
 from tests.deployments.support.hub_handle import HubHandle
+from tests.deployments.support.in_process_engines import CountingRunner
 
 logger = logging.getLogger("ray.serve")
 
@@ -55,6 +60,31 @@ def test_a_wrong_one_ends_a_start_and_no_process_that_runs(
     take_over(wrong)
     assert logger.level == logging.ERROR
     assert "goes on with the settings that it has" in caplog.text
+    assert take_over.is_refused
+    take_over({"logging": {"level": "ERROR"}})
+    assert not take_over.is_refused
+
+
+def test_the_page_shows_who_refuses_settings() -> None:
+    async def scenario() -> None:
+        hub = MetricsHub()
+        config = EngineConfig(served_name="m", kv_pages=64, page_size=4, block_tokens=4)
+        made = Engine(config, CountingRunner(64))
+        handle = HubHandle(hub)
+        engine = EngineReplica(config, ReplicaSettings(), handle, lambda _: made, lambda: ("r1", "127.0.0.1"))
+        for settings, shown in (({}, 0.0), ({"limits": {"max_choices": 3}}, 1.0), ({}, 0.0)):
+            for process in (hub, engine):
+                await process.reconfigure(settings)
+            assert engine._pusher is not None
+            await hub.push("r1", engine._pusher._snapshot())
+            page = await hub.render()
+            assert page is not None
+            lines = page[0].decode().splitlines()
+            values = [line.split()[-1] for line in lines if line.startswith("raydix_refuses_settings{")]
+            assert list(map(float, values)) == [shown, shown]
+        engine.close()
+
+    asyncio.run(scenario())
 
 
 def test_engines_hear_of_the_level_when_they_push_their_metrics() -> None:

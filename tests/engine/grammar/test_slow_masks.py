@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Slow:
         return Slow(self._matcher.deep_copy(), self._may_go_on)
 
     def compute_bitmask(self) -> bytes:
+        in_thread = threading.current_thread().name.startswith("grammar-mask")
+        assert in_thread or self._may_go_on.is_set(), "a step would wait for ever"
         began = time.thread_time()
         while time.thread_time() < began + 2 * LATE_SECONDS or not self._may_go_on.is_set():
             pass
@@ -94,9 +96,13 @@ class Scene:
         for event in self.engine.loop.step():
             self.events[event.request_id].append(event)
 
-    def finish(self) -> None:
-        while self.engine.loop.has_work:
+    def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            assert self.engine.loop.has_work, "all have ended before that"
             self.step()
+
+    def finish(self) -> None:
+        self.until(lambda: not self.engine.loop.has_work)
 
     def tokens(self, name: str) -> list[int]:
         return [token for event in self.events[name] for token in event.token_ids]
@@ -136,13 +142,11 @@ def test_its_answer_is_that_of_a_fast_one(
 
 def test_others_go_on_while_its_mask_is_computed(scene: Scene) -> None:
     scene.add("slow", HELD, is_slow=True)
-    while len(scene.tokens("slow")) < 5:
-        scene.step()
+    scene.until(lambda: len(scene.tokens("slow")) >= 5)
     scene.may_go_on.clear()
     scene.add("free", FREE)
     scene.add("fast", HELD)
-    while not (scene.has_ended("free") and scene.has_ended("fast")):
-        scene.step()
+    scene.until(lambda: scene.has_ended("free") and scene.has_ended("fast"))
     assert not scene.has_ended("slow")
     scene.may_go_on.set()
     scene.finish()
@@ -156,8 +160,7 @@ def test_what_another_engine_has_written_is_followed_in_a_thread(scene: Scene) -
     scene.may_go_on.clear()
     scene.add("slow", HELD, is_slow=True, output_ids=whole[:4])
     scene.add("free", FREE)
-    while not scene.has_ended("free"):
-        scene.step()
+    scene.until(lambda: scene.has_ended("free"))
     scene.may_go_on.set()
     scene.finish()
     assert scene.tokens("slow") == whole[4:]
@@ -167,28 +170,26 @@ def test_what_another_engine_has_written_is_followed_in_a_thread(scene: Scene) -
 def test_a_request_over_its_time_ends_with_the_tokens_that_it_has(model: Path, is_halted: bool) -> None:
     """Whether one mask takes for ever, or many take too long together."""
     scene = Scene(model, grammar_mask_budget_s=(50 if is_halted else 10) * LATE_SECONDS)
-    scene.add("whole", HELD)
-    scene.finish()
-    scene.add("slow", HELD, is_slow=True)
-    while is_halted and len(scene.tokens("slow")) < 5:
-        scene.step()
+    scene.add("slow", HELD, is_slow=True)  # the first with a grammar: it is found out in its first steps
     if is_halted:
+        scene.until(lambda: len(scene.tokens("slow")) >= 5)
         scene.may_go_on.clear()
     scene.add("free", FREE)
+    scene.finish()
+    scene.may_go_on.set()
+    scene.add("whole", HELD)
     scene.finish()
     end, written = scene.end("slow"), scene.tokens("slow")
     assert (end.finish_reason, end.error_code) == ("error", "grammar_too_complex")
     assert "engine.grammar_mask_budget_s" in (end.error or "")
     assert written and written == scene.tokens("whole")[: len(written)]
     assert scene.end("free").finish_reason == "length"
-    scene.may_go_on.set()
     scene.engine.close()
 
 
 def test_a_request_that_is_aborted_meanwhile_leaves_nothing(scene: Scene) -> None:
     scene.add("slow", HELD, is_slow=True)
-    while len(scene.tokens("slow")) < 4:
-        scene.step()
+    scene.until(lambda: len(scene.tokens("slow")) >= 4)
     scene.may_go_on.clear()
     scene.step()
     scene.engine.loop.abort("slow")

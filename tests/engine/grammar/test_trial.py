@@ -14,6 +14,7 @@ import jsonschema
 import psutil
 import pytest
 
+from engine.awake_clock import STILL_S
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
@@ -97,6 +98,37 @@ def test_a_process_that_others_kill_as_it_tries_says_nothing_of_the_grammar(tria
         checking = thread.submit(trial.check, FINE)
         os.kill(trial.pid, signal.SIGKILL)
         assert checking.result().compiled_bytes > 0
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_process_that_stands_still_is_given_up_unless_this_one_stood_still_too(
+    goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hours pass between two readings of the clock, as if all were frozen, or half a second does."""
+    monkeypatch.setattr("engine.grammar.trial._TIMEOUT_S", 3.0)
+    now, readings = 0.0, 0
+
+    def clock() -> float:
+        nonlocal now, readings
+        readings += 1
+        if is_frozen:
+            now += 7200.0 if goes_on else STILL_S
+        if goes_on and readings == 4:
+            assert trial.pid is not None
+            os.kill(trial.pid, signal.SIGCONT)
+        return now
+
+    is_frozen, trial = False, Trial(vocabulary(), TrialLimits(cpu_seconds=30), clock)
+    trial.check(FINE)
+    assert trial.pid is not None
+    os.kill(trial.pid, signal.SIGSTOP)
+    is_frozen, readings = True, 0
+    if goes_on:
+        assert trial.check(FINE).compiled_bytes
+    else:
+        with pytest.raises(TooComplex):
+            trial.check(FINE)
+    trial.close()
 
 
 def test_nothing_is_left_when_it_is_closed(trial: Trial) -> None:

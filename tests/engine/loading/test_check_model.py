@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
 from engine.loading.check_model import check_model
-from engine.loading.model_directory import demo_model_path
+from engine.loading.model_directory import demo_model_path, resolve_model
 from engine.models.errors import ModelLoadError
+from tests.engine.support.model_hub import ModelHub, model_hub
 
 
 @pytest.fixture
@@ -105,11 +106,60 @@ def test_the_draft_model_is_checked_too(model: Path) -> None:
         check_model(EngineConfig(model="demo", speculation=drafts))
 
 
-def test_a_model_on_the_hub_is_left_to_the_replica() -> None:
-    """Nobody asks the network: the id may be fetched by engines on machines that can."""
-    check_model(EngineConfig(model="nobody/has-this-model"))
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModelHub]:
+    with model_hub(monkeypatch, tmp_path / "cache") as made:
+        yield made
 
 
-def test_a_key_that_the_operator_allows_is_allowed(model: Path) -> None:
-    change(model, logit_warp=2.0)
-    check_model(EngineConfig(model=str(model), ignored_config_keys=("logit_warp",)))
+ON_HUB = {
+    kind: (spoil, message)
+    for kind, (spoil, message) in SPOILT.items()
+    if kind not in ("truncated weights", "longer weights", "weights of another shape") and "no JSON" not in kind
+}
+
+
+@pytest.mark.parametrize("kind", ON_HUB)
+def test_what_the_loader_would_refuse_of_a_model_on_the_hub_is_refused(
+    kind: str, model: Path, hub: ModelHub
+) -> None:
+    hub.models["someone/model"] = model
+    check_model(EngineConfig(model="someone/model"))
+    asked = [path for path in hub.asked if "/resolve/" in path]
+    assert asked and not [path for path in asked if "safetensors" in path or "tokenizer" in path]
+    hub.models["someone/spoilt"] = model
+    spoil, message = ON_HUB[kind]
+    spoil(model)
+    with pytest.raises(ValueError, match=message):
+        check_model(EngineConfig(model="someone/spoilt"))
+
+
+def test_what_is_not_on_the_hub_is_refused(model: Path, hub: ModelHub) -> None:
+    hub.models["someone/model"] = model
+    with pytest.raises(ModelLoadError, match="nobody/has-this-model is neither a directory here nor a model on"):
+        check_model(EngineConfig(model="nobody/has-this-model"))
+    with pytest.raises(ModelLoadError, match="has no revision 'v9' on the hub"):
+        check_model(EngineConfig(model="someone/model", model_revision="v9"))
+    drafts = Speculation("draft_model", model="nobody/has-this-model")
+    with pytest.raises(ModelLoadError, match="nobody/has-this-model is neither"):
+        check_model(EngineConfig(model="someone/model", speculation=drafts))
+    hub.models["someone/gated"] = model
+    hub.gated.add("someone/gated")
+    with pytest.raises(ModelLoadError, match="someone/gated is gated: accept its terms on the hub"):
+        check_model(EngineConfig(model="someone/gated"))
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_unless_all_of_the_model_is_here(
+    model: Path, hub: ModelHub
+) -> None:
+    """As it is for an engine on this machine."""
+    hub.models.update({"someone/model": model, "someone/half": model, "someone/other": model})
+    resolve_model("someone/model")
+    check_model(EngineConfig(model="someone/half"))  # which leaves its description in the cache
+    hub.close()
+    check_model(EngineConfig(model="someone/model"))
+    with pytest.raises(ValueError, match="max_model_len is 1000000"):
+        check_model(EngineConfig(model="someone/model", max_model_len=1_000_000))
+    for lacking in ("someone/half", "someone/other"):
+        with pytest.raises(ModelLoadError, match=f"{lacking} is not a directory here, not in the local hub cache"):
+            check_model(EngineConfig(model=lacking))

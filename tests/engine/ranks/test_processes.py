@@ -12,12 +12,14 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine import LLM
+from engine.awake_clock import STILL_S
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineStopped, RankLost
@@ -202,6 +204,40 @@ def test_silent_strangers_are_cut_when_they_are_many_or_late(monkeypatch: pytest
     for stranger in many:
         read_to_end(stranger)
         stranger.close()
+
+
+def test_a_process_that_stood_still_lets_ranks_in_and_cuts_who_stays_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock is the test's, and goes on by so much between two readings that the time is over at once."""
+    monkeypatch.setattr("engine.ranks.entrance.PROOF_S", 1.0)
+    now, num_readings, key = 0.0, 0, secrets.token_bytes(32)
+
+    def clock() -> float:
+        nonlocal num_readings
+        num_readings += 1
+        return now
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now, seen = now + seconds, num_readings
+        eventually(lambda: num_readings >= seen + 3)  # it has looked since
+
+    server = socket.create_server(("127.0.0.1", 0))
+    with Entrance(server, key, clock) as entrance:
+        rank, silent = (socket.create_connection(server.getsockname(), timeout=60) for _ in range(2))
+        for peer in (rank, silent):
+            assert peer.recv(1, socket.MSG_PEEK)  # of the challenge: it waits for the proof
+        pass_time(3600.0)
+        rank.settimeout(None)
+        with Connection(rank.detach()) as connection:
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+            entrance.admit(ChildProcesses()).close()
+        for _ in range(3):
+            pass_time(STILL_S)
+        read_to_end(silent)
+        silent.close()
 
 
 def read_to_end(peer: socket.socket) -> None:

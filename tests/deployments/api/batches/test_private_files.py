@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import stat
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 from deployments.api.responses.kept import KeptResponses
 from deployments.config.settings import ResponseSettings
-from tests.deployments.api.batches.conftest import Ingress, Office, lines
+from tests.deployments.api.batches.conftest import PATIENCE_S, Ingress, Office, lines
 
 
 def test_all_that_is_written_is_private(office: Office) -> None:
@@ -30,6 +31,10 @@ def test_all_that_is_written_is_private(office: Office) -> None:
         await ingress.until(batch, "completed")
         office.engine.hangs = True
         other = await ingress.until(await ingress.begin(lines("c")), "in_progress")
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(path.endswith("/reserved") for path in modes):
+                await asyncio.sleep(0.005)
+                look()
         await ingress.ai.batches.cancel(other.id)
         look()
         office.engine.hangs = False

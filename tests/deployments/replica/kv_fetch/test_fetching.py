@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from types import SimpleNamespace
+from contextlib import closing
 
 import pytest
 import zmq
@@ -22,9 +22,21 @@ from engine.scheduling.lower_tier import Finished
 from engine.scheduling.peers import KVSource
 from router.addresses import KVAddress
 from tests.deployments.support import raw_peer
-from tests.deployments.support.kv_ends import AT_ONCE, FOR_LONG, READ_FOR_LONG, SPACE, Ends, Liar, until
+from tests.deployments.support.kv_ends import (
+    AT_ONCE,
+    FOR_LONG,
+    READ_FOR_LONG,
+    SPACE,
+    Ends,
+    Liar,
+    SteppedClock,
+    until,
+)
 from tests.deployments.support.lent_pages import PAGE_BYTES, PAGE_SIZE, Pages, ScriptedLender
 
+HALF_A_SECOND = FOR_LONG.model_copy(update={"silence_s": 0.5})
+LONGER_THAN_A_PAUSE = FOR_LONG.model_copy(update={"silence_s": 1.0})
+"""A pause counts as half a second, twice."""
 by_each_transport = pytest.mark.parametrize("settings", [FOR_LONG, READ_FOR_LONG], ids=["zmq", "nixl"])
 
 
@@ -166,31 +178,64 @@ def test_a_replica_that_cannot_be_asked_keeps_no_page(ends: Callable[..., Ends])
     assert both.loaded == [3]
 
 
-def test_a_replica_whose_step_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fetcher's clock is the test's: it gives up what it has not heard of for 60 s."""
-    now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("deployments.replica.kv_fetch.fetcher.time", clock)
-    liar = Liar([])
-    fetcher = KVFetcher(Pages(2), PAGE_SIZE, FOR_LONG)
-    fetcher.load(liar.source, SPACE, list(range(8)), 0, [1, 2])
-    fetcher_peer = liar.asked()
-    (connection,) = fetcher._connections.values()
-    transfer = connection.transfers[1]
-    for at in (50.0, 100.0, 150.0):
-        now[0] = at
-        liar.say(fetcher_peer, messages.encode(messages.Busy(1)))
-        while transfer.heard_at != at:
-            time.sleep(0.005)
-    assert not fetcher.finished().failed
-    now[0] = 211.0
-    failed = list[int]()
-    while len(failed) < 2:
-        failed += fetcher.finished().failed
-    assert failed == [1, 2]
-    monkeypatch.undo()
-    fetcher.close()
-    liar.close()
+def test_a_replica_whose_step_takes_long_is_waited_for() -> None:
+    clock = SteppedClock()
+    with closing(Liar([])) as liar, closing(KVFetcher(Pages(2), PAGE_SIZE, HALF_A_SECOND, clock=clock)) as fetcher:
+        fetcher.load(liar.source, SPACE, list(range(8)), 0, [1, 2])
+        peer = liar.asked()
+        (connection,) = fetcher._connections.values()
+        transfer = connection.transfers[1]
+        for _ in range(3):
+            clock.pass_awake(0.4)
+            heard_at = transfer.heard_at
+            liar.say(peer, messages.encode(messages.Busy(1)))
+            until(lambda: transfer.heard_at > heard_at)  # noqa: B023
+        assert not fetcher.finished().failed
+        clock.pass_awake(0.8)
+        assert fetcher.finished().failed == [1, 2]
+
+
+def test_a_replica_is_not_silent_because_this_process_stood_still() -> None:
+    """What it sent meanwhile is read, also when the rest of its time would be over by the awake clock."""
+    clock, settings = SteppedClock(), LONGER_THAN_A_PAUSE
+    with closing(Liar([])) as liar, closing(KVFetcher(Pages(2), PAGE_SIZE, settings, clock=clock)) as fetcher:
+        fetcher.load(liar.source, SPACE, list(range(8)), 0, [1, 2])
+        peer = liar.asked()
+        clock.step(3600.0)
+        clock.pass_awake(0.1)
+        data = bytes(PAGE_BYTES)
+
+        def send() -> None:
+            for position in range(2):
+                liar.say(peer, page(position, zlib.crc32(data)), data)
+
+        clock.step(3600.0, send)
+        until(lambda: fetcher.totals().loaded == 2)
+        assert fetcher.finished() == Finished((), [1, 2], [])
+
+
+def test_a_fetcher_keeps_its_loan_when_the_lender_stood_still(ends: Callable[..., Ends]) -> None:
+    clock, lender = SteppedClock(), ScriptedLender(200)
+    both = ends(lender, LONGER_THAN_A_PAUSE, clock=clock)
+    context: Context = zmq.Context()
+    socket = connect_peer(context, both.sender.address, PAGE_BYTES + 100)
+    fetch = messages.FetchPages(messages.VERSION, 1, both.here.identity, "demo", "", bytes(4 * 801), 0, 2)
+    socket.send(messages.encode(fetch))
+
+    def told(count: int) -> list[str]:
+        answers = [messages.decode_to_fetcher(socket.recv_multipart()[0]) for _ in range(count)]
+        return [type(answer).__name__ for answer in answers]
+
+    assert told(3) == ["Lent", "Page", "Page"]
+    clock.step(3600.0)
+    clock.pass_awake(0.1)
+    clock.step(3600.0, lambda: socket.send(messages.encode(messages.More(1, 1))))
+    assert told(1) == ["Page"]
+    assert both.sender.num_transfers == 1
+    clock.pass_awake(2.0)
+    assert told(1) == ["End"]
+    assert lender.all_back.wait(60)
+    context.destroy(linger=0)
 
 
 def test_a_loan_that_is_made_when_its_fetcher_is_gone_is_given_back(ends: Callable[..., Ends]) -> None:

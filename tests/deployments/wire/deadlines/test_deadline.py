@@ -17,22 +17,14 @@ import pytest
 import uvloop
 
 from benchmarks.private_ray import free_port
-from deployments.wire.deadlines.awake_clock import STILL_S, AwakeClock
 from deployments.wire.deadlines.deadline import BETWEEN_S, Deadline
 from deployments.wire.deadlines.time_limit import timeout
+from engine.awake_clock import STILL_S
 from tests.deployments.support.served_api import run_on
 from tests.deployments.support.virtual_time import run
 
 LIMIT_S = 2.0
 PAUSE_S = 2 * LIMIT_S
-
-
-def test_the_clock_counts_no_long_gap() -> None:
-    now = 0.0
-    clock = AwakeClock(lambda: now)
-    for gap, awake in ((0.4, 0.4), (60.0, 0.4 + STILL_S), (0.1, 0.5 + STILL_S), (STILL_S, 0.5 + 2 * STILL_S)):
-        now += gap
-        assert clock.now() == pytest.approx(awake)
 
 
 def test_a_deadline_fires_when_it_is_due_and_once() -> None:

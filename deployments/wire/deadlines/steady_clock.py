@@ -1,0 +1,30 @@
+"""An awake clock for code that asks for the time seldom: its event loop reads it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from engine.awake_clock import LOOK_S, AwakeClock
+
+
+class SteadyClock:
+    """Counts the seconds in which an event loop could hear peers, from its first reading there on."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` is monotonic."""
+        self._awake = AwakeClock(clock)
+        self.born = self._awake.now()
+        """The clock when it was made."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def now(self) -> float:
+        """Read the clock, on the event loop that it belongs to."""
+        if self._timer is None:
+            self._read(asyncio.get_running_loop())
+        return self._awake.now()
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._awake.now()
+        self._timer = loop.call_later(LOOK_S, self._read, loop)
