@@ -238,12 +238,14 @@ class _ControllerWatch:
 
     def __init__(self) -> None:
         self._has_applications = True
-        self._answered_at = time.monotonic()
+        self._num_checks = 0
+        """Since its last answer. Time would also count pauses of this process, in which it asks nothing."""
         threading.Thread(target=self._ask, daemon=True).start()
 
     def check(self) -> None:
-        """Raise _Gone when the controller is, or all applications are."""
-        if time.monotonic() - self._answered_at > CONTROLLER_S:
+        """Raise _Gone when the controller is, or all applications are. To be called every `WATCH_S`."""
+        self._num_checks += 1
+        if self._num_checks * WATCH_S > CONTROLLER_S:
             raise _Gone(f"Serve's controller has not answered for {CONTROLLER_S:.0f} s; start the server again")
         if not self._has_applications:
             raise _Gone("all applications were deleted from Serve, so nothing is left to serve")
@@ -254,7 +256,7 @@ class _ControllerWatch:
         while True:
             with suppress(Exception):  # it is being started again, or gone
                 self._has_applications = bool(serve.status().applications)
-                self._answered_at = time.monotonic()
+                self._num_checks = 0
             time.sleep(2 * WATCH_S)
 
 
