@@ -60,18 +60,26 @@ class InputText:
 
     def finish(self) -> str:
         """Return the rest once the call has ended, or was cut off."""
-        if self._state != "elsewhere":
-            return ""
-        written = "".join(self._written)
-        values = object_of(written)
-        text = None if values is None else values.get(_INPUT, "" if not values else None)
-        return text if isinstance(text, str) else written
+        return self._apart()[0] if self._state == "elsewhere" else ""
 
     def beside(self) -> str:
-        """Return what the model wrote after the input, once the call has ended: other arguments, as they are."""
+        """Return what the model wrote before or after the input, once the call has ended: other arguments."""
+        if self._state == "elsewhere":
+            return self._apart()[1]
         if self._state != "after":
             return ""
         return "".join(self._written).strip().lstrip(",").removesuffix("}").strip()
+
+    def _apart(self) -> tuple[str, str]:
+        """Return the input and the other arguments, where these come first; all is input that has none."""
+        written = "".join(self._written)
+        values = object_of(written)
+        if values == {}:
+            return "", ""
+        text = None if values is None else values.pop(_INPUT, None)
+        if not values or not isinstance(text, str):
+            return (text if isinstance(text, str) else written), ""
+        return text, exact_json.encode(values).decode()[1:-1]
 
     def _begin(self) -> None:
         """Find out whether the arguments begin with the input, as soon as that can be said."""

@@ -51,17 +51,23 @@ def test_a_call_has_its_input_as_text(talk: Make, chunk: int, ascii_only: bool) 
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_what_is_written_beside_the_input_becomes_text(talk: Make, chunk: int) -> None:
+@pytest.mark.parametrize(
+    ("written", "beside"),
+    [
+        ('{"input": "a", "input": "b"}', '"input": "b"'),
+        ('{"input": "a", "why": 1}', '"why": 1'),
+        ('{"why": 1.0, "input": "a", "how": [2]}', '"why":1.0,"how":[2]'),
+        ('{"input": "a" }', ""),
+    ],
+)
+def test_what_is_written_beside_the_input_becomes_text(talk: Make, chunk: int, written: str, beside: str) -> None:
     it = talk(HERMES)
-    it.engine.chunk = chunk
-    it.engine.says = called('{"input": "a", "input": "b"}')
+    it.engine.chunk, it.engine.says = chunk, called(written)
     message = it.whole(tools=[PATCH, CLOCK]).choices[0].message
-    assert (message.tool_calls[0].custom.input, message.content) == ("a", '"input": "b"')
+    assert (message.tool_calls[0].custom.input, message.content or "") == ("a", beside)
     chunks = it.chunks(tools=[PATCH, CLOCK])
     assert "".join(one["custom"].get("input", "") for chunk in chunks for one in _calls(chunk)) == "a"
-    assert "".join(one.delta.content or "" for chunk in chunks for one in chunk.choices) == '"input": "b"'
-    it.engine.says = called('{"input": "a" }')
-    assert not it.whole(tools=[PATCH, CLOCK]).choices[0].message.content
+    assert "".join(one.delta.content or "" for chunk in chunks for one in chunk.choices) == beside
 
 
 def _calls(chunk: Any) -> list[dict[str, Any]]:
