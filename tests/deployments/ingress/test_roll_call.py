@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,10 +37,9 @@ class OneIngress:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[], MetricsHub]:
+def hub() -> Callable[[], MetricsHub]:
     """Makes hubs whose clock is the event loop's."""
-    monkeypatch.setattr("deployments.hub.deployment.time.monotonic", lambda: asyncio.get_running_loop().time())
-    return MetricsHub
+    return partial(MetricsHub, clock=now)
 
 
 async def settled(seconds: float = 2 * PERIOD_S) -> None:

@@ -34,7 +34,9 @@ def test_each_rank_reserves_the_same_on_one_machine() -> None:
 
 def test_the_ready_made_file_shares_a_model_among_four_gpus() -> None:
     (application,) = yaml.safe_load((ROOT / "examples/config/llama_70b.yaml").read_text())["applications"]
-    deployment = deployment_of(application["args"]["engine"], application["args"]["engines"])
+    # The file's own model would have to be found on the hub.
+    engine = application["args"]["engine"] | {"model": "demo", "max_model_len": None}
+    deployment = deployment_of(engine, application["args"]["engines"])
     assert deployment._replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 1}] * 4
 
 
