@@ -72,7 +72,8 @@ def test_a_request_leaves_no_garbage_and_no_task(kind: str) -> None:
     async def scenario() -> None:
         async with api_over(1) as api:
             # Less than one object for each request: the few are those of the one connection.
-            garbage, tasks = await garbage_of(api, kind)
+            # The least of three looks: what other tests left may become garbage meanwhile.
+            garbage, tasks = map(min, zip(*[await garbage_of(api, kind) for _ in range(3)], strict=True))
             assert garbage < NUM and tasks < NUM
 
     gc.disable()
