@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
@@ -215,7 +215,9 @@ def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
 
 def _watch(signals: Signals, guard: Guard) -> None:
     """Watch Ray and Serve until a signal comes. Raises _Gone when one of them has ended."""
-    controller = _ControllerWatch()
+    from ray import serve
+
+    controller = _ControllerWatch(lambda: bool(serve.status().applications))
     while True:
         signals.check(wait=WATCH_S)
         _check_ray()
@@ -236,11 +238,12 @@ def _ended_of_ray() -> list[str]:
 class _ControllerWatch:
     """Asks Serve's controller for its applications, in a thread of its own, as it may not answer."""
 
-    def __init__(self) -> None:
-        self._has_applications = True
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        """`ask` asks whether there are applications, and may raise anything."""
+        self._ask, self._has_applications = ask, True
         self._num_checks = 0
         """Since its last answer. Time would also count pauses of this process, in which it asks nothing."""
-        threading.Thread(target=self._ask, daemon=True).start()
+        threading.Thread(target=self._ask_on, daemon=True).start()
 
     def check(self) -> None:
         """Raise _Gone when the controller is, or all applications are. To be called every `WATCH_S`."""
@@ -250,12 +253,10 @@ class _ControllerWatch:
         if not self._has_applications:
             raise _Gone("all applications were deleted from Serve, so nothing is left to serve")
 
-    def _ask(self) -> None:
-        from ray import serve
-
+    def _ask_on(self) -> None:
         while True:
             with suppress(Exception):  # it is being started again, or gone
-                self._has_applications = bool(serve.status().applications)
+                self._has_applications = self._ask()
                 self._num_checks = 0
             time.sleep(2 * WATCH_S)
 

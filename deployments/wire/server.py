@@ -293,10 +293,10 @@ class WireServer:
                     self._doorkeeper.answer()
                 if is_due or peers in signalled:
                     self._peers.look(now)
-                is_more = self._receive_turn()
-                if is_due:  # by the time before: what ingresses had sent by then has been read
+                if is_due:
                     with self._lock:
                         self._tick(now)
+                is_more = self._receive_turn()
                 self._send_parts()
             except Exception:  # an error caused by one ingress must not stop the wire
                 logger.exception("the wire failed to serve its ingresses")

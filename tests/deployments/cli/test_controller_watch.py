@@ -12,14 +12,13 @@ NUM_CHECKS = int(CONTROLLER_S / WATCH_S)
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> _ControllerWatch:
+def watch() -> _ControllerWatch:
     """Watches a controller that never answers."""
 
-    def status() -> None:
+    def ask() -> bool:
         raise TimeoutError
 
-    monkeypatch.setattr("ray.serve.status", status)
-    return _ControllerWatch()
+    return _ControllerWatch(ask)
 
 
 def test_a_controller_that_answers_no_more_ends_the_command(watch: _ControllerWatch) -> None:
