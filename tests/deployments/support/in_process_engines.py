@@ -34,7 +34,7 @@ from router.placer import Placeable, Placer
 from router.roles import Role
 from router.state import RouterState
 
-TIMINGS = ClientTimings(accept_s=5, tick_s=0.03)
+TIMINGS = ClientTimings(accept_s=60, tick_s=0.03)
 SILENCE = {"lost_after_s": 0.6}
 """How soon tests of silence notice it. In others it never is: a busy machine keeps replicas silent, too."""
 WIRE = WireTimings(heartbeat_s=0.03, idle_heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
