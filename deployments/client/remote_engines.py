@@ -389,8 +389,8 @@ class RemoteEngines:
         awake = watch_of(asyncio.get_running_loop())
         while True:
             await asyncio.sleep(self._timings.tick_s)
-            # Failovers read this clock too, but not often enough. It is read before connections receive: what had
-            # come by then is heard before it is asked for again.
+            # Failovers read this clock too, but not often enough. It is read before connections receive, so
+            # that no time is over while an answer to it lies unread.
             for check in self._checks(awake.now(), time.monotonic()):
                 try:
                     check()

@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
         self._reader.begin()
 
     def resume_writing(self) -> None:
-        """Write on: the client has read everything, or the kernel holds it."""
+        """Go on writing: the client has read everything, or the kernel has taken it."""
         super().resume_writing()
         self._reader.stop()
 

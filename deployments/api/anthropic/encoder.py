@@ -181,8 +181,9 @@ def _usage(num_prompt: int, num_cached: int, num_generated: int, num_thinking: i
 
 
 def _object(text: str, *, is_cut: bool) -> Raw:
-    """Return a tool's input: of an answer that is cut off, as far as it was written. What is no JSON object, or
-    has a name twice, is the text of a field, so that nothing is lost that the model wrote.
+    """Return a tool's input. If the answer was cut off, it is what was written until then.
+
+    What is no JSON object, or has a name twice, becomes the text of a field, so nothing that was written is lost.
     """
     try:
         if not is_cut:

@@ -38,7 +38,7 @@ def count_values(body: bytes | bytearray, enough: float = math.inf) -> int:
 
 
 def count_names(body: bytes | bytearray) -> int:
-    """Return the number of names that the objects of a JSON text have, repeated ones too. O(bytes)."""
+    """Count the names in all objects of a JSON text; a name that stands twice counts twice. O(bytes)."""
     return sum(outside.count(b":") for outside in _outside_texts(body))
 
 

@@ -11,7 +11,7 @@ REQUEST_ID = "raydix.request_id"
 DEFERRABLE = "raydix.deferrable"
 """Where a scope says that its request gives way to all requests of clients."""
 NO_READER = "raydix.no_reader"
-"""Where a scope says that no client reads the answer: it is a program's within this process."""
+"""Key of a scope whose answer no client reads: a program within this process asked for it."""
 _ERROR = "raydix.error"
 _SEND = "raydix.send"
 

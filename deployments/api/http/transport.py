@@ -171,9 +171,8 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await asyncio.sleep(0)  # the streams of others go on
         with self._limit:
-            await send(
-                {"type": "http.response.body", "body": b"", "more_body": True}
-            )  # which waits for the last part
+            # An empty message waits until the last part was taken.
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
         room.give_back(num_taken)
 
 
@@ -210,9 +209,8 @@ class _Whole(Response):
         for part in parts_of(self._pieces):
             await send({"type": "http.response.body", "body": part, "more_body": True})
             await asyncio.sleep(0)  # the streams of others go on
-        await send(
-            {"type": "http.response.body", "body": b"", "more_body": False}
-        )  # which waits for the last part
+        # The end waits until the last part was taken.
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def whole(

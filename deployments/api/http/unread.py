@@ -42,7 +42,7 @@ class Readers:
     """Middleware that gives each request of a client a room for what its answer holds."""
 
     def __init__(self, app: ASGIApp, memory: UnreadMemory, *, has_tenants: bool) -> None:
-        """Where there are tenants, who are in the scope by now, the room is theirs, and else an address's."""
+        """The room belongs to the request's tenant, or to its address where there are no tenants."""
         self._app, self._memory, self._has_tenants = app, memory, has_tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -24,7 +24,7 @@ _PLACES = (
 )
 """Where requests to one or another API have a schema."""
 _OF_ANSWERS = ("response_format", "text.format")
-"""Where they say, without a schema, that the answer is JSON."""
+"""Fields that may ask for a JSON answer without a schema."""
 _OF_ARGUMENTS = ("parameters", "input_schema")
 """Where a function has a schema."""
 _UNFORCED = ("auto", "none")

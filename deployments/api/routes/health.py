@@ -41,7 +41,7 @@ class Readiness:
     """Tells whether this process should be sent requests."""
 
     def __init__(self, service: ApiService, clock: Callable[[], float] | None = None) -> None:
-        """`clock` should stand still while this process does, as a `SteadyClock` does, which None stands for."""
+        """`clock` should stop while this process is paused. The default is a `SteadyClock`."""
         self._service, self._clock = service, clock or SteadyClock().now
         self._served_at: float | None = None
 

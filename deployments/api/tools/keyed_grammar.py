@@ -70,8 +70,9 @@ class _Writer:
         return [f"{rule}: ({' | '.join(options)}) {self._end}"]
 
     def any_value(self, rule: str, schema: Schema) -> list[str]:
-        """Return rules for the value of an argument that has no name in the schema, and the mark that ends it: it
-        is read as JSON, or as a text where it is none.
+        """Return rules for the value of an argument that the schema does not name, and the mark that ends it.
+
+        Such a value is read as JSON, or as a text if it is no JSON.
         """
         is_bound = "type" in schema or binding(schema, ANYTHING)
         return self._json(rule, schema) if is_bound else self._text(rule, [ANY_TEXT])

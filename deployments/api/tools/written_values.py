@@ -27,7 +27,7 @@ class Argument(NamedTuple):
 
     name: str
     schema: Schema
-    """With the definitions that it may refer to."""
+    """It includes the definitions that it may refer to."""
     is_required: bool
 
 
@@ -136,7 +136,7 @@ def choices_of(schema: Schema, root: Mapping[str, Any]) -> list[Any] | None:
 
 
 def alternatives_of(schema: Schema, root: Mapping[str, Any]) -> list[Schema | bool] | None:
-    """Return the schemas one of which a value must match; None if there are no such. Raises InvalidGrammar."""
+    """Return the schemas in `anyOf` or `oneOf`; None if there is neither. Raises InvalidGrammar."""
     name = "anyOf" if "anyOf" in schema else "oneOf"
     if not isinstance(given := schema.get(name), list):
         return None
