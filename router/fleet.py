@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from itertools import takewhile
 from typing import get_args
@@ -238,6 +239,23 @@ class Fleet:
         with self._lock:
             self._close_circuits()
             return self._make_ready().shortest_queue()
+
+    def requests_of(self) -> Mapping[str, int]:
+        """Return how many requests the replicas that can serve now have of the tenants that have most, as of their
+        heartbeats. O(replicas).
+        """
+        with self._lock:
+            found, now = Counter[str](), self._clock()
+            for member in self._members.values():
+                if member.load.requests_of and member.state(now) == "available":
+                    found.update(member.load.requests_of)
+            return found
+
+    @property
+    def num_unseen(self) -> int:
+        """Number of requests sent by this process that no heartbeat counts yet. O(replicas)."""
+        with self._lock:
+            return sum(len(member.unseen) for member in self._members.values())
 
     def num_idle(self) -> int:
         """Return how many requests the replicas that can serve now could run besides those that are there.

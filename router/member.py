@@ -57,6 +57,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     """Those of `num_requests` that give way to all others: of batches."""
     deferrable_prefill_tokens: int = 0
     """Those of `queued_prefill_tokens` that are theirs."""
+    requests_of: dict[str, int] = {}
+    """While its batch is full: how many of `num_requests` are of each of the tenants that have most."""
 
 
 @dataclass(slots=True)

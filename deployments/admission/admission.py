@@ -5,7 +5,8 @@
 
 An engine orders its own queue, by priority and arrival unless its policy is "fair", and no other engine takes a
 request over. Therefore only about `ttft_target_s` of work is sent to engines, and the order of the rest is decided
-late. One tenant's flood then delays another by at most that much, and a turn of each tenant that waits.
+late. One tenant's flood then delays another by at most that much, and a turn of each tenant that waits: where a
+batch is full of one tenant's requests, the engine preempts some of them for another's, which are sent for that.
 Where there are no tenants, the addresses of clients take turns instead.
 
 Requests of batches have a queue of their own. One is sent only while no other request waits and an engine could
@@ -51,6 +52,15 @@ class LoadView(Protocol):
         `num_sending` is the number of uncached tokens of requests whose turn has come and that the view does not
         count at an engine yet: they are spread over all engines.
         """
+        ...
+
+    def requests_of(self) -> Mapping[str, int]:
+        """Return how many requests full engines have of the tenants that have most."""
+        ...
+
+    @property
+    def num_unseen(self) -> int:
+        """Number of requests that were sent, and that `requests_of` does not count yet."""
         ...
 
     def num_idle(self) -> int:
@@ -229,7 +239,7 @@ class Admission:
     def _next(self) -> Waiting[_Place] | None:
         """Take the request out whose turn it is; None if none has one now."""
         if self._queue.num_waiting:
-            return self._queue.pop() if self._has_engine() else None
+            return self._queue.pop() if self._has_engine() else self._queue.pop(self._given_way())
         if self._deferrable.num_waiting and self._has_idle_engine():
             return self._deferrable.pop()
         return None
@@ -249,6 +259,15 @@ class Admission:
 
     def _has_engine(self) -> bool:
         return self._load.queue_seconds(sum(self._sending.values())) < self._settings.ttft_target_s
+
+    def _given_way(self) -> set[str]:
+        """Return the tenants here for whose next request a full engine would preempt another tenant's
+        (`engine/scheduling/tenant_shares.py`): they need not wait until one of that tenant's requests ends.
+        """
+        there = self._load.requests_of()
+        most = max(there.values(), default=0)
+        num_on_way = len(self._sending) + self._load.num_unseen
+        return {tenant for tenant in self._queue.tenants if there.get(tenant, 0) + num_on_way + 2 <= most}
 
     def _on_queue_change(self) -> None:
         """Update the busy state and the metrics after a change of the queue."""

@@ -15,7 +15,7 @@ earliest arrival.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, KeysView, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -102,6 +102,11 @@ class FairQueue(Generic[T]):
         self._turns.weigh(settings.quantum_tokens, weights)
 
     @property
+    def tenants(self) -> KeysView[str]:
+        """The tenants whose requests wait."""
+        return self._queues.keys()
+
+    @property
     def num_turns(self) -> int:
         """Number of turns given since the start."""
         return self._turns.num_turns
@@ -116,9 +121,11 @@ class FairQueue(Generic[T]):
         self.num_waiting += 1
         self.num_tokens += entry.cost
 
-    def pop(self) -> Waiting[T] | None:
-        """Remove, charge and return the next request to send; None when none waits."""
-        tenant = self._turns.turn()
+    def pop(self, among: Container[str] | None = None) -> Waiting[T] | None:
+        """Remove, charge and return the next request to send, of all tenants or `among` some; None when there is
+        none.
+        """
+        tenant = self._turns.turn(among)
         if tenant is None:
             return None
         entry = self._queues[tenant].first()

@@ -96,6 +96,7 @@ class LoadReporter:
             failing=self._failing(),
             num_deferrable=load.num_deferrable,
             deferrable_prefill_tokens=load.deferrable_prefill_tokens,
+            requests_of=load.requests_of,
         )
 
     def _decayed(self) -> float:

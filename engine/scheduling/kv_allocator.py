@@ -26,6 +26,8 @@ from engine.scheduling.waiting_queue import WaitingQueue, precedence
 # Tokens by which a preempted request, and all that run beside it, must have room to grow before it is admitted
 # again: twice this after the first preemption.
 _GROWTH = 8
+# One of so many rows, and of so many pages, is left free by a tenant that shares the engine with others.
+_LEFT_TO_OTHERS = 16
 
 
 class AdmissionOutcome(enum.Enum):
@@ -71,10 +73,14 @@ class KVAllocator:
         self._max_running = max_running
         self._budget = budget
         self._num_rows = 0  # of all running requests together
+        self._leaves_room: str | None = None
         self._promised: dict[int, int] = {}  # growth -> pages promised to the running requests, while it is known
 
-    def begin_step(self, *, is_in_flight: bool) -> None:
-        """Begin to plan a step."""
+    def begin_step(self, *, is_in_flight: bool, leaves_room: str | None = None) -> None:
+        """Begin to plan a step, in which no request of the tenant `leaves_room` takes the last rows and pages: others
+        would have to preempt it.
+        """
+        self._leaves_room = leaves_room
         self.is_in_flight, self.is_starved, self.is_swapping = is_in_flight, False, False
         self.num_deferred = 0
         self.forget_promises()
@@ -117,7 +123,14 @@ class KVAllocator:
                 break
         while is_shared and not self.is_starved and len(self.waiting):
             found = to_give_way(self.running, self.waiting)
-            if found is None or self._would_fit(found[0], ()) or not self._preempt_for(step, *found, now):
+            if found is None:
+                break
+            request, victims = found
+            if self._would_fit(request, ()):  # it need not wait behind larger ones of the tenant with most rows
+                started = self._start_if_it_fits(step, request, now) is AdmissionOutcome.STARTED
+            else:
+                started = self._preempt_for(step, request, victims, now)
+            if not started:
                 break
 
     def _to_start(self) -> Request | None:
@@ -162,7 +175,8 @@ class KVAllocator:
 
     def _has_rows(self, request: Request, num_taken: int) -> bool:
         """Whether a batch in which `num_taken` rows are taken has rows for `request`."""
-        return num_taken + request.width <= self._max_running
+        num_left = self._max_running // _LEFT_TO_OTHERS if num_taken and self._leaves_room == request.tenant else 0
+        return num_taken + request.width <= self._max_running - num_left
 
     def _start_if_it_fits(self, step: StepBuilder, request: Request, now: float) -> AdmissionOutcome:
         if not self._has_rows(request, self._num_rows):
@@ -218,6 +232,8 @@ class KVAllocator:
             return False
         growth = _growth(request)
         needed = self._pages_after(request, lease, growth)
+        if self._leaves_room == request.tenant:
+            needed += self.cache.num_pages // _LEFT_TO_OTHERS
         return needed + self._pages_promised(growth) <= self.cache.available
 
     def has_spare(self, lease: Lease, num_tokens: int) -> bool:

@@ -32,6 +32,10 @@ _MAX_SAMPLES = 2
 _MOST_DEBT_SECONDS = 0.1
 # A step without deferrable decodes measures again how long the others take, after this many with them.
 _OTHERS_ONLY_EVERY = 8
+# A step is brief that takes at most this many times as long as the shortest lately.
+_BRIEF = 3.0
+# The shortest step lately counts for this much more after each step: for twice as much after seven hundred.
+_FORGET = 1.001
 # Most of a fit's mean that its slopes may explain.
 _MOST_OF = 0.9
 
@@ -66,6 +70,7 @@ class PrefillBudget:
         self._beside = _Beside(self._decodes, max_step_tokens, max_stretch)
         self._above_share = _Beside(self._decodes, max_step_tokens, max_stretch)
         self._saved = 0.0  # seconds that deferrable prompts may take besides
+        self._shortest = math.inf  # seconds of a step without prompts
         self.prefill_rate = 0.0
         """Prompt tokens per second of steps that prefill, decodes included; 0 until there was one.
 
@@ -78,6 +83,7 @@ class PrefillBudget:
         if num_prefill_tokens == 0:
             if num_decodes:
                 self._decodes.add(seconds, num_decodes)
+                self._shortest = min(self._shortest * _FORGET, max(seconds, _MIN_SECONDS))
                 self._since_decodes = 0
             return
         if num_decodes and self._decodes.is_known:
@@ -102,13 +108,23 @@ class PrefillBudget:
         """Seconds of a step without prefill; 0 until there was one."""
         return self._decodes.mean
 
-    def num_beside(self, num_decodes: int) -> int:
+    def num_beside(self, num_decodes: int, *, is_brief: bool) -> int:
         """Return how many deferrable requests may decode in a step in which others decode, on the average. Without
-        others, as many as fit into the longest step, which delays those that come meanwhile.
+        others, as many as fit into the longest step, which delays those that come meanwhile, or a brief one.
         """
         if not num_decodes:
-            return self._decodes_within(self._max_seconds)
+            return self.num_in_brief_step() if is_brief else self._decodes_within(self._max_seconds)
         return self._beside.num(num_decodes)
+
+    def num_in_brief_step(self) -> int:
+        """Return how many requests may decode in a step that delays those that come meanwhile by little."""
+        # Steps that were measured with few say little about many.
+        most = 2 * int(self._decodes.center) + 1
+        return min(most, self._decodes_within(self._brief_seconds))
+
+    @property
+    def _brief_seconds(self) -> float:
+        return min(self._max_seconds, _BRIEF * self._shortest)
 
     @property
     def _fixed(self) -> float:
@@ -130,14 +146,20 @@ class PrefillBudget:
             return self._max_tokens
         return max(1, int(fit.center * seconds / fit.mean))  # Steps of one size do not tell the slope.
 
-    def deferrable_room(self, num_decodes: int, num_prompts: int, *, is_beside_others: bool) -> Room:
+    def deferrable_room(
+        self, num_decodes: int, num_prompts: int, *, is_beside_others: bool, is_brief: bool = False
+    ) -> Room:
         """Return what `num_prompts` deferrable prompts may take of a step without other prompts. Even without
-        decodes it is no longer than others' steps, as it delays requests that come meanwhile.
+        decodes it is no longer than others' steps, or brief, as it delays requests that come meanwhile.
         """
-        if num_decodes == 0 and self.prefill_rate and self._max_seconds < math.inf:
-            return Room(min(self._max_tokens, max(_MIN_TOKENS, int(self._max_seconds * self.prefill_rate))))
+        longest = self._brief_seconds if is_brief else self._max_seconds
+        if num_decodes == 0 and self.prefill_rate and longest < math.inf:
+            return Room(min(self._max_tokens, max(_MIN_TOKENS, int(longest * self.prefill_rate))))
         if not is_beside_others:
-            return self.room(num_decodes, num_prompts)
+            room = self.room(num_decodes, num_prompts)
+            if is_brief:
+                room.seconds = min(room.seconds, longest)
+            return room
         if self._max_stretch is not None:
             # The least that a prompt gets may take longer than it may add: it then gets that in some steps only.
             least = self._fixed + _MIN_TOKENS * self._pace.start

@@ -39,7 +39,7 @@ from engine.scheduling.recurrent import plan_state
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
-from engine.scheduling.tenant_shares import Sharers, within_shares
+from engine.scheduling.tenant_shares import Sharers, in_turn, within_shares
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
 from engine.stream_delta import STEP_FAILED, FinishReason, StreamDelta
 
@@ -177,7 +177,7 @@ class Scheduler:
         """
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
         step, allocator = StepBuilder(), self.allocator
-        allocator.begin_step(is_in_flight=self._num_in_flight > 0)
+        allocator.begin_step(is_in_flight=self._num_in_flight > 0, leaves_room=self._sharers.to_leave_room(now))
         allocator.preempt_for_waiting(step, now, is_shared=self._sharers.are_several)
         self._place_decodes(step, now)
         self._sharing.charge(step.chunks)
@@ -198,15 +198,22 @@ class Scheduler:
                 step.prompts.append(request)
             elif num_tokens < request.longest or request.beams:  # else the step in flight samples its last token
                 (step.deferrable if request.is_deferrable else urgent).append(request)
-        self._decode(step, self._with_shares(step, urgent) if self._sharers.are_several else urgent, now)
+        self._decode(step, self._with_shares(step, urgent, now), now)
         if step.deferrable and not self._num_urgent_prompts(step):
-            self._decode(step, step.deferrable[: self._budget.num_beside(len(step.chunks))], now)
+            num_beside = self._budget.num_beside(len(step.chunks), is_brief=self._sharers.were_urgent(now))
+            self._decode(step, step.deferrable[:num_beside], now)
 
-    def _with_shares(self, step: StepBuilder, decodes: Sequence[Request]) -> list[Request]:
-        """Return those that decode in this step of several tenants' requests, in order of precedence."""
-        others = itertools.chain(step.prompts, self.waiting)
-        within, beyond = within_shares(decodes, others, self._num_planned)
+    def _with_shares(self, step: StepBuilder, decodes: list[Request], now: float) -> list[Request]:
+        """Return those that decode in this step, of one tenant's requests or several, in order of precedence."""
+        if not self._sharers.were_several(now):
+            return decodes
         self._num_planned += 1
+        others = itertools.chain(step.prompts, self.waiting) if self._sharers.are_several else ()
+        shares = within_shares(decodes, others, self._num_planned)
+        if shares is None:  # the others are likely to come again, and would wait for this step
+            count = self._budget.num_in_brief_step()
+            return sorted(in_turn(decodes, count, self._num_planned * count), key=precedence)
+        within, beyond = shares
         if beyond:
             within += beyond[: self._budget.num_above_share(len(within))]
             within.sort(key=precedence)  # so that those are preempted first that are last in order
@@ -247,7 +254,12 @@ class Scheduler:
             room = self._budget.room(num_decodes, num_prompts)
         else:
             is_beside = any(not chunk.request.is_deferrable for chunk in step.chunks)
-            room = self._budget.deferrable_room(num_decodes, num_deferrable, is_beside_others=is_beside)
+            room = self._budget.deferrable_room(
+                num_decodes,
+                num_deferrable,
+                is_beside_others=is_beside,
+                is_brief=self._sharers.were_urgent(now),
+            )
         shares = self._sharing.share(step, self.allocator, room, now)
         for prompt, num_tokens in shares.items():
             if prompt.status is not Status.RUNNING or not self._place(step, prompt, num_tokens, now):
@@ -485,6 +497,7 @@ class Scheduler:
             num_waiting=len(self.waiting),
             num_deferred=min(self.allocator.num_deferred, len(self.waiting)),
             waiting_prefill_tokens=self.waiting.num_uncached + sum(map(_to_prefill, self.allocator.running)),
+            requests_of=self._sharers.largest() if self._is_full else {},
             num_deferrable=len(deferrable),
             deferrable_prefill_tokens=sum(map(_to_prefill, deferrable)),
             oldest_wait_seconds=max((now - request.arrival for request in self.waiting), default=0.0),
@@ -505,6 +518,11 @@ class Scheduler:
             prefill_rate=self._budget.prefill_rate,
             decode_seconds=self._budget.decode_seconds,
         )
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether another request would wait."""
+        return bool(len(self.waiting)) or len(self.allocator.running) >= self._max_running
 
     def forget_totals(self) -> None:
         """Reset the counters to 0; measured rates stay."""

@@ -65,6 +65,9 @@ class EngineLoad(Struct, frozen=True):
     files or another engine, when a waiting one arrived."""
     num_deferrable: int = 0
     """Requests of batches, running and waiting: they give way to all others."""
+    requests_of: dict[str, int] = field(default_factory=dict)
+    """While requests wait or the batch is full: how many requests the tenants have that have most, without
+    deferrable ones."""
     deferrable_prefill_tokens: int = 0
     """Those of `waiting_prefill_tokens` that are theirs."""
     oldest_wait_seconds: float = 0.0

@@ -3,14 +3,21 @@
 A tenant alone may have all rows of the batch and all pages. When another waits, the tenant with most rows gives
 some back, as long as it keeps at least as many as the other then has: no place is taken back and forth. In a step,
 each tenant has as many rows as the one that wants fewest, and more as far as that makes the step a little longer.
+For some seconds after tenants shared it, steps stay brief, as a request that comes waits for the step in flight.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from engine.request import Request
+
+_REMEMBERED_S = 5.0
+"""Seconds for which steps stay brief after tenants shared the engine, those of batches after another request."""
+_MOST_REPORTED = 8
+"""Tenants whose requests are reported to ingresses: others have fewer, and the one with most gives way to them."""
 
 
 class Sharers:
@@ -18,11 +25,34 @@ class Sharers:
 
     def __init__(self) -> None:
         self._num_requests = Counter[str]()
+        self._several_at = self._urgent_at = -math.inf
 
     @property
     def are_several(self) -> bool:
         """Whether there is anything to share. O(1)."""
         return len(self._num_requests) > 1
+
+    def were_several(self, now: float) -> bool:
+        """Whether there is, or was some seconds ago. O(1)."""
+        if self.are_several:
+            self._several_at = now
+        return now - self._several_at < _REMEMBERED_S
+
+    def were_urgent(self, now: float) -> bool:
+        """Whether there are requests that are not deferrable, or were some seconds ago. O(1)."""
+        if self._num_requests:
+            self._urgent_at = now
+        return now - self._urgent_at < _REMEMBERED_S
+
+    def to_leave_room(self, now: float) -> str | None:
+        """Return the tenant with most requests, if others have some or had some seconds ago. O(tenants)."""
+        if not self.were_several(now):
+            return None
+        return max(self._num_requests, key=self._num_requests.__getitem__, default=None)
+
+    def largest(self) -> dict[str, int]:
+        """Return how many requests those tenants have that have most."""
+        return dict(self._num_requests.most_common(_MOST_REPORTED))
 
     def add(self, request: Request) -> None:
         """Count a request that has come."""
@@ -64,8 +94,9 @@ def to_give_way(running: Sequence[Request], waiting: Iterable[Request]) -> tuple
 
 def within_shares(
     decodes: Sequence[Request], others: Iterable[Request], num_steps: int
-) -> tuple[list[Request], list[Request]]:
-    """Divide decoding requests into as many of each tenant as the one with fewest requests has, and the rest.
+) -> tuple[list[Request], list[Request]] | None:
+    """Divide decoding requests into as many of each tenant as the one with fewest requests has, and the rest; None
+    where they are one tenant's.
 
     `others` are requests of tenants that wait for other things. The requests of a tenant take turns from step to
     step. O(decodes + others).
@@ -76,13 +107,18 @@ def within_shares(
     num_wanted = Counter({tenant: len(requests) for tenant, requests in by_tenant.items()})
     num_wanted.update(request.tenant for request in others if not request.is_deferrable)
     if len(num_wanted) < 2:
-        return list(decodes), []
+        return None
     share = min(num_wanted.values())
     within: list[Request] = []
     beyond: list[Request] = []
     for requests in by_tenant.values():
-        first = num_steps * share % len(requests)
-        requests = requests[first:] + requests[:first]
+        requests = in_turn(requests, len(requests), num_steps * share)
         within += requests[:share]
         beyond += requests[share:]
     return within, beyond
+
+
+def in_turn(requests: list[Request], count: int, first: int) -> list[Request]:
+    """Return `count` requests from the one at `first` on, going round."""
+    first %= max(1, len(requests))
+    return (requests[first:] + requests[:first])[:count]

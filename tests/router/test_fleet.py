@@ -106,3 +106,11 @@ def test_replicas_are_counted_by_the_state_that_matters_most() -> None:
     assert view.count_by_state() == {"available": 2, "draining": 1, "lost": 1, "failing": 1, "circuit_open": 1}
     now += 60.0
     assert view.count_by_state()["circuit_open"] == 0
+
+
+def test_requests_of_tenants_are_those_at_replicas_that_can_serve() -> None:
+    view = fleet("a", "b", "c")
+    for name in "abc":
+        view.record_load(name, ReplicaLoad(requests_of={"loud": 5, name: 1}))
+    view.mark_lost("c")
+    assert view.requests_of() == {"loud": 10, "a": 1, "b": 1}

@@ -455,3 +455,34 @@ def test_other_bounds_and_weights_hold_for_deferrable_requests_too() -> None:
         assert_nothing_is_left(client, fleet)
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("of_quiet", "num_unseen", "passes"), [(0, 0, True), (0, 300, False), (255, 0, False)])
+def test_a_full_batch_delays_no_tenant_for_which_the_engine_makes_room(
+    of_quiet: int, num_unseen: int, passes: bool
+) -> None:
+    """Another tenant's requests fill the batch for as long as their answers take."""
+
+    class Full(VirtualFleet):
+        num_unseen = 0
+
+        def queue_seconds(self, num_sending: int) -> float:
+            return 30.0
+
+        def requests_of(self) -> Mapping[str, int]:
+            return {"a": 256, "b": of_quiet}
+
+    async def scenario() -> None:
+        fleet = Full(1)
+        fleet.num_unseen = num_unseen
+        client = admitting(fleet, ttft_target_s=1.0)
+        loud = asyncio.create_task(ask(client, "loud", tenant="a"))
+        quiet = asyncio.create_task(ask(client, "quiet", tenant="b"))
+        await asyncio.sleep(5.0)
+        assert (loud.done(), quiet.done()) == (False, passes)
+        for task in (loud, quiet):
+            task.cancel()
+        await asyncio.gather(loud, quiet, return_exceptions=True)
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())
