@@ -36,7 +36,9 @@ def made_of(vocabulary: GGUFVocabulary) -> Any:
     except ModelLoadError:
         raise
     except Exception as error:  # the library raises no other class
-        raise ModelLoadError(f"the file's tokens make no tokenizer: {' '.join(str(error).split())[:300]}") from error
+        raise ModelLoadError(
+            f"the file's tokens make no tokenizer: {' '.join(str(error).split())[:300]}"
+        ) from error
     named = {f"{role}_token": vocabulary.tokens[vocabulary.ids[role]] for role in _ROLES if role in vocabulary.ids}
     templates = dict(vocabulary.templates)
     return TokenizersBackend(
@@ -88,9 +90,7 @@ def _stripping(vocabulary: GGUFVocabulary) -> frozenset[int]:
         return frozenset()
     kept = {vocabulary.ids.get("bos"), vocabulary.ids.get("unk")}
     return frozenset(
-        number
-        for number in vocabulary.special_ids() - kept
-        if vocabulary.tokens[number] != "<|endoftext|>"
+        number for number in vocabulary.special_ids() - kept if vocabulary.tokens[number] != "<|endoftext|>"
     )
 
 

@@ -1,7 +1,7 @@
 """What the metadata of a GGUF file says of a tokenizer, checked: files come from anywhere.
 
-    tokens        "Ġthe"  "<|im_end|>"  "[PAD7]"      merges   "Ġ t", "h e", ...    of BPE
-    token_type    normal   control       unused       scores   -3.5, -7.1, ...      of SentencePiece
+tokens        "Ġthe"  "<|im_end|>"  "[PAD7]"      merges   "Ġ t", "h e", ...    of BPE
+token_type    normal   control       unused       scores   -3.5, -7.1, ...      of SentencePiece
 """
 
 from __future__ import annotations
