@@ -120,7 +120,18 @@ class ModelConfig:
             delta_net=parts.delta_net,
             inputs=parts.inputs,
         )
-        return replace(model, unused_keys=UnusedKeys.of(tracked))
+        layout = raw.get("gguf")
+        model = model if layout is None else model._as_converted(layout)
+        return replace(model, unused_keys=UnusedKeys.of(tracked, "config.json" if layout is None else "the file"))
+
+    def _as_converted(self, layout: Mapping[str, Any]) -> ModelConfig:
+        """Return the model as llama.cpp's converter has written it (`engine/loading/gguf/config.py`)."""
+        model = self
+        if layout["turns_neighbours"]:
+            model = replace(model, layers=tuple(layer.turning_neighbours() for layer in model.layers))
+        if layout["norms_have_one"]:
+            model = replace(model, norms=replace(model.norms, added=0.0))
+        return model
 
     @property
     def num_layers(self) -> int:
