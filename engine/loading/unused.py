@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.generation_defaults import unused_recommendations
+from engine.loading.gguf.documents import is_gguf
 from engine.loading.weight_files import weight_files
 from engine.models.config_keys import UnusedKeys
 from engine.models.errors import ModelLoadError
@@ -74,7 +75,9 @@ class Unused:
 
 
 def _files(directory: Path) -> Iterable[str]:
-    """Yield what lies in a directory and is not read. What is hidden is not a model's."""
+    """Yield what lies in a directory and is not read. What is hidden, or lies beside a GGUF file, is not a model's."""
+    if is_gguf(directory):
+        return
     try:
         used: Collection[str] = [path.name for path in weight_files(directory)]
     except ModelLoadError:  # only what describes the model is here

@@ -357,15 +357,17 @@ class ModelConfig:
 
 
 def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
-    if optional and not path.exists():
-        return {}
     try:
         value = parse_json(path)
     except FileNotFoundError:
+        if optional:
+            return {}
         raise ModelLoadError(
             f"no {path.name} in {path.parent}: expected the directory of a Hugging Face-style model "
             "(config.json, *.safetensors, tokenizer.json)"
         ) from None
+    except ModelLoadError:
+        raise
     except (ValueError, OSError) as error:
         raise ModelLoadError(f"{path} is not readable JSON: {error}; download the model again") from error
     if not isinstance(value, dict):

@@ -60,6 +60,14 @@ def first_files(directory: Path) -> list[Path]:
     return found
 
 
+def part_names(name: str) -> list[str]:
+    """Return the names of all parts of a model one of whose files has this name."""
+    part = _PART.fullmatch(name)
+    if part is None:
+        return [name]
+    return [f"{part[1]}-{each:05d}-of-{part[3]}{SUFFIX}" for each in range(1, int(part[3]) + 1)] or [name]
+
+
 def _parts(path: Path) -> list[Path]:
     part = _PART.fullmatch(path.name)
     if part is None:
@@ -68,7 +76,7 @@ def _parts(path: Path) -> list[Path]:
     first = path.with_name(f"{name}-00001-of-{part[3]}{SUFFIX}")
     if number != 1:
         raise ModelLoadError(f"{path} is part {number} of a model; expected was the first: name {first}")
-    paths = [path.with_name(f"{name}-{each:05d}-of-{part[3]}{SUFFIX}") for each in range(1, count + 1)]
+    paths = [path.with_name(each) for each in part_names(path.name)]
     if missing := [each.name for each in paths if not each.exists()]:
         raise ModelLoadError(
             f"{len(missing)} of the {count} parts of {path} are missing beside it ({', '.join(missing[:3])}); "
