@@ -42,6 +42,8 @@ class Unused:
     tensors: tuple[str, ...] = ()
     """Those of all layers as one: "model.layers.*.self_attn.k_scale (32)"."""
     files: tuple[str, ...] = ()
+    source: str = "config.json"
+    """What has the keys."""
 
     @classmethod
     def of(cls, directory: Path, keys: UnusedKeys, tensors: Iterable[str]) -> Unused:
@@ -53,12 +55,13 @@ class Unused:
             tuple(unused_recommendations(directory)),
             tuple(together),
             tuple(_files(directory)),
+            keys.source,
         )
 
     def lines(self) -> list[str]:
         """Return a line for each kind of which there is any."""
         kinds = {
-            "keys of config.json": self.keys,
+            f"keys of {self.source}": self.keys,
             "keys of generation_config.json": self.generation,
             "tensors": self.tensors,
             "files": self.files,

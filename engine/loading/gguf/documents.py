@@ -1,6 +1,7 @@
 """What a GGUF file says, as the JSON files that the directory of the same model would have.
 
-    model.gguf ─▶ model.gguf/generation_config.json    which tokens end a text, and what its makers recommend
+    model.gguf ─▶ model.gguf/config.json               what the model computes
+                  model.gguf/generation_config.json    which tokens end a text, and what its makers recommend
                   model.gguf/modules.json, ...          that it was made for embeddings, if it was
 
 `parse_json` looks here for a path within a GGUF file, so whoever reads a model's JSON files need not know in which
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.loading.gguf.config import config_of
 from engine.loading.gguf.files import SUFFIX, read_model
 from engine.loading.gguf.vocabulary import GGUFVocabulary
 from engine.models.errors import ModelLoadError
@@ -52,8 +54,9 @@ def gguf_document(model: Path, name: str) -> Any:
 @functools.lru_cache(maxsize=8)
 def _documents(model: Path, _mtime_ns: int, _size: int) -> dict[str, Any]:
     """Return all documents by their names. They are small, unlike the vocabulary that was read for them."""
-    metadata = read_model(model).metadata
-    made = {name: make(metadata) for name, make in _MAKERS.items()}
+    read = read_model(model)
+    made = {name: make(read.metadata) for name, make in _MAKERS.items()}
+    made["config.json"] = config_of(read)
     return {name: document for name, document in made.items() if document}
 
 
