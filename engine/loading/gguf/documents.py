@@ -10,6 +10,7 @@ form the model came.
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.loading.gguf.config import config_of
-from engine.loading.gguf.files import SUFFIX, read_model
+from engine.loading.gguf.files import SUFFIX, GGUFModel, read_model
 from engine.loading.gguf.vocabulary import GGUFVocabulary
 from engine.models.errors import ModelLoadError
 
@@ -45,54 +46,52 @@ def gguf_document(model: Path, name: str) -> Any:
     Raises FileNotFoundError if none of that name does, OSError, ModelLoadError.
     """
     state = model.stat()
-    found = _documents(model, state.st_mtime_ns, state.st_size).get(name)
-    if found is None:
+    found = _document(model, name, state.st_mtime_ns, state.st_size) if name in _MAKERS else None
+    if not found:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(model / name))
-    return found
+    return copy.deepcopy(found)
 
 
-@functools.lru_cache(maxsize=8)
-def _documents(model: Path, _mtime_ns: int, _size: int) -> dict[str, Any]:
-    """Return all documents by their names. They are small, unlike the vocabulary that was read for them."""
-    read = read_model(model)
-    made = {name: make(read.metadata) for name, make in _MAKERS.items()}
-    made["config.json"] = config_of(read)
-    return {name: document for name, document in made.items() if document}
+@functools.lru_cache(maxsize=32)
+def _document(model: Path, name: str, _mtime_ns: int, _size: int) -> Any:
+    """Return a document, which is small, unlike the vocabulary that was read for it."""
+    return _MAKERS[name](read_model(model))
 
 
-def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _generation_config(model: GGUFModel) -> dict[str, Any]:
     """Return which tokens end a text, and how the model's makers recommend to sample."""
     document: dict[str, Any] = {}
-    for key, value in metadata.items():
+    for key, value in model.metadata.items():
         if key.startswith(_SAMPLING):
             name = key.removeprefix(_SAMPLING)
             # Stored in 32 bits, of which the decimals that were meant are the first.
             document[_RECOMMENDED.get(name, name)] = float(f"{value:.6g}") if isinstance(value, float) else value
-    document["eos_token_id"] = sorted(GGUFVocabulary.of(metadata).end_ids())
+    document["eos_token_id"] = sorted(GGUFVocabulary.of(model.metadata).end_ids())
     return document
 
 
-def _modules(metadata: Mapping[str, Any]) -> list[dict[str, str]]:
+def _modules(model: GGUFModel) -> list[dict[str, str]]:
     """Return what sentence-transformers would write of a model made for embeddings; nothing for others."""
-    if _pooling(metadata) is None:
+    if _pooling(model) is None:
         return []
     return [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]
 
 
-def _pooling_config(metadata: Mapping[str, Any]) -> dict[str, str]:
-    mode = _pooling(metadata)
+def _pooling_config(model: GGUFModel) -> dict[str, str]:
+    mode = _pooling(model)
     return {} if mode is None else {"pooling_mode": mode}
 
 
-def _pooling(metadata: Mapping[str, Any]) -> str | None:
-    key = f"{metadata.get('general.architecture')}.pooling_type"
-    value = metadata.get(key, 0)
+def _pooling(model: GGUFModel) -> str | None:
+    key = f"{model.metadata.get('general.architecture')}.pooling_type"
+    value = model.metadata.get(key, 0)
     if type(value) is not int or value not in range(len(_POOLING)):
         raise ModelLoadError(f"{key} is {str(value)[:40]}, and 0 to {len(_POOLING) - 1} was expected")
     return _POOLING[value]
 
 
-_MAKERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+_MAKERS: Mapping[str, Callable[[GGUFModel], Any]] = {
+    "config.json": config_of,
     "generation_config.json": _generation_config,
     "modules.json": _modules,
     "1_Pooling/config.json": _pooling_config,

@@ -25,9 +25,9 @@ CONTROLS = ["<s>", "</s>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _WORDS = """
     the quick Brown fox JUMPS camelCase don't I'll WE'RE it's 'S ſ x'ſ 1 12 123 1234567 3.14 ٣٤ ² Ⅷ ½ é ß ﬁ Å
-    日本語 テスト 한국어 русский עברית عربي हिन्दी ไทย 🎉 👩‍👩‍👧 🇩🇪 <| |> << >> ... !!! ?! $x += => {} [] () _a_ #! //
-    /path/to https://a.b/c?d=e C++ \\n ▁ ▁▁ Ġ <0x41> <|im_start|> <|im_end|> <|endoftext|> <s> </s> <unk> [INST] [/INST]
-    <think> </think>"""
+    日本語 テスト 한국어 русский עברית عربي हिन्दी ไทย 🎉 👩‍👩‍👧 🇩🇪 <| |> << >> ... !!! ?! $x += => {} [] () _a_ #!
+    // /path/to https://a.b/c?d=e C++ \\n ▁ ▁▁ Ġ <0x41> <|im_start|> <|im_end|> <|endoftext|> <s> </s> <unk> [INST]
+    [/INST] <think> </think>"""
 WORDS = [*_WORDS.split(), "e\u0301", "o\u0308\u0301", "\u1112\u1161\u11ab"]
 SPACES = [" ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", " \n", "\u00a0", "\u3000", "\u200b", "\n \n", ""]
 

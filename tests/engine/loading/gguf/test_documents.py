@@ -28,7 +28,15 @@ from engine.models.json_files import read_json, read_object
 from engine.tasks import tasks_of
 from tests.engine.support.gguf_tokenizers import gpt2_metadata, write
 
-METADATA = gpt2_metadata("qwen2")
+CONFIG = {
+    "llama.embedding_length": 64,
+    "llama.block_count": 2,
+    "llama.feed_forward_length": 128,
+    "llama.attention.head_count": 4,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.context_length": 512,
+}
+METADATA = gpt2_metadata("qwen2") | CONFIG
 
 
 @pytest.fixture
