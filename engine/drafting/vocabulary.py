@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 def check_same_vocabulary(model: str, directory: Path, draft: str, draft_directory: Path) -> None:
     """Raise ModelLoadError when the draft model's token ids differ from the model's.
 
-    Compares the sizes of the vocabularies and the token-to-id maps of tokenizer.json or of GGUF files, added tokens included. The
-    models' names are for the message.
+    Compares the sizes of the vocabularies and the token-to-id maps of tokenizer.json or of GGUF files, with added
+    tokens. The models' names are for the message.
     """
     size = ModelConfig.from_directory(directory).vocab_size
     draft_size = ModelConfig.from_directory(draft_directory).vocab_size

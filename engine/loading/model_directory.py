@@ -1,6 +1,7 @@
 """Finds a model's files: in a directory, in a GGUF file, in this package, or on the Hugging Face hub.
 
-What is found is a path that stands for the model: of a directory with its files, or of its only or first GGUF file.
+What is found is a path that stands for the model: that of the directory with its files, or of its only or first
+GGUF file.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def local_model(model: str, revision: str | None = None) -> Path | None:
         return local
     if local.exists():
         raise ModelLoadError(
-            f"{model} is a file; expected the directory of a Hugging Face-style model, or a file in GGUF (*{SUFFIX})"
+            f"{model} is a file; expected the directory of a Hugging Face-style model, or a file in GGUF "
+            f"(*{SUFFIX})"
         )
     is_hub_id = model.count("/") == 1 or (model.count("/") > 1 and model.endswith(SUFFIX))
     if local.is_absolute() or model.startswith((".", "~")) or not is_hub_id:
@@ -105,8 +107,8 @@ def _gguf_in(directory: Path) -> Path | None:
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:8])
         raise ModelLoadError(
-            f"{directory} holds {len(found)} models in GGUF: expected one. Name its file, such as {found[0]}; there "
-            f"are {names}"
+            f"{directory} holds {len(found)} models in GGUF, and one was expected: {names}; name the file of one, "
+            f"such as {found[0]}"
         )
     return found[0]
 

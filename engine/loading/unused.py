@@ -78,7 +78,10 @@ class Unused:
 
 
 def _files(directory: Path) -> Iterable[str]:
-    """Yield what lies in a directory and is not read. What is hidden, or lies beside a GGUF file, is not a model's."""
+    """Yield what lies in a directory and is not read.
+
+    What is hidden is not a model's, and neither is what lies beside its GGUF file.
+    """
     if is_gguf(directory):
         return
     try:

@@ -40,7 +40,10 @@ def containing_gguf(path: Path) -> Path | None:
 
 
 def gguf_document(model: Path, name: str) -> Any:
-    """Return the JSON file of this name that follows from a GGUF file. Raises FileNotFoundError, ModelLoadError."""
+    """Return the JSON file of this name that follows from a GGUF file.
+
+    Raises FileNotFoundError if none of that name does, OSError, ModelLoadError.
+    """
     state = model.stat()
     found = _documents(model, state.st_mtime_ns, state.st_size).get(name)
     if found is None:

@@ -1,8 +1,10 @@
 """How byte-level tokenizers split texts into words, by the names that GGUF files have for it (tokenizer.ggml.pre).
 
-A word is what merges may become at most. The patterns are those of the models' own tokenizers; llama.cpp has others
-for some, because its expressions know less.
+Merges stay within a word. The patterns are those of the models' own tokenizers; llama.cpp has others for some of
+them, because its expressions can say less.
 """
+
+# ruff: noqa: RUF001 - the letters of real patterns
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@
     llama     the same, with the merges that follow from the tokens' scores          Llama 2, Gemma 1 to 3, Phi 3
     t5        spaces as "▁" ─▶ the tokens that are likeliest together (Unigram)
 
-What llama.cpp and transformers make of the same file differs in places. The model's own tokenizer is followed there.
+What llama.cpp and transformers make of the same file differs in places; there, the model's own tokenizer is
+followed.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def _byte_level(vocabulary: GGUFVocabulary) -> Any:
     adds_space = vocabulary.flags.get("add_space_prefix", False)
     if adds_space and words.patterns:
         logger.warning(
-            "tokenizer.ggml.add_space_prefix is true, which means nothing for texts split as %s: no space is added",
+            "tokenizer.ggml.add_space_prefix is true, which means nothing for texts split as %s: no space is put "
+            "before them",
             vocabulary.pre,
         )
         adds_space = False

@@ -4,6 +4,8 @@ tokens        "Ġthe"  "<|im_end|>"  "[PAD7]"      merges   "Ġ t", "h e", ...  
 token_type    normal   control       unused       scores   -3.5, -7.1, ...      of SentencePiece
 """
 
+# ruff: noqa: RUF001 - the letters of real special tokens
+
 from __future__ import annotations
 
 import math
@@ -38,8 +40,11 @@ _LLAMA_IDS = {"bos": 1, "eos": 2, "unk": 0}
 """What files of SentencePiece models mean that leave them out."""
 _T5_IDS = {"eos": 1, "unk": 2, "pad": 0}
 _ENDS = frozenset(
-    """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT]
-    [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> </s>""".split()
+    [
+        *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>"),
+        *("<|return|>", "<|call|>", "<end_of_turn>", "<eos>", "<turn|>", "<|tool_response>", "</s>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+    ]
 )
 """Control tokens that end a text wherever they are. Files name one end, and models have several."""
 _CHANNELS, _TOOL_ANSWER = {"<|return|>", "<|call|>"}, "<|tool_response>"
@@ -168,7 +173,8 @@ class _Reader:
             return None
         if len(found) != num_tokens:
             raise ModelLoadError(
-                f"{key} has {len(found)} values and tokenizer.ggml.tokens {num_tokens}: expected one for each token"
+                f"{key} has {len(found)} values and tokenizer.ggml.tokens {num_tokens}: expected was one for each "
+                "token"
             )
         for number, each in enumerate(found):
             if not is_right(each):
@@ -287,8 +293,8 @@ def _flags(read: _Reader, ids: Mapping[str, int]) -> dict[str, bool]:
     for role in ("bos", "eos"):
         if flags.get(f"add_{role}_token") and role not in ids:
             raise ModelLoadError(
-                f"{_GGML}add_{role}_token is true, and the file lacks {_GGML}{_IDS[role]}: expected the token that "
-                "is to be added"
+                f"{_GGML}add_{role}_token is true, and the file lacks {_GGML}{_IDS[role]}: expected was the token "
+                "that is to be added"
             )
     return flags
 
@@ -297,7 +303,7 @@ def _charsmap(read: _Reader) -> bytes:
     key = f"{_GGML}precompiled_charsmap"
     numbers = read.array(key, (int,), MAX_VOCABULARY_CHARS) or []
     try:
-        return bytes(number & 0xFF if number >= -128 else number for number in numbers)
+        return bytes(number + 256 if -128 <= number < 0 else number for number in numbers)
     except ValueError:
         raise ModelLoadError(f"{key} has numbers that are no bytes, and bytes were expected") from None
 
