@@ -136,7 +136,8 @@ def test_streamed_weights_are_those_that_are_mapped(
         weights, "copy_groups", lambda _, groups: stream_groups(stored_gguf(path), groups, cpu, chunk_bytes=1000)
     )
     streamed = load_decoder(path, config, torch.bfloat16, cpu)
-    assert all(map(torch.equal, mapped.parameters(), streamed.parameters()))
+    pairs = zip(mapped.parameters(), streamed.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_weights_can_be_rounded_again(wide: Path, tmp_path: Path) -> None:
