@@ -32,12 +32,6 @@ def widened(raw: torch.Tensor, kind: BlockType, dtype: torch.dtype) -> torch.Ten
     return numbers.view(shape)
 
 
-def q4_0_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes uint8 [R, C] and scales float32 [R, C / 32] of Q4_0, uint8 [R, bytes]: (code - 8) * scale."""
-    blocks = raw.reshape(len(raw), -1, 18)
-    return _nibbles(blocks[..., 2:]).flatten(1), _halves(blocks[..., :2]).flatten(1)
-
-
 def _halves(raw: torch.Tensor) -> torch.Tensor:
     """Return float32 [..., n] of float16, uint8 [..., 2 n]."""
     return raw.contiguous().view(torch.float16).float()

@@ -5,7 +5,6 @@ and is undone when the weights are loaded:
 
     turns_neighbours    the two numbers of a query or key that are turned together lie side by side
     norms_have_one      the one is in the norms' weights that the family adds to them
-    kept                the projections that memory holds as the file does; missing if none
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from engine.files import open_regular
 from engine.loading.gguf.files import GGUFModel
@@ -71,7 +72,8 @@ class _Keys:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, value, "a number")
-        return value
+        rounded = np.float32(value)
+        return float(str(rounded)) if rounded == value else value  # of 32 bits, the decimals that were meant
 
     def text(self, key: str, default: str) -> str:
         """Return a string."""
@@ -161,8 +163,19 @@ def _common(keys: _Keys) -> _Config:
         "dtype": _dtype(model),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(keys, turned, context),
-        **({"partial_rotary_factor": turned / head_dim} if head_dim and turned != head_dim else {}),
+        **({} if turned == head_dim else {"partial_rotary_factor": _turned_part(keys, turned, head_dim)}),
     }
+
+
+def _turned_part(keys: _Keys, turned: int, head_dim: int) -> float:
+    """Return the part of a head that is turned, in architectures in which it may be less than all."""
+    named = keys.model.metadata["general.architecture"]
+    if not ARCHITECTURES[named].turns_parts or not 0 < turned < head_dim:
+        raise ModelLoadError(
+            f"{keys.model.paths[0]} has {named}.rope.dimension_count = {turned}, which is not supported: expected "
+            f"{head_dim}, all numbers of a head"
+        )
+    return turned / head_dim
 
 
 def _dtype(model: GGUFModel) -> str:
@@ -292,6 +305,8 @@ class Architecture:
     """Returns what config.json has beside what is common to all."""
     turns_neighbours: bool = False
     norms_have_one: bool = False
+    turns_parts: bool = False
+    """Whether positions may turn a part of each head."""
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -300,7 +315,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture("Qwen3ForCausalLM"),
     "gemma2": Architecture("Gemma2ForCausalLM", _read_gemma2, norms_have_one=True),
     "gemma3": Architecture("Gemma3ForCausalLM", _read_gemma3, norms_have_one=True),
-    "phi3": Architecture("Phi3ForCausalLM", _read_phi3),
+    "phi3": Architecture("Phi3ForCausalLM", _read_phi3, turns_parts=True),
     "granite": Architecture("GraniteForCausalLM", _read_granite, turns_neighbours=True),
 }
 """The supported architectures, by their names in GGUF."""

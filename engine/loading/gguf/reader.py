@@ -222,7 +222,7 @@ def _numbers(cursor: _Cursor, kind: int, count: int, what: str) -> list[Any]:
     dtype = np.dtype(_NUMBERS[kind])
     start = cursor.take(count * dtype.itemsize, what)
     stored = np.frombuffer(cursor.content[start : start + count * dtype.itemsize], dtype)
-    return stored.tolist()
+    return list(stored.tolist())
 
 
 def _alignment(metadata: Mapping[str, Any]) -> int:

@@ -39,12 +39,17 @@ def random_blocks(kind: gguf.GGMLQuantizationType, *shape: int, seed: int = 0, s
 
 
 def write_gguf(
-    directory: Path, path: Path, kinds: Kinds | None = None, *, drop: tuple[str, ...] = (), **keys: Any
+    directory: Path,
+    path: Path,
+    kinds: Kinds | None = None,
+    keys: Mapping[str, Any] | None = None,
+    *,
+    drop: tuple[str, ...] = (),
 ) -> Path:
     """Write the model in `directory` to a GGUF file, whose path is returned.
 
     `kinds`: types of tensors by parts of their names in the file ("ffn_down"), F32 for the others; types that the
-    package cannot make get random numbers. `drop` are keys to leave out, `keys` more keys of the architecture.
+    package cannot make get random numbers. `keys`: more keys of the architecture; `drop`: those to leave out.
     """
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     config = model.config
@@ -52,7 +57,7 @@ def write_gguf(
     number = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in {**_keys(config), **keys}.items():
+    for key, value in {**_keys(config), **(keys or {})}.items():
         if key not in drop and value is not None:
             _add(writer, f"{architecture}.{key}", value)
     _add_tokenizer(writer, config.vocab_size)
