@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -59,6 +60,9 @@ END_S = 15.0
 """Seconds in which Ray's processes can end by themselves."""
 _READY = ("healthy", "unloaded")
 """States of /health in which all models that are loaded at the start are up."""
+
+_REFUSED = re.compile(r"^Deploying app '.*?' failed with exception: ")
+"""What Serve puts before the message of an application that it could not build."""
 
 
 class _Stopped(Exception):
@@ -392,7 +396,8 @@ def cause_of(application: Any) -> str:
         errors = [line for line in lines if ": " in line and line.split(": ")[0].endswith(("Error", "Exception"))]
         if errors:
             return errors[-1]
-    return " ".join(str(application.message).split()) or "no reason given; --verbose shows the workers' logs"
+    told = " ".join(str(application.message).split())
+    return _REFUSED.sub("", told) or "no reason given; --verbose shows the workers' logs"
 
 
 def _announce(console: Console, url: str, seconds: float) -> None:

@@ -108,7 +108,8 @@ def test_bad_settings_are_refused_as_by_a_start(monkeypatch: pytest.MonkeyPatch,
 
 def test_what_only_serve_would_refuse_is_refused_too(here: Path) -> None:
     (here / "my.yaml").write_text(
-        "applications: [{name: x, import_path: 'deployments.app:build', args: {engine: {tensor_parallel_size: 5}}}]"
+        "applications: [{name: x, import_path: 'deployments.app:build', "
+        "args: {engine: {tensor_parallel_size: 5}}}]"
     )
     result = raydix("serve", "my.yaml", "--dry-run")
     assert result.returncode == 1

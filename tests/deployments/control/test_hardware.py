@@ -75,7 +75,7 @@ class FakeNvml:
     def _answer(self, name: str, *given: Any) -> int:
         if name == "nvmlInit_v2":
             return self._init
-        out = getattr(given[-1], "_obj", None) if given else None
+        out: Any = getattr(given[-1], "_obj", None) if given else None
         if name == "nvmlDeviceGetCount_v2":
             out.value = len(self._found)
         elif name == "nvmlDeviceGetHandleByIndex_v2":
