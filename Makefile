@@ -6,6 +6,9 @@ PORT   ?= 8000
 # On Linux, PyPI's torch comes with CUDA. On a machine without a GPU, PyTorch's index of CPU wheels saves gigabytes
 # (see pytorch.org, "Get Started"):  make serve TORCH_INDEX=<url of the CPU wheels>
 TORCH_INDEX ?=
+# What `make serve` serves: without it, what deployments.yaml names; a name without a slash is downloaded first, if it
+# is not here:  make serve MODEL=smollm2-135m
+MODEL  ?=
 
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -15,10 +18,13 @@ PUBLISHER := .venv-grafana
 CLIENTS   := .venv-clients
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: serve test units e2e lint install clients clients-installed native native-asan native-tsan clean
+.PHONY: serve pulled test units e2e lint install clients clients-installed native native-asan native-tsan clean
 
-serve: $(INSTALLED)
-	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT)
+serve: $(INSTALLED) pulled
+	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
+
+pulled: $(INSTALLED)
+	@case '$(MODEL)' in ''|*/*|demo) ;; *) test -e '$(MODEL)' || $(BIN)/raydix pull '$(MODEL)' >/dev/null ;; esac
 
 # One after the other, or beside each other: make -j3 --output-sync=target test
 test: lint units e2e

@@ -34,7 +34,8 @@ class EngineConfig(SchedulerSettings):
     """The settings of one engine replica. Raises ValueError when a value is out of range."""
 
     model: str = "demo"
-    """Directory of a Hugging Face-style model, a hub id, or "demo" for the embedded model."""
+    """Directory of a Hugging Face-style model, a hub id, "demo" for the embedded model, or a name that
+    `raydix pull` knows."""
     model_revision: str | None = None
     """Commit, tag or branch of a hub id; None takes the newest. Only a commit names the same files for ever."""
     served_name: str | None = None

