@@ -52,7 +52,7 @@ def test_an_installed_wheel_serves(tmp_path: Path, ray_directory: Path, port: st
 
     assert output(str(python), "-c", "import engine; print(engine.__file__)").startswith(str(packages))
     assert output(raydix, "--version") == f"raydix {raydix_version()}\n"
-    assert "generic of generic; " in output(raydix, "info", "demo", "--device", "cpu"), "no kernels in the wheel"
+    assert "generic of generic" in output(raydix, "info", "demo", "--device", "cpu"), "no kernels in the wheel"
     with a_server([raydix, "serve", "--port", port], ray_directory, empty / "serve.log", imports=""):
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         answer = client.chat.completions.create(
