@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from deployments.cli.app import app
 from deployments.cli.errors import UserError
+from router.simulator.example_trace import EXAMPLE
 from tests.router.support.traffic import conversations, write_mooncake
 
 RUNNER = CliRunner()
@@ -57,6 +58,16 @@ def test_a_table_json_and_a_picture(trace: Path, tmp_path: Path) -> None:
     assert written["scenario"]["kills"] == [{"replica": 1, "time": 5.0}]
     assert 0 < written["results"][0]["hit_rate"] <= written["pooled_hit_rate"] * 1.01
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_trace_there_is_an_example(tmp_path: Path) -> None:
+    """Whoever has recorded nothing yet sees what the command tells, and a file whose form theirs must have."""
+    report = tmp_path / "out.json"
+    output = simulate("--replicas", 4, "--requests", 600, "--policy", "cost,random", "--json", report)
+    assert str(EXAMPLE) in output.replace("\n", "")
+    cost, other = json.loads(report.read_text())["results"]
+    assert cost["hit_rate"] > other["hit_rate"] > 0.1, "routing makes no difference in it"
+    assert "made-up conversations" in " ".join(RUNNER.invoke(app, ["simulate", "--help"]).output.split())
 
 
 def test_host_memory_is_a_tier_of_every_policy(trace: Path, tmp_path: Path) -> None:
