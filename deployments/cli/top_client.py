@@ -84,7 +84,8 @@ class TopClient:
         try:
             response = self._http.get("/metrics")
         except httpx.UnsupportedProtocol as error:
-            raise TopClientError(f"this is not the URL of a server: {one_line(error)}", False) from None
+            said = "this is not the URL of a server: expected one such as http://127.0.0.1:8000"
+            raise TopClientError(said, False) from error
         except httpx.HTTPError as error:
             raise TopClientError(f"{one_line(error)}. Is `raydix serve` running there?", True) from None
         if response.status_code in (401, 403):

@@ -143,7 +143,7 @@ def test_the_tables_keep_to_the_terminal(width: int) -> None:
         (["demo", "--tensor-parallel", "7"], "tensor_parallel_size is 7, .* it can be 1, 2, 4"),
         (["demo", "--max-running", "100000"], "max_step_tokens must be at least max_running"),
         (["demo", "--kv-memory-share", "0"], r"kv_memory_share must be in \(0, 1\]"),
-        (["demo", "--config", "/no/such.json"], "no such.json in /no"),
+        (["demo", "--config", "/no/such.json"], "no file /no/such\.json"),
         (["demo", "--yaml", "/no/such/dir/x.yaml"], "--yaml /no/such/dir/x.yaml"),
     ],
 )
@@ -201,6 +201,14 @@ def test_a_quantized_checkpoint_is_planned_as_it_is(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(tmp_path)
     assert weights == {"int4": facts.weight_bytes(ELEMENT_BYTES[facts.dtype])}
     assert weights["int4"] < facts.num_parameters * 2
+
+
+def test_a_config_that_is_empty_or_missing_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "empty.json").touch()
+    with pytest.raises(UserError, match=r"empty\.json is not readable JSON: it is empty"):
+        plan("Llama-3.1-8B", "--config", tmp_path / "empty.json")
+    with pytest.raises(UserError, match=r"no file .*nope\.json: --config takes a model's config\.json"):
+        plan("Llama-3.1-8B", "--config", tmp_path / "nope.json")
 
 
 def test_where_eight_bits_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 from router.simulator.bounds import pooled_hit_rate
 from router.simulator.example_trace import EXAMPLE, text
@@ -23,6 +24,11 @@ def test_it_has_prefixes_that_conversations_share_and_continue() -> None:
     prompts = {request.blocks for request in trace.requests}
     full = [blocks[:-1] for blocks in prompts if len(blocks) > 20]
     assert any(other[: len(blocks)] == blocks for blocks in full for other in prompts - {blocks}), "no second turn"
+
+
+def test_the_page_knows_how_large_it_is() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tuning.md").read_text(encoding="utf-8")
+    assert f"{len(read_trace(EXAMPLE).requests):,} requests" in page
 
 
 def test_equal_numbers_are_equal_prefixes() -> None:
