@@ -19,7 +19,7 @@ def simulate(
     trace: Annotated[
         Path | None,
         typer.Argument(
-            help="Recorded traffic: Mooncake JSONL or Azure CSV, plain or gzipped; docs/tuning.md has the fields.",
+            help="Recorded traffic: Mooncake JSONL, Azure CSV, plain or gzipped; docs/routing.md has all fields.",
             show_default="an hour of made-up conversations, which comes with Raydix",
         ),
     ] = None,

@@ -1,6 +1,6 @@
 """Recorded traffic: when requests arrived, how long they were and which prompts shared prefixes.
 
-Two formats, each plain or gzipped, told apart by their first character (docs/tuning.md has their fields):
+Two formats, each plain or gzipped, told apart by their first character (docs/routing.md has their fields):
 
 - Mooncake JSONL (github.com/kvcache-ai/Mooncake): `timestamp` in ms, `input_length` and `output_length` in tokens,
   `hash_ids`: one number per block of the prompt, equal numbers for equal prefixes. The last block may be partial.

@@ -139,9 +139,9 @@ def test_a_trace_without_prefixes_comes_with_a_warning(tmp_path: Path) -> None:
 
 def test_autoscaling_is_compared_as_recorded_and_in_a_burst(trace: Path, tmp_path: Path) -> None:
     report = tmp_path / "out.json"
-    output = simulate(trace, "--autoscale", "--replicas", 2, "--load", 0.9, "--scaling", 3,
-                      "--scaling", "min=2,max=9", "--burst", "5@20+30", "--boot", 10, "--ttft-slo", 4,
-                      "--json", report)  # fmt: skip
+    output = simulate(trace, "--autoscale", "--replicas", 2, "--load", 0.9, "--prefill-rate", 12_000,
+                      "--scaling", 3, "--scaling", "min=2,max=9", "--burst", "5@20+30", "--boot", 10,
+                      "--ttft-slo", 4, "--json", report)  # fmt: skip
     assert "as recorded" in output and "5 times as much from 20 s on for 30 s" in output
     assert "replica-hours" in output
     written = json.loads(report.read_text())
@@ -192,7 +192,7 @@ def test_mistakes_in_autoscaling_are_reported(short_trace: Path, arguments: list
         (["--load", "0"], "load must be above 0"),
         (["--kill", "9@5", "--replicas", "4"], "there is no replica 9 to kill"),
         (["--kill", "soon"], "expected REPLICA@SECONDS"),
-        (["--calibration", "missing.json"], "missing.json: expected"),
+        (["--calibration", "missing.json"], "missing.json cannot be read: no such file"),
         (["--host-bandwidth", "0"], "host_bandwidth must be above 0 bytes/s, got 0.0"),
         (["--kv-bytes", "-1"], "kv_bytes_per_token must be above 0 bytes, got -1.0"),
         (["--peer-bandwidth", "0"], "peer_bandwidth must be above 0 bytes/s, got 0.0"),

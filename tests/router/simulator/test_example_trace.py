@@ -27,7 +27,7 @@ def test_it_has_prefixes_that_conversations_share_and_continue() -> None:
 
 
 def test_the_page_knows_how_large_it_is() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "tuning.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "routing.md").read_text(encoding="utf-8")
     assert f"{len(read_trace(EXAMPLE).requests):,} requests" in page
 
 
