@@ -36,7 +36,7 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
     """
     console = Console(stderr=True)
     config = load(path, Overrides())
-    set_environment(is_local=False)
+    set_environment()
     schema = read_live(config)
     if check:
         _check_models(config)

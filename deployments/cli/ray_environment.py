@@ -31,10 +31,13 @@ LOCAL_ENVIRONMENT = {
     # its servers, and three pages of metrics that ask for no token, listen on all interfaces.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""Set as well where Ray is started for this machine alone."""
+"""Set as well where Ray is started for this machine alone, and where such a Ray is joined: otherwise Ray takes a
+loopback address for the machine's other one, at which nothing listens."""
 
 
-def set_environment(*, is_local: bool) -> None:
+def set_environment() -> None:
     """Set what the environment does not say otherwise. To be called before Ray is imported."""
+    cluster = os.environ.get("RAY_ADDRESS", "auto")
+    is_local = cluster in ("auto", "local") or cluster.startswith(("127.", "localhost", "[::1]"))
     for name, value in {**RAY_ENVIRONMENT, **(LOCAL_ENVIRONMENT if is_local else {})}.items():
         os.environ.setdefault(name, value)

@@ -96,7 +96,7 @@ def run(
     console = Console(stderr=True)
     config = load(path, Overrides(host, port, model, replicas))
     cluster = os.environ.get("RAY_ADDRESS")
-    set_environment(is_local=cluster is None)
+    set_environment()
     is_shown = not quiet and cluster is None  # a cluster's ingresses may be on other machines
     with shown_requests(config, console) if is_shown else nullcontext():
         _serve(config, cluster, console, verbose)

@@ -21,6 +21,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import yaml
+
+from deployments.cli.serve_config import Overrides, load
 
 pytestmark = pytest.mark.e2e
 
@@ -67,11 +70,16 @@ def port() -> str:
         return str(free.getsockname()[1])
 
 
+def own_environment(ray_directory: Path) -> dict[str, str]:
+    """The environment of commands that share a Ray of their own."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return {**env, "RAY_TMPDIR": str(ray_directory), "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
 @contextmanager
 def a_server(command: list[str], ray_directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A server that is ready, on a Ray of its own; its output goes to `log`."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    env |= {"RAY_TMPDIR": str(ray_directory), "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = own_environment(ray_directory)
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
     try:
@@ -109,8 +117,11 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directo
 
 
 def test_serve_listens_on_loopback_addresses_only(port: str, ray_directory: Path, tmp_path: Path) -> None:
-    """Neither Ray nor Raydix opens anything to the network for a server of this machine, metric pages included."""
-    command = [*RAYDIX, "serve", "--port", port, "--replicas", "1"]
+    """Neither Ray nor Raydix opens anything to the network for a server of this machine, metric pages included.
+    And `raydix deploy` finds it there.
+    """
+    config, command = tmp_path / "my.yaml", [*RAYDIX, "serve", "my.yaml"]
+    config.write_text(yaml.safe_dump(load(None, Overrides(port=int(port), replicas=1))))
     with a_server(command, ray_directory, tmp_path / "serve.log") as server:
         family = [one := psutil.Process(server.pid), *one.children(recursive=True)]
         listening = {
@@ -124,6 +135,9 @@ def test_serve_listens_on_loopback_addresses_only(port: str, ray_directory: Path
         # ::ffff:127.0.0.1 is how a socket for both versions of IP shows an address of version 4.
         away = {each for each in listening if not ip_address(each[1].removeprefix("::ffff:")).is_loopback}
         assert not away, sorted(away)
+        deploy, env = [*RAYDIX, "deploy", "my.yaml"], own_environment(ray_directory)
+        done = subprocess.run(deploy, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and "my.yaml is in effect" in done.stderr, done.stderr
 
 
 def test_serve_ends_with_a_message_when_its_raylet_dies(port: str, ray_directory: Path, tmp_path: Path) -> None:
