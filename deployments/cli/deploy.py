@@ -17,6 +17,7 @@ from rich.console import Console
 
 from deployments.cli.errors import UserError
 from deployments.cli.live_form import INGRESS
+from deployments.cli.ray_environment import set_environment
 from deployments.cli.serve import POLL_S, cause_of, quiet, read_live, start_ray
 from deployments.cli.serve_config import IMPORT_PATH, Overrides, load
 from router.ray_internals import deploy, serve_details
@@ -35,6 +36,7 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
     """
     console = Console(stderr=True)
     config = load(path, Overrides())
+    set_environment()
     schema = read_live(config)
     if check:
         _check_models(config)

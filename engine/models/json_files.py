@@ -15,8 +15,11 @@ MAX_JSON_BYTES = 2**28
 
 def parse_json(path: Path) -> Any:
     """Return what a file holds. Raises OSError, ValueError."""
+    content = read_bytes(path, MAX_JSON_BYTES)
+    if not content.strip():
+        raise ValueError("it is empty")
     try:
-        return json.loads(read_bytes(path, MAX_JSON_BYTES))
+        return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
