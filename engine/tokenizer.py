@@ -1,4 +1,4 @@
-"""Load a model's tokenizer, without remote code and from the given directory only."""
+"""Load a model's tokenizer, without remote code and from the given directory or GGUF file only."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from engine.loading.gguf.documents import is_gguf
+from engine.loading.gguf.files import read_model
+from engine.loading.gguf.tokenizer import made_of
+from engine.loading.gguf.vocabulary import GGUFVocabulary
 from engine.loading.model_directory import check_files
 from engine.models.json_files import read_object
 
 MAX_ADDED_TOKENS = 100_000
 """Tokens beside the vocabulary proper. The library takes seconds for so many, and minutes for many more."""
+MAX_TEMPLATE_CHARS = 2**20
+"""Of all chat templates together; the longest that models have are a tenth of it."""
 _TRIAL = "The year 2024 isn't \u00fcber: 1,000 caf\u00e9s\n\n" + "a" * 64 + " " * 64 + "1" * 64 + "!" * 64
 """What is encoded once after loading, as a regular expression may fail only then."""
 
@@ -49,21 +55,27 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load the tokenizer in a model's directory. Raises ValueError if there is none or it cannot be read."""
+    """Load the tokenizer in a model's directory or GGUF file. Raises ValueError if there is none or it cannot be
+    read.
+    """
+    expected = "tokenizer.json and tokenizer_config.json"
     try:
-        check_files(directory)
-        _check_added(directory)
+        if from_gguf := is_gguf(directory):
+            expected = "a GGUF file with a tokenizer"
+        else:
+            check_files(directory)
+            _check_added(directory)
         with panics_as_errors():
-            tokenizer = _load(directory)
+            tokenizer = _of_gguf(directory) if from_gguf else _load(directory)
             if not tokenizer.encode(_TRIAL, add_special_tokens=False):  # made from nothing, as some classes can be
                 raise ValueError("its vocabulary is empty")
-        if not tokenizer.chat_template:
+        if not tokenizer.chat_template and not from_gguf:
             tokenizer.chat_template = _processors_template(directory)
+        _check_templates(tokenizer.chat_template)
         return tokenizer
     except Exception as error:
         raise ValueError(
-            f"no usable tokenizer in {directory}: expected tokenizer.json and tokenizer_config.json ({error}); "
-            "download the model again"
+            f"no usable tokenizer in {directory}: expected {expected} ({error}); download the model again"
         ) from error
 
 
@@ -82,9 +94,27 @@ def _check_added(directory: Path) -> None:
     """Raise ValueError for more added tokens than the library can add in a reasonable time."""
     added = read_object(directory / "tokenizer.json").get("added_tokens")
     declared = read_object(directory / "tokenizer_config.json").get("added_tokens_decoder")
-    count = max(len(each) if isinstance(each, list | dict) else 0 for each in (added, declared))
+    _check_num_added(max(len(each) if isinstance(each, list | dict) else 0 for each in (added, declared)))
+
+
+def _check_num_added(count: int) -> None:
     if count > MAX_ADDED_TOKENS:
         raise ValueError(f"it adds {count} tokens to its vocabulary, and at most {MAX_ADDED_TOKENS} are supported")
+
+
+def _check_templates(templates: str | dict[str, str] | None) -> None:
+    """Raise ValueError for chat templates that take too long to compile."""
+    texts = templates.values() if isinstance(templates, dict) else [templates or ""]
+    if (length := sum(map(len, texts))) > MAX_TEMPLATE_CHARS:
+        raise ValueError(
+            f"its chat templates have {length} characters, and at most {MAX_TEMPLATE_CHARS} are supported"
+        )
+
+
+def _of_gguf(model: Path) -> Tokenizer:
+    vocabulary = GGUFVocabulary.of(read_model(model).metadata)
+    _check_num_added(vocabulary.num_added())
+    return cast(Tokenizer, made_of(vocabulary))
 
 
 def _load(directory: Path) -> Tokenizer:

@@ -16,6 +16,9 @@ from rich.text import Text
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.units import count_text, size_text
 from engine.config import GPU_DEFAULTS, DType, EngineConfig
+from engine.loading.gguf.documents import is_gguf
+from engine.loading.gguf.files import read_model
+from engine.loading.gguf.types import BlockType
 from engine.loading.kv_memory import available_ram, beside_slots, pages_for, slots_for
 from engine.loading.model_directory import resolve_metadata
 from engine.loading.windowed import layer_groups
@@ -91,7 +94,11 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table.add_row("hidden size", f"{facts.hidden_size}, feed-forward {_feed_forward(facts)}")
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("context", f"{facts.max_position_embeddings:,} tokens")
-    table.add_row("weights on disk", _weights_on_disk(directory, facts))
+    if is_gguf(directory):
+        for name, text in _gguf_rows(directory, dtype):
+            table.add_row(name, text)
+    else:
+        table.add_row("weights on disk", _weights_on_disk(directory, facts))
     table.add_row("weights in memory", f"{size_text(facts.weight_bytes(element))} as {_kind(facts, dtype)}")
     table.add_row("KV per token", f"{per_token:,} bytes")
     table.add_row("KV per page", f"{size_text(per_token * config.page_size)} ({config.page_size} tokens)")
@@ -287,6 +294,20 @@ def _windows(facts: ModelConfig, config: EngineConfig, machine: Machine, element
     here = "off" if _groups(facts, config) is None else "on"
     sees = f"{num_windowed} of {len(groups.places)}, which see {groups.window:,} tokens"
     return f"{sees}. With pages of their own, requests fit: {', '.join(fits)} (engine.windowed_kv: {here} here)"
+
+
+def _gguf_rows(path: Path, dtype: str) -> list[tuple[str, str]]:
+    """Return what a model's files in GGUF have, and for each type of numbers what becomes of it."""
+    model = read_model(path)
+    size = sum(each.stat().st_size for each in model.paths)
+    rows = [("weights on disk", f"{size_text(size)} in GGUF, {len(model.paths)} file(s)")]
+    types: dict[BlockType, list[int]] = {}
+    for tensor in model.tensors.values():
+        types.setdefault(tensor.type, []).append(tensor.num_bytes)
+    for kind, sizes in sorted(types.items(), key=lambda item: -sum(item[1])):
+        becomes = "" if kind.is_plain else f", widened to {dtype}"
+        rows.append((f"  of it {kind.name}", f"{len(sizes)} tensors, {size_text(sum(sizes))}{becomes}"))
+    return rows
 
 
 def _weights_on_disk(directory: Path, facts: ModelConfig) -> str:

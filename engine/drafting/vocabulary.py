@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
+from engine.loading.gguf.documents import is_gguf
 from engine.models.config import ModelConfig
 from engine.models.errors import ModelLoadError
+from engine.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -14,8 +17,8 @@ logger = logging.getLogger(__name__)
 def check_same_vocabulary(model: str, directory: Path, draft: str, draft_directory: Path) -> None:
     """Raise ModelLoadError when the draft model's token ids differ from the model's.
 
-    Compares the sizes of the vocabularies and the token-to-id maps of tokenizer.json, added tokens included. The
-    models' names are for the message.
+    Compares the sizes of the vocabularies and the token-to-id maps of tokenizer.json or of GGUF files, with added
+    tokens. The models' names are for the message.
     """
     size = ModelConfig.from_directory(directory).vocab_size
     draft_size = ModelConfig.from_directory(draft_directory).vocab_size
@@ -48,6 +51,9 @@ def _said(ids: dict[str, int], token: str) -> str:
 
 
 def _token_ids(directory: Path) -> dict[str, int] | None:
+    if is_gguf(directory):
+        backend: Any = load_tokenizer(directory)
+        return dict(backend.get_vocab())
     path = directory / "tokenizer.json"
     if not path.exists():
         return None

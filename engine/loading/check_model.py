@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.loading.gguf.files import SUFFIX
 from engine.loading.load_encoder import check_settings, unused_encoder_tensors
 from engine.loading.load_model import max_model_len
-from engine.loading.model_directory import described_on_hub, local_model
+from engine.loading.model_directory import described_on_hub, gguf_on_hub, local_model
 from engine.loading.recurrent import check_recurrent
 from engine.loading.weight_files import weight_files
 from engine.loading.weights import unused_tensors
@@ -26,7 +27,8 @@ def check_model(config: EngineConfig) -> None:
 
     Looks at what their directories hold: the configuration, the tokenizer, and the names, shapes, types and sizes
     that the weight files' headers state. Of a model on the hub, only the configuration and the names of its files
-    are looked at, unless the hub cannot be reached and an engine would take the copy in the local cache.
+    are looked at, unless the hub cannot be reached and an engine would take the copy in the local cache; of a GGUF
+    file there, only its name.
     """
     _check_one(config)
     if config.speculation is not None and config.speculation.model is not None:
@@ -35,7 +37,11 @@ def check_model(config: EngineConfig) -> None:
 
 def _check_one(config: EngineConfig) -> None:
     directory, names = local_model(config.model, config.model_revision), None
-    if directory is None:
+    if directory is None and config.model.endswith(SUFFIX):
+        directory = gguf_on_hub(config.model, config.model_revision)
+        if directory is None:  # nothing describes such a file but itself, which a check does not download
+            return
+    elif directory is None:
         directory, names = described_on_hub(config.model, config.model_revision)
     try:
         if names is None:

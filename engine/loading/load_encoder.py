@@ -18,7 +18,7 @@ from engine.loading.model_directory import fingerprint, resolve_model
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.unused import Unused
 from engine.loading.weight_files import weight_files
-from engine.loading.weight_streaming import stream_groups
+from engine.loading.weight_streaming import stored_tensors, stream_groups
 from engine.loading.weights import allocate, check_tensors, copy_groups
 from engine.machine import default_threads
 from engine.models.encoders.config import EncoderConfig
@@ -77,7 +77,7 @@ def load_encoder_weights(
         allocate(encoder, partial(torch.empty, device=device), dtype)
         with torch.no_grad():
             if device.type == "cuda":
-                stream_groups(files, groups, device)
+                stream_groups(stored_tensors(files), groups, device)
             else:
                 copy_groups(tensors, groups)
     return encoder.eval()

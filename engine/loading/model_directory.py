@@ -1,15 +1,22 @@
-"""Finds a model's files: in a directory, in this package, or on the Hugging Face hub."""
+"""Finds a model's files: in a directory, in a GGUF file, in this package, or on the Hugging Face hub.
+
+What is found is a path that stands for the model: that of the directory with its files, or of its only or first
+GGUF file.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
 from engine.files import checked, open_regular, read_bytes
+from engine.loading.gguf.documents import is_gguf
+from engine.loading.gguf.files import SUFFIX, first_files, part_names, read_model
 from engine.models.errors import ModelLoadError
 from engine.models.json_files import MAX_JSON_BYTES, read_json
 
@@ -25,18 +32,48 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 64, 16 * 1024
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """Return the directory of `model`: "demo", a local directory, or a hub id ("owner/name") to download.
+    """Return the directory or GGUF file of `model`: "demo", a local path, or a hub id ("owner/name", or
+    "owner/name/FILE.gguf") to download.
 
     `revision` is a commit, a tag or a branch of a hub id; None takes the newest. Raises ModelLoadError.
     """
     local = local_model(model, revision)
-    return _download(model, revision) if local is None else local
+    if local is not None:
+        return local
+    repository, file = _gguf_on_hub(model)
+    if file is None:
+        return _download(model, revision)
+    return _downloaded_gguf(model, repository, file, revision)
+
+
+def _gguf_on_hub(model: str) -> tuple[str, str | None]:
+    """Return the repository of a hub id, and the GGUF file in it that is meant; None if none is named."""
+    owner, _, rest = model.partition("/")
+    name, _, file = rest.partition("/")
+    return (f"{owner}/{name}", file) if file else (model, None)
+
+
+def _downloaded_gguf(
+    model: str, repository: str, file: str, revision: str | None, *, local_files_only: bool = False
+) -> Path:
+    names = part_names(file)
+    directory = _download(repository, revision, [*map(_literal, names)], (), local_files_only=local_files_only)
+    if missing := [name for name in names if not (directory / name).exists()]:
+        raise ModelLoadError(
+            f"{model}: there is no {missing[0]} in {repository} on the hub; look up how its GGUF files are called"
+        )
+    return directory / names[0]
+
+
+def _literal(name: str) -> str:
+    """Return the pattern that only this name matches."""
+    return re.sub(r"[*?[]", lambda special: f"[{special[0]}]", name)
 
 
 def local_model(model: str, revision: str | None = None) -> Path | None:
-    """Return the directory of `model` as `resolve_model` does, but None for a hub id. Raises ModelLoadError."""
+    """Return the path of `model` as `resolve_model` does, but None for a hub id. Raises ModelLoadError."""
     local = Path(model).expanduser()
-    if revision is not None and (model == "demo" or local.is_dir()):
+    if revision is not None and (model == "demo" or local.exists()):
         raise ModelLoadError(
             f"model_revision is {revision!r}, but {model} is no model on the hub: leave it out, or name a hub id"
         )
@@ -44,15 +81,36 @@ def local_model(model: str, revision: str | None = None) -> Path | None:
         return demo_model_path()
     if local.is_dir():
         check_files(local)
+        return _gguf_in(local) or local
+    if is_gguf(local):
         return local
     if local.exists():
-        raise ModelLoadError(f"{model} is a file; expected the directory of a Hugging Face-style model")
-    if local.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise ModelLoadError(
-            f"there is no directory {model}; expected a model's directory, a hub id such as Qwen/Qwen3-0.6B, "
-            'or "demo" for the embedded model'
+            f"{model} is a file; expected the directory of a Hugging Face-style model, or a file in GGUF "
+            f"(*{SUFFIX})"
+        )
+    is_hub_id = model.count("/") == 1 or (model.count("/") > 1 and model.endswith(SUFFIX))
+    if local.is_absolute() or model.startswith((".", "~")) or not is_hub_id:
+        raise ModelLoadError(
+            f"there is no directory {model}; expected a model's directory, a file in GGUF (*{SUFFIX}), a hub id "
+            f'such as Qwen/Qwen3-0.6B or OWNER/NAME/FILE{SUFFIX}, or "demo" for the embedded model'
         )
     return None
+
+
+def _gguf_in(directory: Path) -> Path | None:
+    """Return the GGUF file of a directory that holds one model in that form and no other weights; None if there is
+    none. Raises ModelLoadError if there are several.
+    """
+    if any(directory.glob("*.safetensors")) or not (found := first_files(directory)):
+        return None
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:8])
+        raise ModelLoadError(
+            f"{directory} holds {len(found)} models in GGUF, and one was expected: {names}; name the file of one, "
+            f"such as {found[0]}"
+        )
+    return found[0]
 
 
 def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, list[str] | None]:
@@ -76,6 +134,24 @@ def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, lis
     return directory, [name for name in names if _fits(name, _WANTED) and not _fits(name, _UNWANTED)]
 
 
+def gguf_on_hub(model: str, revision: str | None = None) -> Path | None:
+    """Return the copy of a GGUF file on the hub ("owner/name/FILE.gguf") in the local cache, which an engine would
+    take where the hub cannot be reached; None where the hub has it. Raises ModelLoadError if it has not.
+    """
+    from huggingface_hub import HfApi
+
+    repository, file = _gguf_on_hub(model)
+    assert file is not None, "the caller has looked"
+    try:
+        names = HfApi().list_repo_files(repository, revision=revision)
+    except Exception:  # whatever it is: looking for a copy says what is wrong, if there is none
+        return _downloaded_gguf(model, repository, file, revision, local_files_only=True)
+    if missing := [name for name in part_names(file) if name not in names]:
+        there = ", ".join(sorted(name for name in names if name.endswith(SUFFIX))[:8]) or "none"
+        raise ModelLoadError(f"{repository} on the hub has no {missing[0]}; its files in GGUF are: {there}")
+    return None
+
+
 def _fits(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -94,12 +170,11 @@ def check_files(directory: Path) -> None:
 
 
 def resolve_metadata(model: str) -> Path:
-    """Return a directory with the model's config.json. Nothing but JSON files is downloaded for it.
+    """Return a directory with the model's config.json, for which only JSON files are downloaded, or its GGUF file.
 
     Raises ModelLoadError.
     """
-    is_hub_id = model != "demo" and model.count("/") == 1 and not model.startswith((".", "~", "/"))
-    if not is_hub_id or Path(model).exists():
+    if local_model(model) is not None or _gguf_on_hub(model)[1] is not None:
         return resolve_model(model)
     from huggingface_hub import snapshot_download
 
@@ -112,9 +187,9 @@ def resolve_metadata(model: str) -> Path:
         ) from None
 
 
-def fingerprint(directory: Path, quantization: str | None = None, kv_dtype: str = "auto") -> str:
-    """Hash configuration, tokenizer and chat templates, samples of the weight files, and how weights and KV are
-    rounded.
+def fingerprint(model: Path, quantization: str | None = None, kv_dtype: str = "auto") -> str:
+    """Hash a model's configuration, tokenizer and chat templates, samples of its weight files, and how weights and
+    KV are rounded.
 
     Models with one fingerprint can continue each other's streams, and use each other's KV. The samples are 1 MiB
     of each weight file, in pieces that lie so close that a layer cannot change between them; the commit of a model
@@ -123,10 +198,16 @@ def fingerprint(directory: Path, quantization: str | None = None, kv_dtype: str 
     """
     rounded = (quantization or "") + ("" if kv_dtype == "auto" else f";kv={kv_dtype}")
     digest = hashlib.blake2b(rounded.encode(), digest_size=16)
-    if (commit := hub_commit(directory)) is not None:
+    if (commit := hub_commit(model)) is not None:
         digest.update(f"commit:{commit};".encode())
-    for path in _files_read(directory):
-        name = path.relative_to(directory).as_posix()
+    if is_gguf(model):
+        for path, header_bytes in _gguf_headers(model):
+            digest.update(f"gguf:{path.stat().st_size};".encode())
+            for piece in (*_beginning(path, header_bytes), *_samples(path)):
+                digest.update(piece)
+        return digest.hexdigest()
+    for path in _files_read(model):
+        name = path.relative_to(model).as_posix()
         if path.suffix == ".safetensors":
             digest.update(f"{name}:{path.stat().st_size};".encode())
             for piece in _samples(path):
@@ -148,6 +229,21 @@ def _files_read(directory: Path) -> Iterator[Path]:
     yield from sorted((directory / "additional_chat_templates").glob("*.jinja"))
 
 
+def _gguf_headers(model: Path) -> Iterator[tuple[Path, int]]:
+    """Yield each file of a model in GGUF, with how many bytes it has before its tensors."""
+    read = read_model(model)
+    for path in read.paths:
+        offsets = [tensor.offset for tensor in read.tensors.values() if tensor.path == path]
+        yield path, min(offsets, default=path.stat().st_size)
+
+
+def _beginning(path: Path, num_bytes: int) -> Iterator[bytes]:
+    with open_regular(path) as file:
+        while num_bytes > 0 and (piece := file.read(min(num_bytes, 2**20))):
+            num_bytes -= len(piece)
+            yield piece
+
+
 def _samples(path: Path) -> Iterator[bytes]:
     """Yield pieces of a file that are spread evenly over it; all of a file that is not longer than they are."""
     size = path.stat().st_size
@@ -157,10 +253,12 @@ def _samples(path: Path) -> Iterator[bytes]:
             yield os.pread(file.fileno(), _SAMPLE_BYTES, start)
 
 
-def hub_commit(directory: Path) -> str | None:
-    """Return the commit of a directory in the hub's cache (models--OWNER--NAME/snapshots/COMMIT); else None."""
-    is_snapshot = directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--")
-    return directory.name if is_snapshot else None
+def hub_commit(model: Path) -> str | None:
+    """Return the commit of a model in the hub's cache (models--OWNER--NAME/snapshots/COMMIT); else None."""
+    for path in (model, *model.parents) if is_gguf(model) else (model,):
+        if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+            return path.name
+    return None
 
 
 def demo_model_path() -> Path:

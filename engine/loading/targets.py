@@ -119,7 +119,7 @@ def _attention_targets(
             one_head = _in_order(slice(0, 1), order)
             yield (
                 f"{theirs}.{name}.weight",
-                WeightTarget(norm, rows, (dim,), (one_head,), None, _added(config)),
+                WeightTarget(norm, rows, (dim,), (one_head,), None, config.norms.added),
             )
         elif attention.qk_norm == "full":
             yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (count * dim,), (numbers,), (-1, dim))
@@ -267,12 +267,8 @@ def _in_order(heads: slice, order: torch.Tensor) -> Own:
     return (torch.arange(heads.start, heads.stop)[:, None] * dim + order).flatten()
 
 
-def _added(config: ModelConfig) -> float | None:
-    return 1.0 if config.norms.adds_one else None
-
-
 def _norm(parameter: str, config: ModelConfig) -> WeightTarget:
-    return WeightTarget(parameter, slice(None), (config.hidden_size,), added=_added(config))
+    return WeightTarget(parameter, slice(None), (config.hidden_size,), added=config.norms.added)
 
 
 def _table(parameter: str, config: ModelConfig, shard: Shard) -> WeightTarget:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.generation_defaults import unused_recommendations
+from engine.loading.gguf.documents import is_gguf
 from engine.loading.weight_files import weight_files
 from engine.models.config_keys import UnusedKeys
 from engine.models.errors import ModelLoadError
@@ -41,6 +42,8 @@ class Unused:
     tensors: tuple[str, ...] = ()
     """Those of all layers as one: "model.layers.*.self_attn.k_scale (32)"."""
     files: tuple[str, ...] = ()
+    source: str = "config.json"
+    """What has the keys."""
 
     @classmethod
     def of(cls, directory: Path, keys: UnusedKeys, tensors: Iterable[str]) -> Unused:
@@ -52,12 +55,13 @@ class Unused:
             tuple(unused_recommendations(directory)),
             tuple(together),
             tuple(_files(directory)),
+            keys.source,
         )
 
     def lines(self) -> list[str]:
         """Return a line for each kind of which there is any."""
         kinds = {
-            "keys of config.json": self.keys,
+            f"keys of {self.source}": self.keys,
             "keys of generation_config.json": self.generation,
             "tensors": self.tensors,
             "files": self.files,
@@ -74,7 +78,12 @@ class Unused:
 
 
 def _files(directory: Path) -> Iterable[str]:
-    """Yield what lies in a directory and is not read. What is hidden is not a model's."""
+    """Yield what lies in a directory and is not read.
+
+    What is hidden is not a model's, and neither is what lies beside its GGUF file.
+    """
+    if is_gguf(directory):
+        return
     try:
         used: Collection[str] = [path.name for path in weight_files(directory)]
     except ModelLoadError:  # only what describes the model is here

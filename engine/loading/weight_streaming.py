@@ -16,7 +16,7 @@ import os
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -93,7 +93,7 @@ def stored_tensors(paths: Sequence[Path]) -> dict[str, Stored]:
 
 
 def stream_groups(
-    paths: Sequence[Path],
+    stored: Mapping[str, Stored],
     groups: Sequence[TensorGroup],
     device: torch.device,
     *,
@@ -101,11 +101,10 @@ def stream_groups(
     chunk_bytes: int = CHUNK_BYTES,
     ahead_bytes: int = AHEAD_BYTES,
 ) -> None:
-    """Read all groups from these files and store them in order. Returns when all are in place.
+    """Read all groups from where their tensors lie and store them in order. Returns when all are in place.
 
     Raises ModelLoadError if a file ends early or cannot be read. Its threads have ended in any case.
     """
-    stored = stored_tensors(paths)
     with _ReaderThreads(device, num_threads, chunk_bytes) as threads:
         waiting: deque[tuple[_Read, TensorGroup]] = deque()
         ahead = 0
@@ -143,7 +142,7 @@ class _Read:
     chunks_left: int = 0
 
     @classmethod
-    def of(cls, group: TensorGroup, stored: dict[str, Stored], device: torch.device) -> _Read:
+    def of(cls, group: TensorGroup, stored: Mapping[str, Stored], device: torch.device) -> _Read:
         sources = [stored[tensor.name] for tensor in group.tensors]
         into = group.into() if group.into is not None else None
         first = sources[0]

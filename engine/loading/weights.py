@@ -12,8 +12,10 @@ from pathlib import Path
 import torch
 
 from engine.kernels import native
+from engine.loading.checkpoint import open_checkpoint, stored_checkpoint
 from engine.loading.gemma4_targets import is_kv_of
-from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
+from engine.loading.gguf.tensors import widening
+from engine.loading.mapped_tensors import MappedTensor, release
 from engine.loading.mxfp4 import mxfp4_group
 from engine.loading.quantized_layers import Matrix, is_stored_plain, is_unread, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
@@ -22,7 +24,6 @@ from engine.loading.target_parts import WeightTarget
 from engine.loading.targets import HEAD, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.unused import Unused
-from engine.loading.weight_files import weight_files
 from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -56,12 +57,11 @@ def load_decoder(
     batch of decodes) up to twice as fast. With `fp8`, the layers' matrices are rounded one after the other as they
     are read. Raises ModelLoadError.
     """
-    files = weight_files(directory)
     with ExitStack() as stack:
-        tensors = open_tensors(files, stack)
+        tensors = open_checkpoint(directory, stack)
         config = _with_head(config, tensors, is_needed=needs_head)
         config, stored = (config.rounded(), Fp8Format()) if fp8 else (config, config.weight_format)
-        decoder, targets, groups = plan_loading(config, ranks, tensors, stored)
+        decoder, targets, groups = plan_loading(config, ranks, tensors, stored, dtype)
         unused = _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
         if ranks.shard.rank == 0:
             Unused.of(directory, config.unused_keys, unused).log(directory)
@@ -73,7 +73,7 @@ def load_decoder(
             # Nothing is read of experts that only other ranks have.
             groups = [group for group in groups if group.into is None or group.into().numel()]
             if device.type == "cuda":
-                stream_groups(files, groups, device)
+                stream_groups(stored_checkpoint(directory), groups, device)
             else:
                 copy_groups(tensors, groups)
     return decoder.eval()
@@ -84,7 +84,7 @@ def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = F
     `load_decoder` does. Raises ModelLoadError.
     """
     with ExitStack() as stack:
-        tensors = open_tensors(weight_files(directory), stack)
+        tensors = open_checkpoint(directory, stack)
         config = _with_head(config, tensors, is_needed=needs_head)
         _, _, groups = plan_loading(config, ALONE, tensors, config.weight_format)
         return _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
@@ -119,12 +119,16 @@ def _are_equal(one: MappedTensor, other: MappedTensor) -> bool:
 
 
 def plan_loading(
-    config: ModelConfig, ranks: Collective, present: Mapping[str, MappedTensor], stored: WeightFormat | None
+    config: ModelConfig,
+    ranks: Collective,
+    present: Mapping[str, MappedTensor],
+    stored: WeightFormat | None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Decoder, dict[str, WeightTarget], list[TensorGroup]]:
     """Return this rank's share of a model on the meta device, where each tensor of the checkpoint goes, and how.
 
     `present`: the checkpoint's tensors, none for random numbers; `stored`: the format in which memory is to hold
-    matrices. Raises ModelLoadError.
+    matrices; `dtype`: the type of the weights. Raises ModelLoadError.
     """
     targets = weight_targets(config, ranks.shard, present)
     with torch.device("meta"):
@@ -132,7 +136,8 @@ def plan_loading(
         if isinstance(stored, KeptFormat):
             quantize_layers(decoder, _parts(targets), stored, partial(_is_plain, config.weight_format, present))
             round_stacked(decoder, {target.parameter for target in targets.values()})
-    return decoder, targets, list(_groups(decoder, targets, config, present))
+    groups = [widening(group, present, dtype) for group in _groups(decoder, targets, config, present)]
+    return decoder, targets, groups
 
 
 def _is_plain(weights: WeightFormat | None, present: Mapping[str, MappedTensor], name: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from engine.loading.gguf.documents import is_gguf
 from engine.models.config_keys import UnusedKeys, layered
 from engine.models.end_tokens import end_tokens, tokenizer_end
 from engine.models.errors import ModelLoadError
@@ -68,7 +69,12 @@ class ModelConfig:
     def from_directory(cls, directory: Path) -> ModelConfig:
         """Read config.json, generation_config.json and how the tokenizer ends a text. Raises ModelLoadError."""
         generation = _read_json(directory / "generation_config.json", optional=True)
-        config = cls.from_file(directory / "config.json", generation)
+        try:
+            config = cls.from_file(directory / "config.json", generation)
+        except ModelLoadError as error:
+            if not is_gguf(directory) or str(directory) in str(error):
+                raise
+            raise ModelLoadError(f"{directory}: its metadata, read as a config.json: {error}") from None
         end = tokenizer_end(directory)
         return config if end is None else replace(config, eos_token_ids=config.eos_token_ids | {end})
 
@@ -120,7 +126,18 @@ class ModelConfig:
             delta_net=parts.delta_net,
             inputs=parts.inputs,
         )
-        return replace(model, unused_keys=UnusedKeys.of(tracked))
+        layout = raw.get("gguf")
+        model = model if layout is None else model._as_converted(layout)
+        return replace(model, unused_keys=UnusedKeys.of(tracked, "config.json" if layout is None else "the file"))
+
+    def _as_converted(self, layout: Mapping[str, Any]) -> ModelConfig:
+        """Return the model as llama.cpp's converter has written it (`engine/loading/gguf/config.py`)."""
+        model = self
+        if layout["turns_neighbours"]:
+            model = replace(model, layers=tuple(layer.turning_neighbours() for layer in model.layers))
+        if layout["norms_have_one"]:
+            model = replace(model, norms=replace(model.norms, added=0.0))
+        return model
 
     @property
     def num_layers(self) -> int:
@@ -358,15 +375,17 @@ class ModelConfig:
 
 
 def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
-    if optional and not path.exists():
-        return {}
     try:
         value = parse_json(path)
     except FileNotFoundError:
+        if optional:
+            return {}
         raise ModelLoadError(
             f"no {path.name} in {path.parent}: expected the directory of a Hugging Face-style model "
             "(config.json, *.safetensors, tokenizer.json)"
         ) from None
+    except ModelLoadError:
+        raise
     except (ValueError, OSError) as error:
         raise ModelLoadError(f"{path} is not readable JSON: {error}; download the model again") from error
     if not isinstance(value, dict):

@@ -123,9 +123,11 @@ class UnusedKeys:
     """Those that say nothing, or nothing of how the model computes text."""
     uncertain: tuple[str, ...] = ()
     """The others."""
+    source: str = "config.json"
+    """What has them, as messages call it."""
 
     @classmethod
-    def of(cls, config: TrackedConfig) -> UnusedKeys:
+    def of(cls, config: TrackedConfig, source: str = "config.json") -> UnusedKeys:
         """Return those of a config that has been read."""
         unread = list(config.unread())
         # rope_scaling replaces rope_parameters (`engine/models/rope.py: rope_settings`).
@@ -133,14 +135,14 @@ class UnusedKeys:
         uncertain = tuple(
             path for path, value in unread if not (path.startswith(replaced) or _is_without_effect(path, value))
         )
-        return cls(tuple(path for path, _ in unread if path not in uncertain), uncertain)
+        return cls(tuple(path for path, _ in unread if path not in uncertain), uncertain, source)
 
     def check(self, architecture: str, ignored: Collection[str]) -> None:
         """Raise ModelLoadError for an uncertain key that is not among those `ignored`."""
         if unknown := [path for path in self.uncertain if path not in ignored]:
             them = "it" if len(unknown) == 1 else "them"
             raise ModelLoadError(
-                f"config.json has {', '.join(unknown)}, which Raydix does not know in a {architecture}, so "
+                f"{self.source} has {', '.join(unknown)}, which Raydix does not know in a {architecture}, so "
                 f"the model could compute something else than it was trained for. Take a version without {them}; "
                 f"or, if you know that answers do not depend on {them}, set engine.ignored_config_keys: "
                 f"[{', '.join(unknown)}]"

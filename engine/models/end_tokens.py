@@ -31,7 +31,7 @@ def end_tokens(*configs: Mapping[str, Any]) -> frozenset[int]:
 
 def tokenizer_end(directory: Path) -> int | None:
     """Return the id of the token that a model's tokenizer ends a text with; None if it names none, or none that it
-    has, which is logged.
+    has, which is logged. Of a GGUF file, what stands for generation_config.json has all such tokens.
     """
     config = read_object(directory / "tokenizer_config.json")
     named = config.get("eos_token") or read_object(directory / "special_tokens_map.json").get("eos_token")

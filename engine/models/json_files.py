@@ -1,4 +1,7 @@
-"""Reads the JSON files of a model: regular files of bounded size, whatever they hold."""
+"""Reads the JSON files of a model: regular files of bounded size, whatever they hold.
+
+A GGUF file is read as if it were a directory: what its metadata say is in the JSON files of their usual names.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.files import read_bytes
+from engine.loading.gguf.documents import containing_gguf, gguf_document
 from engine.models.errors import ModelLoadError
 
 MAX_JSON_BYTES = 2**28
@@ -14,7 +18,9 @@ MAX_JSON_BYTES = 2**28
 
 
 def parse_json(path: Path) -> Any:
-    """Return what a file holds. Raises OSError, ValueError."""
+    """Return what a file holds, or what stands in its place in a GGUF file. Raises OSError, ValueError."""
+    if (model := containing_gguf(path)) is not None:
+        return gguf_document(model, path.relative_to(model).as_posix())
     content = read_bytes(path, MAX_JSON_BYTES)
     if not content.strip():
         raise ValueError("it is empty")
@@ -30,6 +36,8 @@ def read_json(path: Path) -> Any:
         return parse_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except ModelLoadError:
+        raise
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} is not readable JSON: {error}; download the model again") from error
 

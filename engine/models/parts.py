@@ -250,6 +250,10 @@ class LayerKind:
         is_cut = self.chunk is not None and self.chunk < num_tokens
         return replace(self, rope=rope, chunk=self.chunk if is_cut else None)
 
+    def turning_neighbours(self) -> LayerKind:
+        """Return the layer of files in which the two numbers that are turned together lie side by side."""
+        return replace(self, rope=None if self.rope is None else replace(self.rope, is_interleaved=True))
+
 
 @dataclass(frozen=True, slots=True)
 class MLPConfig:
@@ -288,9 +292,9 @@ class NormConfig:
     """Whether the inputs of attention and MLP are normed."""
     after: bool = False
     """Whether the outputs of attention and MLP are normed before they are added (Gemma 2, OLMo 2)."""
-    adds_one: bool = False
-    """Whether files hold weights minus one, those of queries and keys included (Gemma). They are kept in
-    float32."""
+    added: float | None = None
+    """What is added to the files' weights, those of queries and keys included: one (Gemma). The sums are kept in
+    float32. None: nothing is, and the weights have the model's type."""
     scales_layers: bool = False
     """Whether each layer's output is multiplied by a number of its own, which is no weight (Gemma 4)."""
 

@@ -79,7 +79,7 @@ def planned_model(model: str, config: Path | None = None) -> PlannedModel:
             )
         _check_generates(model, path)
         return PlannedModel(model, ModelConfig.from_file(path), str(path))
-    if model == "demo" or Path(model).expanduser().is_dir():
+    if model == "demo" or Path(model).expanduser().exists():
         directory = resolve_metadata(model)
         _check_generates(model, directory / "config.json")
         return PlannedModel(model, ModelConfig.from_directory(directory), str(directory / "config.json"))

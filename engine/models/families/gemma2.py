@@ -30,7 +30,7 @@ def _read(raw: Raw) -> ModelParts:
         replace(attention, soft_cap=raw["attn_logit_softcapping"]),
         windowed(read_rope(raw, attention), windows),
         read_mlp(raw, activation="hidden_activation"),
-        replace(read_norms(raw, after=True), adds_one=True),
+        replace(read_norms(raw, after=True), added=1.0),
         scales=Scales(embedding=raw["hidden_size"] ** 0.5, logits_cap=raw["final_logit_softcapping"]),
     )
 

@@ -24,7 +24,7 @@ def _read(raw: Raw) -> ModelParts:
         attention,
         tuple(LayerKind(full if window is None else sliding, window) for window in windows),
         read_mlp(raw, activation="hidden_activation"),
-        replace(read_norms(raw, after=True), adds_one=True),
+        replace(read_norms(raw, after=True), added=1.0),
         scales=Scales(embedding=raw["hidden_size"] ** 0.5, logits_cap=raw.get("final_logit_softcapping")),
     )
 

@@ -35,7 +35,7 @@ def read_hybrid(raw: Raw) -> ModelParts:
         attention,
         tuple(kinds[name] for name in named),
         read_mlp(raw),
-        replace(read_norms(raw), adds_one=True),
+        replace(read_norms(raw), added=1.0),
         experts,
         delta_net=_read_delta_net(raw),
     )

@@ -37,7 +37,10 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def copy(tensors: dict[str, Any], groups: list[TensorGroup]) -> None:
         weight_streaming.stream_groups(
-            settings["paths"], groups, CPU, **{k: v for k, v in settings.items() if k != "paths"}
+            weight_streaming.stored_tensors(settings["paths"]),
+            groups,
+            CPU,
+            **{k: v for k, v in settings.items() if k != "paths"},
         )
 
     monkeypatch.setattr(weights, "copy_groups", copy)

@@ -1,0 +1,22 @@
+"""A model's tensors, in whichever form its files are: safetensors or GGUF."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from engine.loading.gguf.documents import is_gguf
+from engine.loading.gguf.tensors import open_gguf, stored_gguf
+from engine.loading.mapped_tensors import MappedTensor, open_tensors
+from engine.loading.weight_files import weight_files
+from engine.loading.weight_streaming import Stored, stored_tensors
+
+
+def open_checkpoint(model: Path, stack: ExitStack) -> dict[str, MappedTensor]:
+    """Map all tensors of a model, by name; `stack` closes the files. Raises ModelLoadError."""
+    return open_gguf(model) if is_gguf(model) else open_tensors(weight_files(model), stack)
+
+
+def stored_checkpoint(model: Path) -> dict[str, Stored]:
+    """Return where the tensors of a model lie, by name. Raises ModelLoadError."""
+    return stored_gguf(model) if is_gguf(model) else stored_tensors(weight_files(model))

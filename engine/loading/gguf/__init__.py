@@ -1,0 +1,1 @@
+"""Reads models in GGUF, the format of llama.cpp: one file has the configuration, the tokenizer and the weights."""
