@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
+import itertools
 import json
 import multiprocessing
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -86,6 +88,16 @@ async def _answers(port: int) -> None:
             (await client.post("/v1/completions", json={**LONG, "prompt": prompts, "n": 16})).raise_for_status()
 
 
+async def _scored(port: int) -> None:
+    words = ("def", "return", "class", "import", "list", "dict", "self", "value")
+    prompts = [" ".join(random.Random(number).choices(words, k=1800)) for number in range(8)]
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", headers=FLOODING, timeout=600) as client:
+        for number in itertools.count():
+            body = {"model": "demo", "max_tokens": 1, "prompt_logprobs": 5}
+            body["prompt"] = [f"{number} {prompt}" for prompt in prompts]
+            (await client.post("/v1/completions", json=body)).raise_for_status()
+
+
 async def _unread(port: int) -> None:
     data = post("/tokenize", {"prompt": LARGE_TEXT}, connection="close")
     await _on_each(100, port, data, 0)
@@ -125,6 +137,7 @@ KINDS: dict[str, Flood] = {
     BATCHES: _batches,
     "400 chats": _chats,
     "1,024 answers": _answers,
+    "scores of 8 long prompts": _scored,
     "unread answers": _unread,
     "half-sent bodies": _half_sent,
     **{f"no key: {kind}": partial(_http, kind) for kind in FLOODS},

@@ -2,6 +2,7 @@
 
     python examples/ray_data.py prompts.jsonl answers [--application raydix]
 
+On the machine of a `raydix serve`, with RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before it (docs/security.md, Network).
 Needs `pip install "ray[data]"`. Each line of the input is an object with a prompt: {"prompt": "What is math.pi?"}.
 The folder `answers` gets the same objects, each with `answer` and `error`, of which one is null.
 """

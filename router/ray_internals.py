@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -103,6 +104,12 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
             use="has the log records of a request that came past Serve's proxy bear its x-request-id",
             why="only Serve's proxy names requests",
             breaks="ingresses do not start",
+        ),
+        PrivateName(
+            "ray.serve._private.replica.add_port_to_grpc_server",
+            use="has the server for Serve's own calls between replicas listen on 127.0.0.1 in `raydix serve`",
+            why="each replica starts one, on all interfaces, and no setting says where",
+            breaks="silently: a `raydix serve` opens a port to the network for each of its processes",
         ),
         # --- Serve's controller
         PrivateName(
@@ -230,6 +237,24 @@ def request_namer() -> Callable[[str], None]:
     from ray.serve.context import _set_request_context
 
     return lambda name: _set_request_context(request_id=name)
+
+
+def keep_calls_on_this_machine() -> None:
+    """Have Serve's server in this replica's process listen on the node's address where that is a loopback address.
+
+    To be called before the replica is ready, as the server starts then. Does nothing in a process without Ray.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        return
+    host = ray.util.get_node_ip_address()
+    if ip_address(host).is_loopback:
+        from ray.serve._private import replica
+
+        add_port = replica.add_port_to_grpc_server
+        on_node = f"[{host}]" if ":" in host else host
+        replica.add_port_to_grpc_server = lambda server, at: add_port(server, at.replace("[::]", on_node))
 
 
 # --- Serve's controller ---------------------------------------------------------------------------------

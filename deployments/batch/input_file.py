@@ -151,7 +151,7 @@ class BatchFile:
                 file.seek(0)
                 self.num_lines = self._check(file)
         except OSError as error:
-            raise BatchFileError(f"{path} cannot be read: {error.strerror}") from None
+            raise BatchFileError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
     def __iter__(self) -> Iterator[BatchRequest | InvalidLine]:
         """Yield every line. Raises BatchFileError when the file is no longer what was checked."""
@@ -173,7 +173,7 @@ class BatchFile:
     def _check(self, file: BinaryIO) -> int:
         """Note the custom_ids, and return the number of lines."""
         numbers: list[int] = []
-        first_problem = "it is empty"
+        first_problem = f"it is empty; {_EXPECTED} on each line"
         for number, line in self._parsed(file):
             if isinstance(line, InvalidLine):
                 self.num_invalid += 1

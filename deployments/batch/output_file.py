@@ -101,6 +101,8 @@ class PartialOutput:
         self._at = array("q", [_NONE]) * batch.num_lines
         """Where each line's answer begins in the partial file."""
         self._is_ok = bytearray(batch.num_lines)
+        if path.is_dir():
+            raise BatchFileError(f"{path} is a directory: name the file to write")
         if path.exists() and not self.partial.exists() and not retry_failed:
             raise BatchFileError(
                 f"{path} exists already, and a finished batch is not changed: name another file, remove it, or "
@@ -109,7 +111,9 @@ class PartialOutput:
         try:
             self._file = _open_alone(self.partial)
         except OSError as error:
-            raise BatchFileError(f"{self.partial} cannot be written: {error.strerror}") from None
+            raise BatchFileError(
+                f"{self.partial} cannot be written: {(error.strerror or str(error)).lower()}"
+            ) from None
         try:
             self._take_up()
             if path.exists():

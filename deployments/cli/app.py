@@ -437,7 +437,7 @@ def top(
     key_env: Annotated[
         str | None,
         typer.Option(
-            help="Environment variable that has the admin key; without it, decisions are hidden.",
+            help="Environment variable that has the admin key, which shows decisions too.",
             show_default="RAYDIX_ADMIN_KEY, if set",
         ),
     ] = None,
@@ -450,7 +450,8 @@ def top(
 ) -> None:
     """Watch a running service: models, replicas, KV pages, rates, latencies, the router's last decisions.
 
-    It reads /metrics, /health and, with the admin key, the admin endpoints. Ctrl-C ends it.
+    It reads /metrics, /health, the cluster's status and, with the admin key, decisions; what it may not read, it
+    names. Ctrl-C ends it.
     """
     from deployments.cli.top import run
 

@@ -22,6 +22,7 @@ from deployments.batch.runner import IGNORED_FIELDS, BatchRunner, NoReply, Reply
 from deployments.cli.api_key import given_key
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.printable import printable
+from deployments.cli.unreachable import unreachable
 from deployments.config.settings import BatchSettings
 
 DEFAULT_KEY_ENV = "RAYDIX_API_KEY"
@@ -131,9 +132,7 @@ class Server:
         try:
             response = await self._http.get("/v1/models")
         except httpx.HTTPError as error:
-            raise UserError(
-                f"cannot reach {self.url} ({one_line(error)}): is `raydix serve` running there?"
-            ) from None
+            raise UserError(unreachable(self.url, error)) from None
         if response.status_code in (401, 403):
             said = printable(response.text[:500])
             raise UserError(f"{self.url} refuses the key: {said} Give --key-env or --key.")

@@ -19,6 +19,7 @@ from rich.console import Console
 from deployments.cli.effective import in_effect
 from deployments.cli.errors import UserError
 from deployments.cli.live_form import INGRESS
+from deployments.cli.ray_environment import set_environment
 from deployments.cli.serve import POLL_S, cause_of, quiet, read_live, start_ray, tell
 from deployments.cli.serve_config import IMPORT_PATH, Overrides, load
 from deployments.control.hardware import cluster
@@ -39,6 +40,7 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
     """
     console = Console(stderr=True)
     config = load(path, Overrides())
+    set_environment()
     read_live(config)
     if check:
         _check_models(config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class UserError(Exception):
     """An error that the user can correct; the message says how."""
@@ -12,5 +14,6 @@ class UserError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's message without line breaks, or its type if it has no message."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return an exception's message without line breaks or the number of an error, or its type if it has none."""
+    said = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(re.sub(r"^\[Errno -?\d+\] ", "", said).split()) or type(error).__name__

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from deployments.cli.errors import UserError, one_line
+from deployments.cli.unreachable import unreachable
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 300.0
@@ -86,7 +87,7 @@ class Client:
 
     def _unreachable(self, error: httpx.HTTPError) -> str:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol):
-            return f"cannot reach {self.url} ({one_line(error)}): is `raydix serve` running there?"
+            return unreachable(self.url, error)
         return f"the connection to {self.url} broke: {one_line(error)}"
 
 

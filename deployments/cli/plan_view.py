@@ -35,17 +35,20 @@ def _model(plan: CapacityPlan) -> Table:
         experts = f"{facts.experts.per_token} of {facts.experts.num_experts} experts in a layer, and all else"
         table.add_row("for each token", count_text(facts.active_parameters), experts)
     for name, num_bytes in weight_table(plan).items():
-        runs = "" if name in RUNS_WEIGHT_TYPES else "bytes only: this version does not run it"
-        made_of = (
-            "parameters x bytes" if name in ELEMENT_BYTES else "layers' matrices and their scales, the rest plain"
-        )
-        table.add_row(f"weights, {name}", size_text(num_bytes), runs or made_of)
+        table.add_row(f"weights, {name}", size_text(num_bytes), _weights(name))
     heads = f"{' x '.join(map(str, facts.kv_shape))} numbers x {replica.kv_element_bytes} bytes"
     per_layer = replica.kv_bytes_per_token // facts.num_kv_layers
     table.add_row("KV per token and layer", f"{per_layer:,} B", heads)
     table.add_row("KV per token", f"{replica.kv_bytes_per_token:,} B", f"x {facts.num_kv_layers} layers")
     table.add_row("from", "", plan.model.source)
     return table
+
+
+def _weights(name: str) -> str:
+    """Return what weights of a type consist of, or where they run if not on a GPU, for which the plan is."""
+    if name not in RUNS_WEIGHT_TYPES["cuda"]:
+        return f"on CPUs only, by engine.quantization: {name}"
+    return "parameters x bytes" if name in ELEMENT_BYTES else "layers' matrices and their scales, the rest plain"
 
 
 def _replica(plan: CapacityPlan) -> Table:

@@ -1,10 +1,12 @@
-"""Settings with which Ray's own processes leave the processor to the application.
+"""Settings with which Ray's own processes leave the processor to the application, and stay on this machine.
 
 Ray reads them from the environment when it is imported, so they are set before that. docs/tuning.md says what each
-of them costs.
+of them costs, and docs/security.md what listens where.
 """
 
 from __future__ import annotations
+
+import os
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -22,3 +24,20 @@ RAY_ENVIRONMENT = {
     "LOG_NAME_UPDATE_INTERVAL_S": "2",
 }
 """Set where the environment does not say otherwise: the processes of a Ray that is started inherit them."""
+
+LOCAL_ENVIRONMENT = {
+    # Whether other machines may join this Ray, on any system: the name comes from the only two on which Ray turns
+    # it off. Where they may not, Ray's node has the address 127.0.0.1, and all that Ray starts listens there; else
+    # its servers, and three pages of metrics that ask for no token, listen on all interfaces.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+"""Set as well where Ray is started for this machine alone, and where such a Ray is joined: otherwise Ray takes a
+loopback address for the machine's other one, at which nothing listens."""
+
+
+def set_environment() -> None:
+    """Set what the environment does not say otherwise. To be called before Ray is imported."""
+    cluster = os.environ.get("RAY_ADDRESS", "auto")
+    is_local = cluster in ("auto", "local") or cluster.startswith(("127.", "localhost", "[::1]"))
+    for name, value in {**RAY_ENVIRONMENT, **(LOCAL_ENVIRONMENT if is_local else {})}.items():
+        os.environ.setdefault(name, value)

@@ -29,7 +29,7 @@ from rich.panel import Panel
 from deployments.cli.effective import in_effect, lines
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.left_behind import Guard, adopt_orphans, descendants, end_descendants
-from deployments.cli.ray_environment import RAY_ENVIRONMENT
+from deployments.cli.ray_environment import set_environment
 from deployments.cli.request_lines import shown_requests
 from deployments.cli.serve_config import (
     IMPORT_PATH,
@@ -122,6 +122,7 @@ def run(
     overrides = Overrides(host, port, model, replicas, tensor_parallel)
     config = load(path, overrides)
     cluster = os.environ.get("RAY_ADDRESS")
+    set_environment()
     if dry_run:
         _show(config, cluster, overrides, file_for(path), console, verbose)
         return
@@ -159,8 +160,8 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
         with console.status("Starting the replicas"), quiet(verbose):
             has_deployed = True
             names = _deploy(schema)
-            _wait_until_ready(names, url, signals)
-        _announce(console, url, time.monotonic() - started)
+            health = _wait_until_ready(names, url, signals)
+        _announce(console, url, list(health.get("models") or ()), time.monotonic() - started)
         _watch(signals, guard)
     except _Stopped:
         console.print("[dim]Shutting down when open streams have ended. Ctrl-C again does not wait for them.[/]")
@@ -269,12 +270,10 @@ def _check_builds(config: Mapping[str, Any]) -> None:
 
 
 def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -> None:
-    """Connect to a cluster, or start a Ray of this process's own, with so many GPUs. Raises UserError.
+    """Connect to a cluster, or start a Ray of this process's own, with so many GPUs, after `set_environment`.
 
-    `num_gpus` None leaves counting to Ray, which counts no instances of MIG.
+    `num_gpus` None leaves counting to Ray, which counts no instances of MIG. Raises UserError.
     """
-    for name, value in RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\.")
     import ray
 
@@ -313,8 +312,8 @@ def _deploy(schema: ServeDeploySchema) -> list[str]:
     return [application.name for application in schema.applications]
 
 
-def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
-    """Return when all applications run and /health agrees. There is no time limit for loading models."""
+def _wait_until_ready(names: list[str], url: str, signals: Signals) -> dict[str, Any]:
+    """Return what /health says when all applications run and it agrees. Loading models has no time limit."""
     from ray import serve
 
     while True:
@@ -325,8 +324,8 @@ def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
             if name in applications and applications[name].status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise UserError(f"{name} did not start: {cause_of(applications[name])}")
         running = all(name in applications and applications[name].status.value == "RUNNING" for name in names)
-        if running and _is_healthy(url):
-            return
+        if running and (found := _health(url)) is not None:
+            return found
 
 
 def _watch(signals: Signals, guard: Guard) -> None:
@@ -377,15 +376,18 @@ class _ControllerWatch:
             time.sleep(2 * WATCH_S)
 
 
-def _is_healthy(url: str) -> bool:
-    """Return whether /health reports healthy. Applications without that page count as healthy."""
+def _health(url: str) -> dict[str, Any] | None:
+    """Return what /health reports if that is healthy. Applications without that page count as healthy."""
+    from deployments.api.http.scopes import OWN_PROBE  # FastAPI, with its package
+
     try:
-        response = httpx.get(f"{url}/health", timeout=5.0)
+        response = httpx.get(f"{url}/health", headers={"user-agent": OWN_PROBE}, timeout=5.0)
         if response.status_code == 404:
-            return True
-        return response.status_code == 200 and response.json().get("status", "healthy") in _READY
+            return {}
+        found: dict[str, Any] = response.json()
+        return found if response.status_code == 200 and found.get("status", "healthy") in _READY else None
     except (httpx.HTTPError, ValueError, AttributeError):
-        return False
+        return None
 
 
 def cause_of(application: Any) -> str:
@@ -400,24 +402,21 @@ def cause_of(application: Any) -> str:
     return _REFUSED.sub("", told) or "no reason given; --verbose shows the workers' logs"
 
 
-def _announce(console: Console, url: str, seconds: float) -> None:
+def _announce(console: Console, url: str, models: list[str], seconds: float) -> None:
     """Print the server's address and commands to try."""
-    with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-        models = [one["id"] for one in httpx.get(f"{url}/v1/models", timeout=5.0).json()["data"]]
-        model, names = models[0], ", ".join(models) + (" is" if len(models) == 1 else " are")
-        body = (
-            f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does itertools.chain do?"}}]}}'
-        )
-        curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
-        lines = [
-            f"[bold]{escape(names)}[/] ready at [bold]{url}/v1[/] after {seconds:.0f} s. Ctrl-C ends it.",
-            f"Talk to it:  [cyan]{escape(_own_name())} chat --url {url}[/]",
-        ]
-        console.print(Panel("\n".join(lines), expand=False))
-        # Printed outside the frame, so that it can be copied.
-        console.print(curl, style="cyan", markup=False, highlight=False, soft_wrap=True)
+    if not models:
+        console.print(f"Ready at {url} after {seconds:.0f} s. Ctrl-C ends it.")
         return
-    console.print(f"Ready at {url} after {seconds:.0f} s. Ctrl-C ends it.")
+    model, names = models[0], ", ".join(models) + (" is" if len(models) == 1 else " are")
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does itertools.chain do?"}}]}}'
+    curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    lines = [
+        f"[bold]{escape(names)}[/] ready at [bold]{url}/v1[/] after {seconds:.0f} s. Ctrl-C ends it.",
+        f"Talk to it:  [cyan]{escape(_own_name())} chat --url {url}[/]",
+    ]
+    console.print(Panel("\n".join(lines), expand=False))
+    # Printed outside the frame, so that it can be copied.
+    console.print(curl, style="cyan", markup=False, highlight=False, soft_wrap=True)
 
 
 def _own_name() -> str:

@@ -35,6 +35,12 @@ EMBEDDED_MODEL: dict[str, Any] = {
 _MODEL_OPTIONS = "--model, --replicas and --tensor-parallel"
 
 
+_EXPECTED = (
+    f"Expected YAML with `applications:` and a list, one of them with `import_path: {IMPORT_PATH}`, as in the "
+    "deployments.yaml that comes with the source"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Overrides:
     """Values of the command line that replace the file's; None keeps the file's value."""
@@ -164,8 +170,13 @@ def _read(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not YAML: {one_line(error)}", 2) from None
     applications = config.get("applications") if isinstance(config, dict) else None
-    if not isinstance(applications, list) or not all(isinstance(app, dict) for app in applications):
-        raise UserError(f"{path} is not a Ray Serve config: it has no list of applications", 2)
+    if (
+        not applications
+        or not isinstance(applications, list)
+        or not all(isinstance(app, dict) for app in applications)
+    ):
+        fault = "it is empty" if config is None else "it has no list of applications"
+        raise UserError(f"{path} is not a Ray Serve config: {fault}. {_EXPECTED}", 2)
     return dict(config)
 
 

@@ -21,6 +21,7 @@ from deployments.cli.simulate_autoscale import ScalingOptions, compare
 from router.policies import Policy
 from router.policy_names import policy_named
 from router.simulator.bounds import pooled_hit_rate
+from router.simulator.example_trace import EXAMPLE
 from router.simulator.fleet import simulate
 from router.simulator.report import LEGEND, tables
 from router.simulator.result import Result
@@ -33,7 +34,7 @@ DEFAULT_POLICIES = "cost,least_loaded,random"
 
 
 def run(
-    path: Path,
+    path: Path | None,
     *,
     policies: str | None,
     loads: str,
@@ -46,14 +47,19 @@ def run(
     plot_path: Path | None,
     scaling: ScalingOptions | None = None,
 ) -> None:
-    """Simulate, and print and write the results. Raises UserError for a wrong trace, policy or setting."""
+    """Simulate, and print and write the results; without a path, on the trace that comes with Raydix.
+
+    Raises UserError for a wrong trace, policy or setting.
+    """
     console = Console()
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # for the user's own policies, as in `serve run`
     try:
         draw = _plotter() if plot_path is not None else None
         names = _names(policies or (DEFAULT_POLICIES if scaling is None else "cost"))
-        trace = read_trace(path)
+        if path is None:
+            console.print(f"No trace is given, so this is the example: {EXAMPLE}", style="dim", highlight=False)
+        trace = read_trace(path or EXAMPLE)
         trace = trace.head(requests) if requests is not None else trace
         service = read_calibration(calibration) if calibration is not None else ServiceModel()
         if prefill_rate is not None:

@@ -17,11 +17,12 @@ _SCALING = "Autoscaling"
 
 def simulate(
     trace: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            help="Recorded traffic: Mooncake JSONL or Azure CSV, plain or gzipped.", show_default=False
+            help="Recorded traffic: Mooncake JSONL, Azure CSV, plain or gzipped; docs/routing.md has all fields.",
+            show_default="an hour of made-up conversations, which comes with Raydix",
         ),
-    ],
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Engine replicas.", min=1, rich_help_panel=_FLEET)] = 16,
     policy: Annotated[
         str | None,

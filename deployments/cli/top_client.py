@@ -1,4 +1,4 @@
-"""The client of `raydix top`: reads /metrics, /health and, with the admin key, the admin endpoints."""
+"""The client of `raydix top`: reads /metrics, /health and what else it may."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from deployments.telemetry.scrape import MetricsPage
 
 TIMEOUT_S = 5.0
 DECISIONS_ASKED = 50
-NO_KEY = "needs the admin key: give --key-env or --key"
+NO_KEY = "needs a key: give --key-env or --key"
+NO_ADMIN_KEY = "needs the admin key: give --key-env or --key"
+NONE_SET = "needs an admin key, and the server has none: set admin_key_hash in its config, see raydix hash-key"
 
 
 class TopClientError(Exception):
@@ -45,14 +47,14 @@ class ServerReading:
 class TopClient:
     """Reads one server. A context manager; `read` raises only `TopClientError`.
 
-    Without a key, closed endpoints are not requested, as each attempt would count as a refused request.
+    Without a key, what /health says is closed is not requested, as each attempt would count as a refused request.
     """
 
     def __init__(self, url: str, key: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._has_key = key is not None
-        self._closed = {} if key is not None else {"cluster status": NO_KEY, "router decisions": NO_KEY}
+        self._closed: dict[str, str] = {}
         try:
             self._http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, transport=transport)
         except (httpx.InvalidURL, ValueError) as error:
@@ -70,6 +72,8 @@ class TopClient:
         at, clock = time.time(), time.monotonic()
         hidden: dict[str, str] = {}
         health = self._json("/health", "health", hidden)
+        if not self._has_key:
+            self._closed = _closed_without_key(health or {})
         status = self._json("/v1/cluster/status", "cluster status", hidden)
         decisions = self._json(f"/v1/router/decisions?limit={DECISIONS_ASKED}", "router decisions", hidden)
         records = decisions.get("data") if decisions is not None else None
@@ -80,11 +84,12 @@ class TopClient:
         try:
             response = self._http.get("/metrics")
         except httpx.UnsupportedProtocol as error:
-            raise TopClientError(f"this is not the URL of a server: {one_line(error)}", False) from None
+            said = "this is not the URL of a server: expected one such as http://127.0.0.1:8000"
+            raise TopClientError(said, False) from error
         except httpx.HTTPError as error:
             raise TopClientError(f"{one_line(error)}. Is `raydix serve` running there?", True) from None
         if response.status_code in (401, 403):
-            raise TopClientError(f"/metrics is protected: {_message(response)} {self._advice()}", False)
+            raise TopClientError(f"/metrics is protected: {self._refusal(response)}", False)
         if response.status_code >= 500:
             raise TopClientError(f"HTTP {response.status_code} instead of metrics: is it starting?", True)
         try:
@@ -95,8 +100,12 @@ class TopClient:
             raise TopClientError("this is not a Raydix server: /metrics has none of its metrics", False)
         return page
 
-    def _advice(self) -> str:
-        return "Check --key-env or --key." if self._has_key else "Give --key-env or --key."
+    def _refusal(self, response: httpx.Response) -> str:
+        """Return the server's message, and what to do, unless the server has no key that could be given."""
+        if _has_no_admin(response):
+            return _message(response)
+        advice = "Check --key-env or --key." if self._has_key else "Give --key-env or --key."
+        return f"{_message(response)} {advice}"
 
     def _json(self, path: str, what: str, hidden: dict[str, str]) -> dict[str, Any] | None:
         """Return a JSON object, or None with the reason in `hidden`."""
@@ -104,11 +113,11 @@ class TopClient:
             return None
         try:
             response = self._http.get(path)
-            if response.status_code in (401, 403) and "admin_key_not_configured" not in response.text:
-                raise TopClientError(f"{path} refuses this key: {_message(response)} {self._advice()}", False)
-            if response.status_code == 403:
-                self._closed[what] = _message(response)
+            if _has_no_admin(response):
+                self._closed[what] = NONE_SET
                 return None
+            if response.status_code in (401, 403):
+                raise TopClientError(f"{path} refuses this key: {self._refusal(response)}", False)
             answer = response.json()
         except httpx.HTTPError as error:
             hidden[what] = one_line(error)
@@ -119,6 +128,19 @@ class TopClient:
             return answer
         hidden[what] = f"HTTP {response.status_code}"
         return None
+
+
+def _closed_without_key(health: dict[str, Any]) -> dict[str, str]:
+    """Return what a client without a key may not see, with the reasons."""
+    has_admin, needs_key = health.get("has_admin_key") is not False, health.get("needs_key") is not False
+    closed = {"router decisions": NO_ADMIN_KEY if has_admin else NONE_SET}
+    if has_admin or needs_key:
+        closed["cluster status"] = NO_ADMIN_KEY if has_admin else NO_KEY
+    return closed
+
+
+def _has_no_admin(response: httpx.Response) -> bool:
+    return response.status_code == 403 and "admin_key_not_configured" in response.text
 
 
 def _message(response: httpx.Response) -> str:

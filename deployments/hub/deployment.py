@@ -26,7 +26,7 @@ from monitoring.gateway import gateway_gauges
 from monitoring.hub import Hub, NotReady
 from monitoring.page import CONTENT_TYPE
 from router.hot_prefixes import HotPrefix
-from router.ray_internals import target_replicas
+from router.ray_internals import keep_calls_on_this_machine, target_replicas
 
 NOT_READY = "The metrics hub is new and still asks what was counted before it; try again in a few seconds."
 RenderedPage = tuple[bytes, str, Kept | None]
@@ -54,6 +54,7 @@ class MetricsHub:
         Raises MetricsPortError when the hub cannot listen on the port in the settings.
         """
         end_with_raylet()
+        keep_calls_on_this_machine()
         settings = settings or MetricsSettings()
         self._level = LiveLevel()
         self._reconfigured = Reconfigured(self._level.take_over)

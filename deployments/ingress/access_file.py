@@ -36,7 +36,8 @@ def with_access_file(args: AppArgs) -> AppArgs:
 
 def _read(path: Path) -> AccessSettings:
     try:
-        return AccessSettings.model_validate(yaml.safe_load(read_text(path, _MAX_BYTES)))
+        content = yaml.safe_load(read_text(path, _MAX_BYTES))
+        return AccessSettings.model_validate({} if content is None else content)  # None: an empty file
     except OSError as error:
         raise ValueError(f"access_file: cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):

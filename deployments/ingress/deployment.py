@@ -49,7 +49,7 @@ from deployments.telemetry.tracing import open_tracing
 from deployments.wire.open_files import allow_open_files
 from engine.machine import return_memory, use_cpu_policy
 from monitoring.metrics import Metrics
-from router.ray_internals import request_namer, serve_is_stopping
+from router.ray_internals import keep_calls_on_this_machine, request_namer, serve_is_stopping
 
 logger = logging.getLogger("ray.serve")
 
@@ -81,6 +81,7 @@ class Ingress:
         self._name = name = context.replica_id.unique_id
         log_through_serve()
         end_with_raylet()
+        keep_calls_on_this_machine()
         allow_open_files()
         use_cpu_policy(args.cpu_policy)
         return_memory()

@@ -10,6 +10,7 @@ All heads end with an empty line, as do all chunked bodies.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -17,8 +18,8 @@ PIECE_BYTES = 2048
 """Most bytes that are parsed at once, but for bodies of known length: each few may take a callback."""
 PIECE_COST = 64
 """A short piece takes as long as one of so many bytes."""
-TURN_PIECES = 16
-"""How many connections that wait may parse in one turn of the event loop; a few may do so several times."""
+TURN_S = 0.002
+"""Seconds for which connections that wait may parse in one turn of the event loop, each its piece."""
 _END = b"\r\n\r\n"
 
 
@@ -79,9 +80,11 @@ class ParseTurns:
             asyncio.get_running_loop().call_soon(self._take)
 
     def _take(self) -> None:
-        for _ in range(TURN_PIECES):
-            if self._waiting:
-                self._waiting.popleft()()
+        ends_at = time.perf_counter() + TURN_S
+        while self._waiting:
+            self._waiting.popleft()()
+            if time.perf_counter() >= ends_at:
+                break
         self._is_called = False
         if self._waiting:
             self._call()

@@ -53,7 +53,7 @@ from engine.scheduling.stats import StepStats
 from engine.stream_delta import STEP_FAILED, StreamDelta
 from monitoring.metrics import Metrics
 from router.addresses import store_name
-from router.ray_internals import serve_is_stopping, target_replicas
+from router.ray_internals import keep_calls_on_this_machine, serve_is_stopping, target_replicas
 
 logger = logging.getLogger("ray.serve")
 
@@ -104,6 +104,7 @@ class EngineReplica:
     ) -> None:
         log_through_serve()
         end_with_raylet()
+        keep_calls_on_this_machine()
         self._level, self._reconfigured = LiveLevel(), Reconfigured(partial(check_live, live=()))
         use_cpu_policy(settings.cpu_policy)
         self.replica, host = whereabouts()

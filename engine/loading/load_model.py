@@ -279,14 +279,8 @@ class _Loading:
         `not_native`: why the native kernels cannot run this model; "" if they can.
         """
         quantization = self._config.quantization
-        is_plain_here = self._model.weight_format is None or (
-            quantization == "int8" and not self._model.is_kept_quantized
-        )
-        if quantization is not None and not is_plain_here:
-            raise ValueError(
-                f"quantization is {quantization!r}, but the model's weights are quantized already; leave it out, "
-                "or take a plain version of the model"
-            )
+        if quantization is not None:
+            self._model.check_can_be_rounded(quantization)
         if quantization == "int8" and not_native:
             raise ValueError(
                 "quantization 'int8' is for the native kernels, float32 or bfloat16 on a CPU; they cannot run "

@@ -20,7 +20,7 @@ from engine.loading.gguf.documents import is_gguf
 from engine.loading.gguf.files import SUFFIX, first_files, part_names, read_model
 from engine.loading.pulled_models import PULLED_MODELS, pulled_model
 from engine.models.errors import ModelLoadError
-from engine.models.json_files import MAX_JSON_BYTES
+from engine.models.json_files import MAX_JSON_BYTES, read_json
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 """Files that are downloaded: never code, never pickle."""
@@ -163,9 +163,9 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 def check_files(directory: Path) -> None:
     """Raise ModelLoadError unless what is read of a model, by us or by a library, are files of a usual size."""
-    for path in sorted(directory.iterdir()):
+    for path in _files_read(directory):
         max_bytes = None if path.suffix == ".safetensors" else MAX_JSON_BYTES
-        if path.suffix in _READ_SUFFIXES and not path.name.startswith("."):
+        if not path.name.startswith("."):
             try:
                 checked(path, max_bytes)
             except OSError as error:
@@ -193,7 +193,8 @@ def resolve_metadata(model: str) -> Path:
 
 
 def fingerprint(model: Path, quantization: str | None = None, kv_dtype: str = "auto") -> str:
-    """Hash a model's configuration and tokenizer, samples of its weight files, and how weights and KV are rounded.
+    """Hash a model's configuration, tokenizer and chat templates, samples of its weight files, and how weights and
+    KV are rounded.
 
     Models with one fingerprint can continue each other's streams, and use each other's KV. The samples are 1 MiB
     of each weight file, in pieces that lie so close that a layer cannot change between them; the commit of a model
@@ -210,14 +211,27 @@ def fingerprint(model: Path, quantization: str | None = None, kv_dtype: str = "a
             for piece in (*_beginning(path, header_bytes), *_samples(path)):
                 digest.update(piece)
         return digest.hexdigest()
-    for path in sorted(model.iterdir()):
-        if path.suffix in (".json", ".model", ".txt"):
-            digest.update(f"{path.name}:".encode() + read_bytes(path, MAX_JSON_BYTES))
-        elif path.suffix == ".safetensors":
-            digest.update(f"{path.name}:{path.stat().st_size};".encode())
+    for path in _files_read(model):
+        name = path.relative_to(model).as_posix()
+        if path.suffix == ".safetensors":
+            digest.update(f"{name}:{path.stat().st_size};".encode())
             for piece in _samples(path):
                 digest.update(piece)
+        else:
+            digest.update(f"{name}:".encode() + read_bytes(path, MAX_JSON_BYTES))
     return digest.hexdigest()
+
+
+def _files_read(directory: Path) -> Iterator[Path]:
+    """Yield what is read of a model, by us or by a library, in an order that is the same on all machines: its own
+    files, those of the modules that sentence-transformers names, and the templates of several ones.
+    """
+    yield from sorted(path for path in directory.iterdir() if path.suffix in _READ_SUFFIXES)
+    described = read_json(directory / "modules.json")
+    modules = described if isinstance(described, list) else []
+    places = {Path(str(module.get("path", ""))).name for module in modules if isinstance(module, dict)}
+    yield from (path for place in sorted(places - {""}) if (path := directory / place / "config.json").exists())
+    yield from sorted((directory / "additional_chat_templates").glob("*.jinja"))
 
 
 def _gguf_headers(model: Path) -> Iterator[tuple[Path, int]]:

@@ -256,6 +256,18 @@ class ModelConfig:
         """Whether memory holds matrices in the format of the files."""
         return self.weight_format is not None and self.weight_format.is_kept
 
+    def can_be_rounded(self, quantization: str) -> bool:
+        """Whether `engine.quantization` can round the weights: plain ones, and for int8 those that are widened."""
+        return self.weight_format is None or (quantization == "int8" and not self.is_kept_quantized)
+
+    def check_can_be_rounded(self, quantization: str) -> None:
+        """Raise ValueError unless `engine.quantization` can round the weights."""
+        if not self.can_be_rounded(quantization):
+            raise ValueError(
+                f"quantization is {quantization!r}, but the model's weights are quantized already; leave it out, "
+                "or take a plain version of the model"
+            )
+
     @property
     def num_parameters(self) -> int:
         """Number of weights in the model; tied ones count once."""

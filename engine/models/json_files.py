@@ -21,8 +21,11 @@ def parse_json(path: Path) -> Any:
     """Return what a file holds, or what stands in its place in a GGUF file. Raises OSError, ValueError."""
     if (model := containing_gguf(path)) is not None:
         return gguf_document(model, path.relative_to(model).as_posix())
+    content = read_bytes(path, MAX_JSON_BYTES)
+    if not content.strip():
+        raise ValueError("it is empty")
     try:
-        return json.loads(read_bytes(path, MAX_JSON_BYTES))
+        return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -77,7 +77,7 @@ class KVAllocator:
         self._promised: dict[int, int] = {}  # growth -> pages promised to the running requests, while it is known
 
     def begin_step(self, *, is_in_flight: bool, leaves_room: str | None = None) -> None:
-        """Begin to plan a step, in which no request of the tenant `leaves_room` takes the last rows and pages: others
+        """Begin to plan a step. No request of the tenant `leaves_room` takes its last rows and pages: others
         would have to preempt it.
         """
         self._leaves_room = leaves_room

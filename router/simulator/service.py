@@ -49,7 +49,9 @@ def read_calibration(path: Path) -> ServiceModel:
     """Read the service model from a file that `benchmarks/calibrate.py` wrote. Raises CalibrationError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Calibration).service
-    except (OSError, msgspec.MsgspecError, ValueError) as error:
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CalibrationError(
             f'{path}: expected {{"service": {{"prefill_rate", "decode_base_s", "decode_per_request_s"}}}} '
             f"as benchmarks/calibrate.py writes it: {error}"

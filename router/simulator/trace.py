@@ -1,6 +1,6 @@
 """Recorded traffic: when requests arrived, how long they were and which prompts shared prefixes.
 
-Two formats, each plain or gzipped, told apart by their first character:
+Two formats, each plain or gzipped, told apart by their first character (docs/routing.md has their fields):
 
 - Mooncake JSONL (github.com/kvcache-ai/Mooncake): `timestamp` in ms, `input_length` and `output_length` in tokens,
   `hash_ids`: one number per block of the prompt, equal numbers for equal prefixes. The last block may be partial.
@@ -14,6 +14,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +27,12 @@ BLOCK_TOKENS = 512
 
 class TraceError(ValueError):
     """An unreadable trace; the message names the file, the line and what was expected there."""
+
+
+EXPECTED = (
+    "a JSON object on each line with timestamp, input_length, output_length and hash_ids (Mooncake), or CSV with "
+    "the header TIMESTAMP,ContextTokens,GeneratedTokens (Azure), plain or gzipped"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +70,17 @@ class Trace:
 
 
 def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
-    """Read and check a trace. Raises TraceError at the first invalid line."""
+    """Read and check a trace. Raises TraceError at the first invalid line, or when there is no request."""
     text = _text(path)
+    if not text.strip():
+        raise TraceError(f"{path} holds no requests: it is empty. Expected {EXPECTED}")
     records = _Records(path, block_tokens)
     if text.lstrip().startswith("{"):
         found, has_prefixes = [records.mooncake(number, line) for number, line in _lines(text)], True
     else:
         found, has_prefixes = list(records.azure(text)), False
     if not found:
-        raise TraceError(f"{path}: the trace holds no requests")
+        raise TraceError(f"{path} holds no requests: nothing follows its header. Expected {EXPECTED}")
     found.sort(key=lambda request: request.time)
     start = found[0].time
     requests = tuple(TraceRequest(r.time - start, r.num_tokens, r.num_output, r.blocks) for r in found)
@@ -84,8 +93,10 @@ def _text(path: Path) -> str:
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
         return content.decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(f"{path}: cannot be read as text, plain or gzipped: {error}") from None
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -131,11 +142,9 @@ class _Records:
         reader = csv.DictReader(io.StringIO(text))
         missing = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(reader.fieldnames or ())
         if missing:
-            raise self._error(
-                1,
-                f"expected a JSON object or the CSV columns TIMESTAMP,ContextTokens,GeneratedTokens; "
-                f"missing: {', '.join(sorted(missing))}",
-            )
+            lacking = ", ".join(sorted(missing))
+            message = f"this is neither a JSON object nor a header with {lacking}. Expected {EXPECTED}"
+            raise self._error(1, message)
         for row in reader:
             time = self._timestamp(reader.line_num, row["TIMESTAMP"])
             num_tokens = self._count(reader.line_num, "ContextTokens", row["ContextTokens"], 1)

@@ -10,13 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+import yaml
 
-from tests.e2e.support.own_server import READY_S, a_server, wait_for
+from deployments.cli.serve_config import Overrides, load
+
+from tests.e2e.support.own_server import READY_S, a_server, own_environment, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -51,6 +55,7 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directo
     log, url = tmp_path / "serve.log", f"http://127.0.0.1:{port}"
     with a_server([*RAYDIX, "serve", "--port", port, "--replicas", "1"], ray_directory, log) as server:
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "healthy"
+        assert "GET /" not in log.read_text(), "its own look whether it is ready is shown as a client's"
         body = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
         assert answer["usage"]["completion_tokens"] > 0
@@ -69,6 +74,30 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directo
         assert server.wait(timeout=60) == 0, log.read_text()
         assert "Traceback" not in log.read_text()
         assert psutil.wait_procs(family, timeout=60)[1] == []
+
+
+def test_serve_listens_on_loopback_addresses_only(port: str, ray_directory: Path, tmp_path: Path) -> None:
+    """Neither Ray nor Raydix opens anything to the network for a server of this machine, metric pages included.
+    And `raydix deploy` finds it there.
+    """
+    config, command = tmp_path / "my.yaml", [*RAYDIX, "serve", "my.yaml"]
+    config.write_text(yaml.safe_dump(load(None, Overrides(port=int(port), replicas=1))))
+    with a_server(command, ray_directory, tmp_path / "serve.log") as server:
+        family = [one := psutil.Process(server.pid), *one.children(recursive=True)]
+        listening = {
+            (process.name(), connection.laddr.ip, connection.laddr.port)
+            for process in family
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert int(port) in {port for _, _, port in listening}
+        assert "raylet" in {name for name, _, _ in listening}
+        # ::ffff:127.0.0.1 is how a socket for both versions of IP shows an address of version 4.
+        away = {each for each in listening if not ip_address(each[1].removeprefix("::ffff:")).is_loopback}
+        assert not away, sorted(away)
+        deploy, env = [*RAYDIX, "deploy", "my.yaml"], own_environment(ray_directory)
+        done = subprocess.run(deploy, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and "my.yaml is in effect" in done.stderr, done.stderr
 
 
 def test_serve_ends_with_a_message_when_its_raylet_dies(port: str, ray_directory: Path, tmp_path: Path) -> None:
@@ -109,7 +138,7 @@ def test_top_shows_the_running_service(base_url: str) -> None:
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "80"}
     )
     assert screen.returncode == 0 and max(map(len, screen.stdout.splitlines())) <= 80
-    assert "hidden: router decisions (needs the admin key" in screen.stdout
+    assert "hidden: router decisions (needs an admin key, and the server has none" in screen.stdout
 
 
 def test_top_in_a_terminal_ends_at_ctrl_c_and_leaves_it_as_it_was(base_url: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -259,6 +260,23 @@ def _() -> None:
         return str(context._get_serve_request_context().request_id)
 
     _is(contextvars.copy_context().run(named), "a-name")
+
+
+@contract("ray.serve._private.replica.add_port_to_grpc_server")
+def _() -> None:
+    code = replica.Replica._on_initialized.__code__
+    assert "add_port_to_grpc_server" in code.co_names, "Serve does not call it"
+    assert "[::]:0" in code.co_consts, "Serve asks for another address"
+    assert list(inspect.signature(replica.add_port_to_grpc_server).parameters) == ["server", "address"]
+    for node, expected in (("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0"), ("192.0.2.1", "[::]:0")):
+        server = Mock()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ray, "is_initialized", lambda: True)
+            patch.setattr("ray.util.get_node_ip_address", lambda node=node: node)
+            patch.setattr(replica, "add_port_to_grpc_server", replica.add_port_to_grpc_server)  # to be put back
+            ray_internals.keep_calls_on_this_machine()
+            replica.add_port_to_grpc_server(server, "[::]:0")
+        server.add_insecure_port.assert_called_once_with(expected)
 
 
 # --- Serve's controller ---------------------------------------------------------------------------------

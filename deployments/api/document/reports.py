@@ -45,6 +45,10 @@ class Health(Struct):
     replicas: list[ReplicaHealth]
     refuses_settings: bool
     """Whether the latest `user_config` was wrong, so that this ingress goes on with the settings before."""
+    needs_key: bool
+    """Whether requests without an API key are refused."""
+    has_admin_key: bool
+    """Whether there is a key for administration; without one, nobody can."""
     models: dict[str, ModelHealth]
 
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.errors import ApiError
 from deployments.api.http.access import tenant_of
-from deployments.api.http.scopes import request_id, route_path
+from deployments.api.http.scopes import is_own_probe, request_id, route_path
 from deployments.api.record import CLIENT_LEFT, Listener, RequestRecord
 from deployments.api.request_metrics import Endpoint
 from monitoring.metrics import Counter, Metrics
@@ -102,7 +102,7 @@ class Observation:
                 logger.exception("request %s could not be reported", record.request_id)
 
     def _count(self, scope: Scope, status: int) -> None:
-        if self._metrics is None:
+        if self._metrics is None or is_own_probe(scope):
             return
         route, method = _template(scope), scope["method"] if scope["method"] in _METHODS else "other"
         answered = self._answered.get((route, method, status))

@@ -3,7 +3,8 @@
     POST /v1/chat/completions 200 12 + 34 tokens, 8 cached, 523 ms
     POST /v1/chat/completions 400 2 ms: messages must have at least one message.
 
-The layer is there only where somebody wants the lines. Probes that find all well have none.
+The layer is there only where somebody wants the lines. Probes that find all well have none, and
+those of `raydix serve` itself never.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.http.access import OPEN_PATHS
 from deployments.api.http.observation import record_in
-from deployments.api.http.scopes import error_of, route_path
+from deployments.api.http.scopes import error_of, is_own_probe, route_path
 from deployments.api.record import CLIENT_LEFT, RequestRecord
 
 MAX_CHARS = 240
@@ -44,7 +45,7 @@ class RequestLines:
         try:
             await self._app(scope, receive, send_and_note)
         finally:
-            if status >= 400 or route_path(scope) not in OPEN_PATHS:
+            if (status >= 400 and not is_own_probe(scope)) or route_path(scope) not in OPEN_PATHS:
                 self._write(_line(scope, status, time.monotonic() - began))
 
 

@@ -12,6 +12,8 @@ DEFERRABLE = "raydix.deferrable"
 """Where a scope says that its request gives way to all requests of clients."""
 NO_READER = "raydix.no_reader"
 """Key of a scope whose answer no client reads: a program within this process asked for it."""
+OWN_PROBE = "raydix-serve"
+"""User agent with which `raydix serve` asks /health whether its server is ready."""
 _ERROR = "raydix.error"
 _SEND = "raydix.send"
 
@@ -44,6 +46,13 @@ def as_deferrable(scope: Scope) -> Scope:
 def is_deferrable(scope: Scope) -> bool:
     """Return whether a request gives way to all requests of clients: a batch has sent it, in this process."""
     return DEFERRABLE in scope
+
+
+def is_own_probe(scope: Scope) -> bool:
+    """Return whether `raydix serve` asks if it is ready, which is no client's request: it is neither shown nor
+    counted.
+    """
+    return route_path(scope) == "/health" and header(scope, b"user-agent") == OWN_PROBE
 
 
 def has_reader(scope: Scope) -> bool:

@@ -32,6 +32,8 @@ async def health(service: ApiService) -> tuple[dict[str, object], int]:
         "replicas_expected": sum(fleet.num_expected for fleet in fleets),
         "replicas": [replica for fleet in fleets for replica in fleet.replicas],
         "refuses_settings": refuses_settings,
+        "needs_key": not service.access.is_open,
+        "has_admin_key": service.admin_key_hash is not None,
         "models": {name: _summary(fleet) for name, fleet in zip(models, fleets, strict=True)},
     }
     return body, 200 if state in _SERVING else 503

@@ -75,6 +75,10 @@ def planned_model(model: str, config: Path | None = None) -> PlannedModel:
     """
     if config is not None:
         path = config / "config.json" if config.is_dir() else config
+        if not path.exists():
+            raise ModelLoadError(
+                f"there is no file {path}: --config takes a model's config.json, or its directory"
+            )
         _check_generates(model, path)
         return PlannedModel(model, ModelConfig.from_file(path), str(path))
     if model == "demo" or model in PULLED_MODELS or Path(model).expanduser().exists():

@@ -15,6 +15,7 @@ efficiency that is assumed, not measured. Communication between GPUs is not coun
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -26,8 +27,9 @@ from engine.models.config import ELEMENT_BYTES, ModelConfig
 from engine.models.layer_groups import LayerGroups
 from engine.parallel.shard import Shard, check_divides, possible_sizes
 
-RUNS_WEIGHT_TYPES = frozenset(get_args(DType)) - {"auto"} | {"fp8", "int4"}
-"""Types of weights with which this version's engine computes on a GPU."""
+_ANYWHERE = frozenset(get_args(DType)) - {"auto"} | {"fp8", "int4"}
+RUNS_WEIGHT_TYPES: Mapping[str, frozenset[str]] = {"cuda": _ANYWHERE, "cpu": _ANYWHERE | {"int8"}}
+"""Types of weights with which this version computes, by device. int8 is for the native kernels of CPUs."""
 MAX_GPUS = 8
 """Maximum number of GPUs in one replica: those of one machine."""
 
@@ -48,7 +50,9 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """One replica. Raises ValueError when `tp` GPUs cannot share the model, or no memory is left for KV."""
+    """One replica. Raises ValueError when `tp` GPUs cannot share the model, no memory is left for KV, or the
+    weights cannot be rounded as asked.
+    """
 
     facts: ModelConfig
     gpu: Gpu
@@ -58,6 +62,8 @@ class ReplicaPlan:
     assumed: Assumptions = Assumptions()
 
     def __post_init__(self) -> None:
+        if self.engine.quantization is not None:
+            self.facts.check_can_be_rounded(self.engine.quantization)
         check_divides(self.facts, self.tp)
         _ = self.num_pages
 

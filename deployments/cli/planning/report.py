@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from deployments.cli.planning.known import PlannedModel
 from deployments.cli.planning.load import Operation, RequestShape, operate, replicas_for
@@ -12,7 +12,7 @@ from deployments.cli.planning.replica import (
     ReplicaPlan,
 )
 from deployments.replica.autoscaling import Targets
-from engine.config import WindowedKV
+from engine.config import Quantization, WindowedKV
 from engine.models.config import ELEMENT_BYTES
 
 
@@ -46,12 +46,15 @@ def plan_for(
 
 
 def weight_table(plan: CapacityPlan) -> dict[str, int]:
-    """Return the bytes of all weights by type; for a quantized checkpoint, only in its own type."""
+    """Return the bytes of all weights by type; for a quantized checkpoint, only in types that it can have here."""
     facts = plan.model.facts
     if facts.weight_format is not None and facts.weight_format.is_kept:
         return {facts.weight_format.name: plan.replica.weight_bytes}
-    rounded = {name: facts.weight_bytes(ELEMENT_BYTES["bfloat16"], name) for name in ("fp8", "int8")}
-    return {**{name: facts.weight_bytes(size) for name, size in ELEMENT_BYTES.items()}, **rounded}
+    rounded = filter(facts.can_be_rounded, get_args(Quantization))
+    return {
+        **{name: facts.weight_bytes(size) for name, size in ELEMENT_BYTES.items()},
+        **{name: facts.weight_bytes(ELEMENT_BYTES["bfloat16"], name) for name in sorted(rounded)},
+    }
 
 
 def warnings(plan: CapacityPlan) -> list[str]:
@@ -83,7 +86,7 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
             "kv_heads": facts.num_kv_heads,
             "head_dim": facts.head_dim,
             "weight_bytes": weight_table(plan),
-            "weight_types_run": sorted(RUNS_WEIGHT_TYPES),
+            "weight_types_run": {device: sorted(types) for device, types in RUNS_WEIGHT_TYPES.items()},
         },
         "gpu": asdict(replica.gpu),
         "request": asdict(request),

@@ -279,7 +279,7 @@ def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     folder = Folder(tmp_path, *LINES)
-    with pytest.raises(BatchFileError, match=r"partial cannot be written: No such file"):
+    with pytest.raises(BatchFileError, match=r"partial cannot be written: no such file"):
         PartialOutput(BatchFile(folder.input), tmp_path / "nowhere/out.jsonl")
 
 

@@ -94,7 +94,7 @@ def test_a_line_of_exactly_the_limit_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ((), "has no request; it is empty"),
+        ((), 'has no request; it is empty; expected {"custom_id": "...", "method": "POST", '),
         (("", " "), "has no request; it is empty"),
         (("question,answer", "1,2"), "has no request; line 1: This line is not valid JSON"),
         (("", request_line("a"), "x", request_line("a")), "the custom_id 'a' twice, in lines 2 and 4"),
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_a_batch_is_refused_as_a_whole(
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BatchFileError, match=r"in\.jsonl cannot be read: No such file"):
+    with pytest.raises(BatchFileError, match=r"in\.jsonl cannot be read: no such file"):
         BatchFile(tmp_path / "in.jsonl")
 
 

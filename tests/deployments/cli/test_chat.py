@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from deployments.cli.chat import Chat, ChatTurn
-from deployments.cli.openai_stream import Client, Usage
+from deployments.cli.openai_stream import Client, ServerError, Usage
 from tests.deployments.support.command_line import raydix
 from tests.support.fake_openai import Server
 
@@ -104,3 +104,17 @@ def test_rate_counts_the_tokens_after_the_first() -> None:
     assert ChatTurn(Usage(5, 0, 11), first_token=0.5, duration=1.5).tokens_per_second == pytest.approx(10)
     assert ChatTurn(Usage(5, 0, 1), first_token=0.5, duration=0.5).tokens_per_second is None
     assert ChatTurn(None, first_token=0.5, duration=0.5).tokens_per_second is None
+
+
+def test_what_is_no_url_is_not_said_to_be_away() -> None:
+    """`raydix serve` does not run at an address without a protocol, however long one waits."""
+    with Client("localhost:8000") as client, pytest.raises(ServerError) as refused:
+        client.models()
+    assert str(refused.value) == (
+        "localhost:8000 is not the URL of a server: expected one such as http://127.0.0.1:8000"
+    )
+    with Client("http://127.0.0.1:9") as client, pytest.raises(ServerError) as refused:
+        client.models()
+    assert str(refused.value) == (
+        "cannot reach http://127.0.0.1:9 (Connection refused): is `raydix serve` running there?"
+    )

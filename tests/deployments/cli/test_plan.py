@@ -61,7 +61,8 @@ def test_a_known_model_is_planned_without_a_network() -> None:
         "fp8": 16_060_522_496 - 32 * (218_103_808 - 4 * 43_008),
         "int8": 16_060_522_496 - 32 * (218_103_808 - 4 * 43_008) - 128_256 * (4096 - 4),
     }  # fmt: skip
-    assert document["model"]["weight_types_run"] == ["bfloat16", "float16", "float32", "fp8", "int4"]
+    on_gpus = ["bfloat16", "float16", "float32", "fp8", "int4"]
+    assert document["model"]["weight_types_run"] == {"cuda": on_gpus, "cpu": [*on_gpus, "int8"]}
     replica = document["replica"]
     assert (replica["kv_bytes_per_token"], replica["kv_bytes_per_token_per_layer"]) == (131_072, 4096)
     assert (replica["kv_pages"], replica["kv_tokens"]) == (28_635, 458_160)
@@ -142,7 +143,7 @@ def test_the_tables_keep_to_the_terminal(width: int) -> None:
         (["demo", "--tensor-parallel", "7"], "tensor_parallel_size is 7, .* it can be 1, 2, 4"),
         (["demo", "--max-running", "100000"], "max_step_tokens must be at least max_running"),
         (["demo", "--kv-memory-share", "0"], r"kv_memory_share must be in \(0, 1\]"),
-        (["demo", "--config", "/no/such.json"], "no such.json in /no"),
+        (["demo", "--config", "/no/such.json"], "no file /no/such.json"),
         (["demo", "--yaml", "/no/such/dir/x.yaml"], "--yaml /no/such/dir/x.yaml"),
     ],
 )
@@ -200,3 +201,33 @@ def test_a_quantized_checkpoint_is_planned_as_it_is(tmp_path: Path) -> None:
     facts = ModelConfig.from_directory(tmp_path)
     assert weights == {"int4": facts.weight_bytes(ELEMENT_BYTES[facts.dtype])}
     assert weights["int4"] < facts.num_parameters * 2
+
+
+def test_a_config_that_is_empty_or_missing_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "empty.json").touch()
+    with pytest.raises(UserError, match=r"empty\.json is not readable JSON: it is empty"):
+        plan("Llama-3.1-8B", "--config", tmp_path / "empty.json")
+    with pytest.raises(UserError, match=r"no file .*nope\.json: --config takes a model's config\.json"):
+        plan("Llama-3.1-8B", "--config", tmp_path / "nope.json")
+
+
+def test_where_eight_bits_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    rows = {
+        cells[1].strip(): line for line in plan("Llama-3.1-8B").splitlines() if len(cells := line.split("│")) > 2
+    }
+    assert "on CPUs only, by engine.quantization: int8" in rows["weights, int8"]
+    assert "layers' matrices and their scales" in rows["weights, fp8"]
+
+
+def test_what_no_engine_would_round_is_not_planned(tmp_path: Path) -> None:
+    """Weights of eight bits are widened when they are loaded, and only a CPU rounds them again."""
+    raw = json.loads((demo_model_path() / "config.json").read_text())
+    weights = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": True}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    stored = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": stored}))
+    types = json.loads(plan(tmp_path, "--json"))["model"]["weight_bytes"]
+    assert list(types) == ["float32", "bfloat16", "float16", "int8"]
+    with pytest.raises(UserError, match="quantization is 'fp8', but the model's weights are quantized already"):
+        plan(tmp_path, "--quantization", "fp8")

@@ -127,6 +127,9 @@ def test_the_built_in_config_is_not_changed_by_options() -> None:
     ("text", "message"),
     [
         ("applications: [", "is not YAML"),
+        ("", r"it is empty\. Expected YAML with `applications:`"),
+        ("# a comment", r"it is empty\. Expected YAML"),
+        ("applications: []", r"it has no list of applications\. Expected YAML .*deployments\.app:build"),
         ("[1, 2]", "has no list of applications"),
         ("applications: {a: 1}", "has no list of applications"),
         (

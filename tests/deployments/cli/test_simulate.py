@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from deployments.cli.app import app
 from deployments.cli.errors import UserError
+from router.simulator.example_trace import EXAMPLE
 from tests.router.support.traffic import conversations, write_mooncake
 
 RUNNER = CliRunner()
@@ -57,6 +58,16 @@ def test_a_table_json_and_a_picture(trace: Path, tmp_path: Path) -> None:
     assert written["scenario"]["kills"] == [{"replica": 1, "time": 5.0}]
     assert 0 < written["results"][0]["hit_rate"] <= written["pooled_hit_rate"] * 1.01
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_trace_there_is_an_example(tmp_path: Path) -> None:
+    """Whoever has recorded nothing yet sees what the command tells, and a file whose form theirs must have."""
+    report = tmp_path / "out.json"
+    output = simulate("--replicas", 4, "--requests", 600, "--policy", "cost,random", "--json", report)
+    assert str(EXAMPLE) in output.replace("\n", "")
+    cost, other = json.loads(report.read_text())["results"]
+    assert cost["hit_rate"] > other["hit_rate"] > 0.1, "routing makes no difference in it"
+    assert "made-up conversations" in " ".join(RUNNER.invoke(app, ["simulate", "--help"]).output.split())
 
 
 def test_host_memory_is_a_tier_of_every_policy(trace: Path, tmp_path: Path) -> None:
@@ -128,9 +139,9 @@ def test_a_trace_without_prefixes_comes_with_a_warning(tmp_path: Path) -> None:
 
 def test_autoscaling_is_compared_as_recorded_and_in_a_burst(trace: Path, tmp_path: Path) -> None:
     report = tmp_path / "out.json"
-    output = simulate(trace, "--autoscale", "--replicas", 2, "--load", 0.9, "--scaling", 3,
-                      "--scaling", "min=2,max=9", "--burst", "5@20+30", "--boot", 10, "--ttft-slo", 4,
-                      "--json", report)  # fmt: skip
+    output = simulate(trace, "--autoscale", "--replicas", 2, "--load", 0.9, "--prefill-rate", 12_000,
+                      "--scaling", 3, "--scaling", "min=2,max=9", "--burst", "5@20+30", "--boot", 10,
+                      "--ttft-slo", 4, "--json", report)  # fmt: skip
     assert "as recorded" in output and "5 times as much from 20 s on for 30 s" in output
     assert "replica-hours" in output
     written = json.loads(report.read_text())
@@ -181,7 +192,7 @@ def test_mistakes_in_autoscaling_are_reported(short_trace: Path, arguments: list
         (["--load", "0"], "load must be above 0"),
         (["--kill", "9@5", "--replicas", "4"], "there is no replica 9 to kill"),
         (["--kill", "soon"], "expected REPLICA@SECONDS"),
-        (["--calibration", "missing.json"], "missing.json: expected"),
+        (["--calibration", "missing.json"], "missing.json cannot be read: no such file"),
         (["--host-bandwidth", "0"], "host_bandwidth must be above 0 bytes/s, got 0.0"),
         (["--kv-bytes", "-1"], "kv_bytes_per_token must be above 0 bytes, got -1.0"),
         (["--peer-bandwidth", "0"], "peer_bandwidth must be above 0 bytes/s, got 0.0"),

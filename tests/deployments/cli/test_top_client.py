@@ -12,13 +12,14 @@ import pytest
 
 from deployments.api import ApiService, create_app
 from deployments.api.http.access import AccessControl
-from deployments.cli.top_client import TopClient, TopClientError
+from deployments.cli.top_client import NO_ADMIN_KEY, NO_KEY, TopClient, TopClientError
 from deployments.cli.top_state import ViewBuilder
 from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing
 from monitoring.hub import Hub
 from monitoring.metrics import Metrics
 from monitoring.page import CONTENT_TYPE
+from tests.support.metric_values import snapshot_of
 
 KEY = "the-admin-key-of-this-test"
 KEY_HASH = hashlib.sha256(KEY.encode()).hexdigest()
@@ -29,6 +30,10 @@ class InProcess(httpx.BaseTransport):
     """An application without a server, for a client that is not asynchronous."""
 
     def __init__(self, service: ApiService) -> None:
+        self.serve(service)
+
+    def serve(self, service: ApiService) -> None:
+        """Go on as another service."""
         self._app = create_app(service)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -93,6 +98,45 @@ def test_without_a_key_nothing_closed_is_asked_for(closed: ApiService, metrics: 
     assert reading.hidden.keys() == {"cluster status", "router decisions"}
     assert reading.health["replicas_up"] == 1
     assert reading.page.total("admission_rejections_total", reason="unauthenticated") == 0
+
+
+def test_an_open_server_shows_a_client_without_a_key_all_that_it_may_see(
+    closed: ApiService, metrics: Metrics
+) -> None:
+    opened = dataclasses.replace(closed, access=AccessControl(), admin_key_hash=None)
+    reading = source(opened).read()
+    assert reading.status is not None and reading.status["models"]
+    assert reading.hidden.keys() == {"router decisions"}
+    assert "the server has none: set admin_key_hash" in reading.hidden["router decisions"]
+    assert "--key" not in reading.hidden["router decisions"], "there is no key to give"
+    refused = [count for labels, count in snapshot_of(metrics).values["http_requests_total"] if "403" in labels]
+    assert refused == []
+
+
+def test_what_keys_open_is_said(closed: ApiService) -> None:
+    """A tenant's key is enough for the cluster where no admin key is set; an admin key closes an open server's."""
+    only_tenants = dataclasses.replace(closed, admin_key_hash=None)
+    assert source(only_tenants).read().hidden["cluster status"] == NO_KEY
+    only_admin = dataclasses.replace(closed, access=AccessControl(admin_key_hash=KEY_HASH))
+    assert set(source(only_admin).read().hidden.values()) == {NO_ADMIN_KEY}
+
+
+def test_keys_that_are_set_while_it_watches_close_what_they_close(closed: ApiService) -> None:
+    """And keys that are taken away open it."""
+    server = InProcess(dataclasses.replace(closed, access=AccessControl(), admin_key_hash=None))
+    client = TopClient("http://test", None, server)
+    assert client.read().status is not None
+    server.serve(closed)
+    assert client.read().status is None
+    server.serve(dataclasses.replace(closed, access=AccessControl(), admin_key_hash=None))
+    assert client.read().status is not None
+
+
+def test_a_page_that_no_key_opens_asks_for_none(closed: ApiService) -> None:
+    access = AccessControl(KeyRing(()), protects_metrics=True)
+    with pytest.raises(TopClientError, match="none is set: give admin_key_hash") as refused:
+        source(dataclasses.replace(closed, access=access, admin_key_hash=None)).read()
+    assert "--key" not in str(refused.value)
 
 
 def test_a_wrong_key_is_said(closed: ApiService) -> None:

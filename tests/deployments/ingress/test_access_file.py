@@ -43,7 +43,7 @@ def test_the_file_says_which_keys_may_ask(tmp_path: Path) -> None:
         ({"tenants": [TENANT], "admin_key_hash": TENANT["key_hashes"][0]}, "use another"),  # type: ignore[index]
         ("tenants: [", "not YAML"),
         ("just text", "access.yaml"),
-        ("", "access.yaml"),
+        ("", "names no tenant"),
     ],
 )
 def test_a_file_that_is_wrong_opens_nothing(tmp_path: Path, content: Any, complaint: str) -> None:

@@ -34,6 +34,11 @@ class Idle:
 
     has_engines = True
 
+    num_unseen = 0
+
+    def requests_of(self) -> dict[str, int]:
+        return {}
+
     def queue_seconds(self, num_sending: int) -> float:
         return 0.0
 

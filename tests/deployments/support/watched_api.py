@@ -47,6 +47,11 @@ class Busy:
     def __init__(self, num_checks: int) -> None:
         self.num_checks = num_checks
 
+    num_unseen = 0
+
+    def requests_of(self) -> dict[str, int]:
+        return {}
+
     def queue_seconds(self, num_sending: int) -> float:
         self.num_checks -= 1
         return 0.0 if self.num_checks < 0 else 1000.0

@@ -13,13 +13,18 @@ READY_S = 120.0
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def own_environment(ray_directory: Path, imports: str = str(ROOT)) -> dict[str, str]:
+    """The environment of commands that share a Ray of their own; `imports` is their PYTHONPATH."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return {**env, "RAY_TMPDIR": str(ray_directory), "PYTHONPATH": imports}
+
+
 @contextmanager
 def a_server(
     command: list[str], ray_directory: Path, log: Path, *, imports: str = str(ROOT)
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A server that is ready; its output goes to `log`, in whose folder it runs. `imports` is its PYTHONPATH."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    env |= {"RAY_TMPDIR": str(ray_directory), "PYTHONPATH": imports}
+    env = own_environment(ray_directory, imports)
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
     try:

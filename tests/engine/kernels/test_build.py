@@ -136,6 +136,17 @@ def test_the_sources_travel_with_the_package() -> None:
     assert set(build.SOURCES.iterdir()) <= packed
 
 
+def copy_of_setup(to: Path) -> None:
+    """setup.py and the kernels, which are all that it needs."""
+    for path in (ROOT / "engine" / "kernels").rglob("*.[pch]*"):
+        if path.suffix in (".py", ".c", ".h"):
+            copy = to / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    (to / "engine" / "__init__.py").touch()
+    (to / "setup.py").write_bytes((ROOT / "setup.py").read_bytes())
+
+
 @pytest.mark.parametrize(("case", "tag"), [("nothing", "linux_x86_64"), ("*cpu.c*", "any")])
 def test_a_wheel_is_for_one_platform_when_it_carries_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, tag: str
@@ -144,13 +155,7 @@ def test_a_wheel_is_for_one_platform_when_it_carries_the_library(
     pytest.importorskip(
         "setuptools.command.bdist_wheel", reason="this environment's setuptools is older than 70.1"
     )
-    for path in (ROOT / "engine" / "kernels").rglob("*.[pch]*"):
-        if path.suffix in (".py", ".c", ".h"):
-            copy = tmp_path / path.relative_to(ROOT)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-    (tmp_path / "engine" / "__init__.py").touch()
-    (tmp_path / "setup.py").write_bytes((ROOT / "setup.py").read_bytes())
+    copy_of_setup(tmp_path)
     setup = (
         '[project]\nname = "raydix"\nversion = "1"\n[tool.setuptools]\npackages = ["engine", "engine.kernels"]\n'
     )
@@ -164,3 +169,26 @@ def test_a_wheel_is_for_one_platform_when_it_carries_the_library(
     names = zipfile.ZipFile(wheel).namelist()
     assert ("engine/kernels/libraydix.so" in names) == (tag != "any")
     assert ("engine/kernels/libraydix.log" in names) == (tag == "any")
+
+
+def test_an_editable_installation_warns_of_nothing(tmp_path: Path) -> None:
+    """It is the first thing that `make` does, so a newcomer reads whatever it says. Packages are empty here."""
+    copy_of_setup(tmp_path)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for name in tomllib.loads(project)["tool"]["setuptools"]["packages"]["find"]["include"]:
+        package = tmp_path / name.rstrip("*")
+        package.mkdir(exist_ok=True)
+        (package / "__init__.py").touch()
+    (tmp_path / "pyproject.toml").write_text(project, encoding="utf-8")
+    for name in ("README.md", "LICENSE"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / "wheels").mkdir()
+    build_editable = "from setuptools import build_meta; build_meta.build_editable('wheels')"
+    environment = {**os.environ, "CC": compiler(tmp_path)}
+    command = [sys.executable, "-c", build_editable]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0 and "!!" not in ran.stderr, ran.stderr  # which frames all of setuptools' warnings
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    names = zipfile.ZipFile(wheel)
+    (path,) = (names.read(name).decode() for name in names.namelist() if name.endswith(".pth"))
+    assert path.strip() == str(tmp_path), "another copy would be imported"

@@ -278,6 +278,29 @@ def test_two_commits_whose_files_have_the_same_sizes_have_two_fingerprints(tmp_p
     assert first == elsewhere and len({first, second, copy}) == 3
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
+     "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+     "vocab.txt", "merges.txt", "tekken.json", "chat_template.jinja", "chat_template.json",
+     "additional_chat_templates/tool_use.jinja", "modules.json", "sentence_bert_config.json",
+     "1_Pooling/config.json"],
+)  # fmt: skip
+def test_every_file_that_changes_answers_is_in_the_fingerprint(tmp_path: Path, name: str) -> None:
+    """An ingress that renders other prompts than its engine's model has, must not take the engine for its own."""
+    (tmp_path / "modules.json").write_text('[{"path": "1_Pooling"}]')
+    (tmp_path / "README.md").write_text("one")
+    before = fingerprint(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('[{"path": "1_Pooling"}, {"path": ""}]')
+    made = fingerprint(tmp_path)
+    (tmp_path / name).write_text('[{"path": "1_Pooling"}, {"path": "x"}]')
+    assert len({before, made, fingerprint(tmp_path)}) == 3
+    (tmp_path / "README.md").write_text("another")
+    (tmp_path / name).write_text('[{"path": "1_Pooling"}, {"path": ""}]')
+    assert fingerprint(tmp_path) == made, "what no answer depends on counts"
+
+
 @pytest.mark.parametrize("num_bytes", [100, 3_000_000, 40_000_000])
 def test_weights_of_the_same_size_have_other_fingerprints(tmp_path: Path, num_bytes: int) -> None:
     """A fine-tuned model that changed one layer of eighteen, wherever it lies."""

@@ -59,8 +59,8 @@ def test_a_flood_of_one_tenant_costs_another_a_small_multiple(
     policy: str,
     num_pages: int,
 ) -> None:
-    """Without shares, the median is 42 times as long on the small machine, and the worst a thousand times. With few
-    pages, requests of the flood are preempted again and again, and wait before those of the other tenant.
+    """Without shares, the median is 42 times as long on the small machine, and the worst a thousand times. With
+    few pages, requests of the flood are preempted again and again, and wait before those of the other tenant.
     """
     alone = statistics.median(latencies(made(machine, policy)))
     engine = made(machine, policy, num_pages)

@@ -93,17 +93,30 @@ def test_a_bad_row_is_named_with_what_was_expected(tmp_path: Path, row: str, mes
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="missing: ContextTokens, GeneratedTokens"):
+    with pytest.raises(TraceError, match=r"line 1: .* header with ContextTokens, GeneratedTokens\. Expected"):
         read_trace(write(tmp_path / "t.csv", "TIMESTAMP,Tokens", "1,2"))
-    with pytest.raises(TraceError, match="line 1: expected a JSON object or the CSV columns"):
+    with pytest.raises(TraceError, match=r"line 1: this is neither a JSON object nor .* Expected a JSON"):
         read_trace(write(tmp_path / "t.txt", "hello"))
-    with pytest.raises(TraceError, match="holds no requests"):
-        read_trace(write(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens"))
-    with pytest.raises(TraceError, match="cannot be read"):
+    with pytest.raises(TraceError, match=r"missing\.jsonl cannot be read: no such file"):
         read_trace(tmp_path / "missing.jsonl")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"x" * 1000)[:-10])
     with pytest.raises(TraceError, match="cannot be read"):
         read_trace(tmp_path / "cut.gz")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (b" \n\n", "it is empty"),
+        (gzip.compress(b"", mtime=0), "it is empty"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "nothing follows its header"),
+    ],
+)
+def test_a_file_without_requests_is_said_to_hold_none(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(TraceError, match=rf"t holds no requests: {why}\. Expected a JSON object .* CSV"):
+        read_trace(tmp_path / "t")
 
 
 def trace_of(*times: float) -> Trace:

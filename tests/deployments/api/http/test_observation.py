@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from deployments.api import create_app
 from deployments.api.http.observation import Observation
+from deployments.api.http.scopes import OWN_PROBE
 from deployments.api.record import GenerationStart, RequestRecord
 from deployments.api.request_metrics import RequestMetrics
 from deployments.api.service import ApiService
@@ -59,6 +60,12 @@ def test_requests_are_counted_by_route_method_and_status(client: Client, metrics
         ("/health", "other", "405"): 1,
     }
     assert values(metrics, "http_inflight_requests") == {(): 0}
+
+
+def test_the_server_s_own_probe_is_not_counted(client: Client, metrics: Metrics) -> None:
+    for path in ("/health", "/ready"):
+        assert client.get(path, headers={"user-agent": OWN_PROBE}).status_code == 200
+    assert values(metrics, "http_requests_total") == {("/ready", "GET", "200"): 1}
 
 
 def test_a_request_is_in_flight_until_its_answer_is_over(metrics: Metrics) -> None:

@@ -12,6 +12,7 @@ import pytest
 from deployments.api import ApiService, create_app
 from deployments.api.http.access import AccessControl
 from deployments.api.http.request_lines import MAX_CHARS
+from deployments.api.http.scopes import OWN_PROBE
 from deployments.client.protocol import ReplicaLost
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 from tests.deployments.support.scripted_api import Client, ScriptedEngine, hang_up
@@ -95,6 +96,13 @@ def test_probes_that_find_all_well_have_no_line(watched: Client, engine: Scripte
     engine.state = "unhealthy"
     watched.get("/health")
     assert [line[:15] for line in lines] == ["GET /health 503"]
+
+
+def test_the_server_s_own_probe_has_no_line(watched: Client, engine: ScriptedEngine, lines: list[str]) -> None:
+    engine.state = "unhealthy"
+    for path in ("/health", "/ready", "/v1/models"):
+        watched.get(path, headers={"user-agent": OWN_PROBE})
+    assert [line.split()[1] for line in lines] == ["/ready", "/v1/models"], "any client can send this header"
 
 
 def test_a_line_is_short_and_printable(watched: Client, lines: list[str]) -> None:
