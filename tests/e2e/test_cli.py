@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from deployments.cli.serve_config import Overrides, load
-
 from tests.e2e.support.own_server import READY_S, a_server, own_environment, wait_for
 
 pytestmark = pytest.mark.e2e
