@@ -6,7 +6,9 @@ Ingress ──handle with PrefixRouter, one per model and role──▶ EngineRe
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,10 +20,12 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.api.responses.kept import check_store
 from deployments.config.args import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
+from deployments.config.chosen import choose
 from deployments.config.faults import first_fault
 from deployments.config.roles import Pool
 from deployments.config.settings import DeploymentSettings
-from deployments.control.model_files import check_model_files
+from deployments.control.hardware import cluster
+from deployments.control.model_files import check_model_files, known_facts
 from deployments.control.surge import surge_percent
 from deployments.hub.deployment import MetricsHub, deployed_ingresses
 from deployments.ingress.deployment import Ingress
@@ -32,6 +36,8 @@ from deployments.replica.settings import ReplicaSettings
 from deployments.telemetry.serve_logging import serve_logging
 from deployments.telemetry.tracing import check_tracing
 from router.policy_names import policy_named
+
+logger = logging.getLogger("ray.serve")
 
 
 class ConfigRefused(RayServeException, ValueError):
@@ -44,16 +50,27 @@ def build(args: AppArgs | dict[str, Any]) -> Application:
     """Build the application that `args` describes. Raises ConfigRefused.
 
     Serve calls this before it stops anything. After an exception the application goes on as it is, and
-    `serve status` shows the message.
+    `serve status` shows the message. What `args`, as a file gives them, leave out is chosen for the cluster
+    (`deployments/config/chosen.py`); as `AppArgs` they are taken as they are.
     """
     try:
-        checked = AppArgs.model_validate(args)
+        checked = args if isinstance(args, AppArgs) else AppArgs.model_validate(_chosen(args))
         check_model_files(checked)
         return build_with(checked, load_engine)
     except ValidationError as error:
         raise ConfigRefused(f"args.{first_fault(error)}") from None
     except ValueError as error:
         raise ConfigRefused(str(error)) from None
+
+
+def _chosen(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with what is chosen for the cluster. Raises ValueError."""
+    [effective] = choose([args], cluster(), known_facts)
+    for choice in effective.choices:
+        logger.info("%s is %s: %s", choice.path, choice.value, choice.reason)
+    for warning in effective.warnings:
+        logger.warning("%s", warning)
+    return effective.args
 
 
 def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:

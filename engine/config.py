@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from engine.drafting.settings import Speculation
 from engine.generation_defaults import checked_defaults
@@ -21,6 +22,9 @@ Quantization = Literal["int8", "fp8"]
 CudaGraphs = Literal["start", "lazy", "off"]
 Cascade = Literal["auto", "off"]
 WindowedKV = Literal["auto", "on", "off"]
+GPU_DEFAULTS: Mapping[str, Any] = {"kv_memory_share": 0.9, "max_step_tokens": 8192}
+"""Values on a GPU of settings that are left out: for servers (`deployments/config/chosen.py`) and for `LLM`. Steps
+are measured there before KV pages take their share of the rest (`engine/loading/step_memory.py`)."""
 # Eleven days. In practice priorities then do not age, and a float still tells seconds of a clock apart.
 _LONGEST_HALF_LIFE_S = 1e6
 
@@ -57,7 +61,8 @@ class EngineConfig(SchedulerSettings):
     kv_pages: int | None = None
     """KV pages to allocate; None sizes them from `kv_memory_share`."""
     kv_memory_share: float = 0.25
-    """Share of memory for KV pages when `kv_pages` is None: of free GPU memory, or of a CPU machine's RAM."""
+    """Share of memory for KV pages when `kv_pages` is None: of a CPU machine's RAM, or of the GPU memory that
+    weights, the largest step and CUDA graphs leave. Servers and `LLM` take 0.9 on GPUs (`GPU_DEFAULTS`)."""
     state_snapshots: int | None = None
     """In a model with recurrent layers: slots for states kept at the ends of prefixes, without which these could
     not be reused, beside one slot for each running request. None: as many as `max_running`, if they leave half of

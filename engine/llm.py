@@ -8,13 +8,13 @@ print(llm.chat([{"role": "user", "content": "What does itertools.chain do?"}])[0
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from engine.beam_search import Hypothesis
-from engine.config import EngineConfig
+from engine.config import GPU_DEFAULTS, EngineConfig
 from engine.detokenizer import Detokenizer, TextStream
 from engine.embedding import Vector, embedding, values_of
 from engine.engine import Engine, model_directory
@@ -63,13 +63,16 @@ class LLM:
 
     def __init__(self, model: str = "demo", *, engine: Engine | None = None, **settings: Any) -> None:
         """`settings` are the fields of `EngineConfig`: dtype, page_size, kv_pages, max_model_len, ... The bounds
-        on a step's length, which exist for streams, are off unless they are given.
+        on a step's length, which exist for streams, are off unless they are given; on a GPU, steps are longer and
+        KV takes more of the memory (`engine.config.GPU_DEFAULTS`).
         """
         unknown = sorted(set(settings) - set(EngineConfig.__dataclass_fields__))
         if unknown:
             known = ", ".join(sorted(EngineConfig.__dataclass_fields__))
             raise ValueError(f"unknown setting {unknown[0]!r}; known settings: {known}")
-        self.engine = engine or Engine.from_config(EngineConfig(model=model, **{**_THROUGHPUT, **settings}))
+        self.engine = engine or Engine.from_config(
+            EngineConfig(model=model, **{**_defaults(settings), **settings})
+        )
         self.tokenizer = load_tokenizer(model_directory(self.engine.config))
         self._detokenizer = Detokenizer(self.tokenizer)
         self._num_requests = 0
@@ -256,6 +259,13 @@ class _OfflineRequest:
         if self.request.sampling.prompt_logprobs is None:
             return []
         return [None, *(self._scores.read(self.request.prompt_ids[1:]) if self._scores is not None else ())]
+
+
+def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    from engine.loading.devices import device_named  # torch
+
+    is_on_gpu = device_named(settings.get("device", EngineConfig().device)).type == "cuda"
+    return {**_THROUGHPUT, **(GPU_DEFAULTS if is_on_gpu else {})}
 
 
 def _as_batch(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:

@@ -68,10 +68,17 @@ def default_threads(num_ranks: int = 1) -> int:
 
 def was_started_with(variable: str) -> bool:
     """Whether the user set an environment variable before this process began; Ray sets some later."""
+    return started_with(variable) is not None
+
+
+def started_with(variable: str) -> str | None:
+    """Return the value that an environment variable had when this process began; None where it had none."""
     try:
-        return any(entry.startswith(f"{variable}=".encode()) for entry in _initial_environment())
+        entries = _initial_environment()
     except OSError:
-        return variable in os.environ
+        return os.environ.get(variable)
+    name = f"{variable}=".encode()
+    return next((os.fsdecode(entry[len(name) :]) for entry in entries if entry.startswith(name)), None)
 
 
 def shared_threads(num_engines: int, cores: int) -> int:

@@ -105,16 +105,39 @@ def serve(
     replicas: Annotated[
         int | None, typer.Option(help="Engine replicas instead of the file's.", min=1, show_default=False)
     ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(
+            help="GPUs that share the model in each engine.",
+            min=1,
+            show_default="the file's, or as few as hold it",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the settings in effect, each with its reason, and end.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no line for each request.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the workers' logs.")] = False,
 ) -> None:
     """Serve a model with an OpenAI-compatible API on this machine, until Ctrl-C.
 
-    It does the same as [bold]serve run CONFIG[/], on a Ray of its own unless RAY_ADDRESS names one.
+    Settings that are left out are chosen for the machine: on GPUs one engine for each, or for as many as hold the
+    model; on CPUs one engine with all cores. It does the same as [bold]serve run CONFIG[/], on a Ray of its own
+    unless RAY_ADDRESS names one.
     """
     from deployments.cli.serve import run
 
-    run(config, host=host, port=port, model=model, replicas=replicas, quiet=quiet, verbose=verbose)
+    run(
+        config,
+        host=host,
+        port=port,
+        model=model,
+        replicas=replicas,
+        tensor_parallel=tensor_parallel,
+        dry_run=dry_run,
+        quiet=quiet,
+        verbose=verbose,
+    )
 
 
 @app.command()

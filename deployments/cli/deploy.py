@@ -1,6 +1,7 @@
 """`raydix deploy`: put a config file into effect in a running Serve, and say whether it took.
 
-check config ─▶ live form ─▶ Serve builds the application and checks models ─▶ replicas take over or are replaced
+check config ─▶ choose what is left out ─▶ live form ─▶ Serve builds the application and checks models
+      ─▶ replicas take over or are replaced
 
 A file with a mistake changes nothing. A change that running processes can take over restarts nothing.
 """
@@ -15,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from deployments.cli.effective import in_effect
 from deployments.cli.errors import UserError
 from deployments.cli.live_form import INGRESS
-from deployments.cli.serve import POLL_S, cause_of, quiet, read_live, start_ray
+from deployments.cli.serve import POLL_S, cause_of, quiet, read_live, start_ray, tell
 from deployments.cli.serve_config import IMPORT_PATH, Overrides, load
+from deployments.control.hardware import cluster
+from deployments.control.model_files import known_facts
 from router.ray_internals import deploy, serve_details
 
 if TYPE_CHECKING:
@@ -35,7 +39,7 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
     """
     console = Console(stderr=True)
     config = load(path, Overrides())
-    schema = read_live(config)
+    read_live(config)
     if check:
         _check_models(config)
         console.print(
@@ -45,6 +49,10 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
     started = time.monotonic()
     with quiet(verbose):
         start_ray(os.environ.get("RAY_ADDRESS", "auto"), verbose)
+    with quiet(verbose):
+        config, effective = in_effect(config, cluster(), known_facts)
+    tell(effective, console)
+    schema = read_live(config)
     try:
         with quiet(verbose):
             _keep_request_lines(schema)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.units import count_text, size_text
-from engine.config import DType, EngineConfig
+from engine.config import GPU_DEFAULTS, DType, EngineConfig
 from engine.loading.kv_memory import available_ram, beside_slots, pages_for, slots_for
 from engine.loading.model_directory import resolve_metadata
 from engine.loading.windowed import layer_groups
@@ -46,7 +46,9 @@ def run(model: str | None, *, page_size: int, dtype: str, device: str) -> None:
         Console().print(describe_machine(machine(device), page_size, dtype))
         return
     try:
-        config = EngineConfig(model=model, page_size=page_size, dtype=cast(DType, dtype))
+        here = machine(device)
+        on_gpu = GPU_DEFAULTS if here.device == "cuda" else {}
+        config = EngineConfig(model=model, page_size=page_size, dtype=cast(DType, dtype), **on_gpu)
         directory = resolve_metadata(model)
         facts = model_facts(directory)
     except ValueError as error:  # ModelLoadError is one
@@ -54,7 +56,7 @@ def run(model: str | None, *, page_size: int, dtype: str, device: str) -> None:
     if isinstance(facts, EncoderConfig):
         Console().print(describe_encoder(model, directory, facts))
     else:
-        Console().print(describe(model, directory, facts, config, machine(device)))
+        Console().print(describe(model, directory, facts, config, here))
 
 
 def describe_encoder(model: str, directory: Path, facts: EncoderConfig) -> Table:

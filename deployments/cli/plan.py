@@ -17,7 +17,7 @@ from deployments.cli.planning.known import Gpu, PlannedModel, gpu_named, planned
 from deployments.cli.planning.load import STEADY, RequestShape
 from deployments.cli.planning.replica import Assumptions, ReplicaPlan, smallest_replica
 from deployments.cli.planning.report import CapacityPlan, as_json, plan_for, warnings
-from engine.config import DType, EngineConfig, KVDType, Quantization
+from engine.config import GPU_DEFAULTS, DType, EngineConfig, KVDType, Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,7 @@ def _replica(model: PlannedModel, gpu: Gpu, options: Options) -> ReplicaPlan:
         page_size=options.page_size,
         max_model_len=options.max_model_len,
         max_running=options.max_running,
+        max_step_tokens=GPU_DEFAULTS["max_step_tokens"],
         kv_memory_share=options.kv_memory_share,
     )
     assumed = Assumptions(options.bandwidth_efficiency, options.mfu, options.reserve_gib, options.max_weight_share)

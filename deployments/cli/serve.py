@@ -1,19 +1,21 @@
 """`raydix serve`: `serve run CONFIG` on a Ray of its own, reporting when it is ready or why it failed.
 
-check config, port and model ─▶ Ray ─▶ Serve ─▶ deploy ─▶ healthy ─▶ watch, until a signal ─▶ shut down
+check config, port and model ─▶ choose what is left out ─▶ Ray ─▶ Serve ─▶ deploy ─▶ healthy
+      ─▶ watch, until a signal ─▶ shut down
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
@@ -24,11 +26,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
+from deployments.cli.effective import in_effect, lines
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.left_behind import Guard, adopt_orphans, descendants, end_descendants
 from deployments.cli.ray_environment import RAY_ENVIRONMENT
 from deployments.cli.request_lines import shown_requests
-from deployments.cli.serve_config import Overrides, address, check_metrics_ports, check_port, load, models
+from deployments.cli.serve_config import (
+    IMPORT_PATH,
+    Overrides,
+    address,
+    check_metrics_ports,
+    check_port,
+    file_for,
+    load,
+    models,
+)
+from deployments.config.chosen import Effective
+from deployments.control.hardware import cluster as cluster_machine
+from deployments.control.hardware import this_machine
+from deployments.control.model_files import facts, known_facts
+from engine.config import EngineConfig
 from router.ray_internals import deploy, ended_ray_processes, serve_namespace
 
 if TYPE_CHECKING:
@@ -43,6 +60,9 @@ END_S = 15.0
 """Seconds in which Ray's processes can end by themselves."""
 _READY = ("healthy", "unloaded")
 """States of /health in which all models that are loaded at the start are up."""
+
+_REFUSED = re.compile(r"^Deploying app '.*?' failed with exception: ")
+"""What Serve puts before the message of an application that it could not build."""
 
 
 class _Stopped(Exception):
@@ -89,36 +109,55 @@ def run(
     port: int | None,
     model: str | None,
     replicas: int | None,
+    tensor_parallel: int | None,
+    dry_run: bool,
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Serve until a signal comes. Raises UserError when that fails, with no process left running."""
+    """Serve until a signal comes. Raises UserError when that fails, with no process left running.
+
+    With `dry_run`, print the settings in effect instead, or raise what would be raised.
+    """
     console = Console(stderr=True)
-    config = load(path, Overrides(host, port, model, replicas))
+    overrides = Overrides(host, port, model, replicas, tensor_parallel)
+    config = load(path, overrides)
     cluster = os.environ.get("RAY_ADDRESS")
+    if dry_run:
+        _show(config, cluster, overrides, file_for(path), console, verbose)
+        return
     is_shown = not quiet and cluster is None  # a cluster's ingresses may be on other machines
     with shown_requests(config, console) if is_shown else nullcontext():
         _serve(config, cluster, console, verbose)
 
 
 def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbose: bool) -> None:
-    schema = read_live(config)
+    read_live(config)
     own_host, own_port = address(config)
+    num_gpus = None
     if cluster is None:
         check_port(own_host, own_port)
         check_metrics_ports(config)
-        _check_models(models(config), console)
+        _check_models(models(config), _downloaded)
+        machine = this_machine()
+        config, effective = in_effect(config, machine, facts)
+        tell(effective, console)
+        num_gpus = len(machine.nodes[0].gpus) or None
     signals = Signals()
     started = time.monotonic()
     url = f"http://{_reachable(own_host)}:{own_port}"
     adopt_orphans()
-    guard = Guard()
+    guard, has_deployed = Guard(), False
     try:
         with console.status("Starting Ray"), quiet(verbose):
-            start_ray(cluster, verbose)
+            start_ray(cluster, verbose, num_gpus)
             signals.install()
             guard.follow(descendants())
+        if cluster is not None:
+            config, effective = in_effect(config, cluster_machine(), known_facts)
+            tell(effective, console)
+        schema = read_live(config)
         with console.status("Starting the replicas"), quiet(verbose):
+            has_deployed = True
             names = _deploy(schema)
             _wait_until_ready(names, url, signals)
         _announce(console, url, time.monotonic() - started)
@@ -127,7 +166,7 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
         console.print("[dim]Shutting down when open streams have ended. Ctrl-C again does not wait for them.[/]")
     finally:
         with quiet(verbose):
-            if not isinstance(sys.exc_info()[1], _Gone):
+            if has_deployed and not isinstance(sys.exc_info()[1], _Gone):
                 _end_serve(signals)
             _end_ray()
             guard.dismiss()
@@ -143,20 +182,97 @@ def quiet(verbose: bool) -> Iterator[None]:
         yield
 
 
-def _check_models(named: list[tuple[str, str | None]], console: Console) -> None:
-    """Download models here, with a progress bar; replicas then load them from the cache."""
-    from engine.loading.model_directory import resolve_model
-    from engine.models.any_model import model_facts
+def _show(
+    config: dict[str, Any],
+    cluster: str | None,
+    overrides: Overrides,
+    path: Path | None,
+    console: Console,
+    verbose: bool,
+) -> None:
+    """Print the settings in effect, one on a line, each with its reason. Starts nothing. Raises UserError."""
+    read_live(config)
+    if cluster is None:
+        check_port(*address(config), may_be_in_use=True)  # perhaps by the server that is asked about
+        _check_models(models(config), facts)
+        result, effective = in_effect(config, this_machine(), facts)
+        _check_builds(result)
+    else:
+        with quiet(verbose):
+            start_ray(cluster, verbose)
+            try:
+                result, effective = in_effect(config, cluster_machine(), known_facts)
+                _check_builds(result)
+            finally:
+                _end_ray()
+    read_live(result)
+    options = overrides.paths
+    file = "part of the demo, which is served without a file" if path is None else f"given in {path}"
+    shown = [app for app in config["applications"] if app.get("import_path") == IMPORT_PATH]
+    for application, each in zip(shown, effective, strict=True):
+        if len(config["applications"]) > 1:
+            print(f"# {application['name']}")
+        for line in lines(
+            application["args"], each, lambda path: f"given by {options[path]}" if path in options else file
+        ):
+            print(line)
+    for application in config["applications"]:
+        if application not in shown:
+            print(f"# {application['name']} ({application.get('import_path')}): its arguments are not Raydix's")
+    tell(effective, console)
 
+
+def tell(effective: Sequence[Effective], console: Console) -> None:
+    """Say what the operator should know before the start."""
+    for warning in dict.fromkeys(warning for each in effective for warning in each.warnings):
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for each in effective:
+        for choice in each.choices:
+            if choice.path == "responses.store" and choice.value != "memory":
+                console.print(
+                    f"Stored responses are kept in {choice.value}: several ingresses share them.",
+                    style="dim",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
+
+
+def _check_models(named: list[tuple[str, str | None]], read: Callable[[EngineConfig], object]) -> None:
+    """Have the files of models read. Raises UserError."""
     for name, revision in named:
         try:
-            model_facts(resolve_model(name, revision))
+            read(EngineConfig(model=name, model_revision=revision))
         except ValueError as error:  # ModelLoadError is one
             raise UserError(one_line(error)) from None
 
 
-def start_ray(cluster: str | None, verbose: bool) -> None:
-    """Connect to a cluster, or start a Ray of this process's own. Raises UserError."""
+def _downloaded(config: EngineConfig) -> object:
+    """Download a model here, with a progress bar; replicas then load it from the cache. Raises ValueError."""
+    from engine.loading.model_directory import resolve_model
+    from engine.models.any_model import model_facts
+
+    return model_facts(resolve_model(config.model, config.model_revision))
+
+
+def _check_builds(config: Mapping[str, Any]) -> None:
+    """Raise UserError for what Serve would refuse when it builds the applications, as `_wait_until_ready` does."""
+    from deployments.app import build
+    from deployments.config.args import AppArgs
+
+    for application in config["applications"]:
+        if application.get("import_path") == IMPORT_PATH:
+            try:
+                build(AppArgs.model_validate(application["args"]))
+            except (ValueError, RuntimeError) as error:
+                raise UserError(f"{application['name']} did not start: {one_line(error)}") from None
+
+
+def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -> None:
+    """Connect to a cluster, or start a Ray of this process's own, with so many GPUs. Raises UserError.
+
+    `num_gpus` None leaves counting to Ray, which counts no instances of MIG.
+    """
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\.")
@@ -169,7 +285,7 @@ def start_ray(cluster: str | None, verbose: bool) -> None:
         if cluster is not None:
             ray.init(address=cluster, **quiet)
         else:
-            ray.init(address="local", include_dashboard=False, **quiet)
+            ray.init(address="local", include_dashboard=False, num_gpus=num_gpus, **quiet)
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a call after Ray's end would start another one
     except Exception as error:
         if cluster is not None:
@@ -280,7 +396,8 @@ def cause_of(application: Any) -> str:
         errors = [line for line in lines if ": " in line and line.split(": ")[0].endswith(("Error", "Exception"))]
         if errors:
             return errors[-1]
-    return " ".join(str(application.message).split()) or "no reason given; --verbose shows the workers' logs"
+    told = " ".join(str(application.message).split())
+    return _REFUSED.sub("", told) or "no reason given; --verbose shows the workers' logs"
 
 
 def _announce(console: Console, url: str, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from copy import deepcopy
@@ -31,6 +32,8 @@ EMBEDDED_MODEL: dict[str, Any] = {
 }
 """Config that is served when there is no file, equal to the deployments.yaml that comes with the source."""
 
+_MODEL_OPTIONS = "--model, --replicas and --tensor-parallel"
+
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
@@ -40,16 +43,30 @@ class Overrides:
     port: int | None = None
     model: str | None = None
     replicas: int | None = None
+    tensor_parallel: int | None = None
+
+    @property
+    def of_a_model(self) -> bool:
+        """Whether any of them needs a config with one model."""
+        return any(each is not None for each in (self.model, self.replicas, self.tensor_parallel))
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The options that are given, by the setting in `args` that each of them replaces."""
+        names = {"engine.model": "model", "engines.count": "replicas", "ingresses.host": "host"}
+        names |= {"ingresses.port": "port", "engine.tensor_parallel_size": "tensor_parallel"}
+        return {
+            path: f"--{name.replace('_', '-')}" for path, name in names.items() if getattr(self, name) is not None
+        }
 
 
 def load(path: Path | None, overrides: Overrides) -> dict[str, Any]:
     """Return the config with its overrides, ready for Serve's schema. Raises UserError."""
-    if path is None and Path(DEFAULT_FILE).is_file():
-        path = Path(DEFAULT_FILE)
+    path = file_for(path)
     config = deepcopy(EMBEDDED_MODEL) if path is None else _read(path)
     ours = [app for app in config["applications"] if app.get("import_path") == IMPORT_PATH]
-    if not ours and (overrides.model or overrides.replicas):
-        raise UserError(f"--model and --replicas need an application with import_path {IMPORT_PATH} in {path}", 2)
+    if not ours and overrides.of_a_model:
+        raise UserError(f"{_MODEL_OPTIONS} need an application with import_path {IMPORT_PATH} in {path}", 2)
     for application in ours:
         _override(application, overrides)
         _check(application, path)
@@ -64,6 +81,11 @@ def load(path: Path | None, overrides: Overrides) -> dict[str, Any]:
         _check_no_address(config, path)
         config["proxy_location"] = "Disabled"  # a proxy would take the port
     return config
+
+
+def file_for(path: Path | None) -> Path | None:
+    """Return the file that is read: the one that is named, or else a deployments.yaml in this directory."""
+    return Path(DEFAULT_FILE) if path is None and Path(DEFAULT_FILE).is_file() else path
 
 
 def address(config: dict[str, Any]) -> tuple[str, int]:
@@ -100,7 +122,7 @@ def models(config: dict[str, Any]) -> list[tuple[str, str | None]]:
     ]
 
 
-def check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int, *, may_be_in_use: bool = False) -> None:
     """Raise UserError when no server can listen there, before Ray starts instead of ten seconds later."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -109,6 +131,8 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
             probe.listen()
     except OSError as error:
+        if may_be_in_use and error.errno == errno.EADDRINUSE:
+            return
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else one_line(error)
         raise UserError(
             f"cannot listen on {host}:{port} ({reason}): choose another with --port or --host"
@@ -147,18 +171,26 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _override(application: dict[str, Any], overrides: Overrides) -> None:
     args = application["args"] = dict(application.get("args") or {})
-    if args.get("models") and (overrides.model or overrides.replicas):
-        raise UserError(
-            "--model and --replicas need a config with one model, but it has several: edit the config", 2
-        )
+    if not all(isinstance(args.get(section) or {}, dict) for section in ("engine", "engines", "ingresses")):
+        return  # which is refused next
+    if args.get("models") and overrides.of_a_model:
+        raise UserError(f"{_MODEL_OPTIONS} need a config with one model, but it has several: edit the config", 2)
     if overrides.model is not None:
-        engine = {**(args.get("engine") or {}), "model": overrides.model}
-        for setting in ("model_revision", "served_name", "kv_pages", "threads"):  # chosen for the file's model
-            engine.pop(setting, None)
-        args["engine"] = engine
+        _without(args, "engine", "model_revision", "served_name", "kv_pages", "threads")  # the file's model's
+        if (args["engine"].get("model") or "demo") == "demo":  # sizes that suit the embedded model alone
+            _without(args, "engines", "count", "num_cpus")
+            _without(args, "ingresses", "count", "num_cpus")
+        args["engine"]["model"] = overrides.model
+    if overrides.tensor_parallel is not None:
+        args["engine"] = {**(args.get("engine") or {}), "tensor_parallel_size": overrides.tensor_parallel}
     if overrides.replicas is not None:
-        args["engines"] = {**(args.get("engines") or {}), "count": overrides.replicas}
-        args["engines"].pop("autoscaling", None)  # --replicas asks for a fixed number
+        _without(args, "engines", "autoscaling")  # --replicas asks for a fixed number
+        args["engines"]["count"] = overrides.replicas
+
+
+def _without(args: dict[str, Any], section: str, *names: str) -> None:
+    """Leave settings of a section out, in a copy of it."""
+    args[section] = {name: value for name, value in (args.get(section) or {}).items() if name not in names}
 
 
 def _check(application: dict[str, Any], path: Path | None) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.control.surge import has_room
 from engine.config import EngineConfig
+from engine.models.config import ModelConfig
+from engine.models.encoders.config import EncoderConfig
 
 logger = logging.getLogger("ray.serve")
 ANSWER_S = 120.0
@@ -46,6 +48,23 @@ def fault_of(config: EngineConfig) -> str | None:
     except ValueError as error:
         return " ".join(str(error).split())
     return None
+
+
+def facts(config: EngineConfig) -> ModelConfig | EncoderConfig:
+    """Return what the files of an engine's model say of it, on this machine or the hub. Raises ValueError."""
+    from engine.loading.model_directory import described_on_hub, local_model
+    from engine.models.any_model import model_facts
+
+    local = local_model(config.model, config.model_revision)
+    return model_facts(local or described_on_hub(config.model, config.model_revision)[0])
+
+
+def known_facts(config: EngineConfig) -> ModelConfig | EncoderConfig | None:
+    """Return the same; None where the files are not here, as they may be on other nodes alone."""
+    try:
+        return facts(config)
+    except ValueError:
+        return None
 
 
 def _ask_nodes(model: ModelArgs) -> dict[str, str | None]:

@@ -25,6 +25,7 @@ def measure_step(
     try:
         runner = with_pages(num_pages)
         pages_bytes = torch.cuda.memory_allocated(device) - before
+        reserved = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         runner.prepare(worst_step(config, max_model_len))()
         torch.cuda.synchronize(device)
@@ -36,6 +37,8 @@ def measure_step(
             f"or set kv_pages. {error}"
         ) from error
     step_bytes = torch.cuda.max_memory_allocated(device) - before - pages_bytes
+    # What the allocator took from the device: libraries' workspaces and blocks that fit no later tensor count too.
+    step_bytes = max(step_bytes, torch.cuda.max_memory_reserved(device) - reserved)
     del runner
     torch.cuda.empty_cache()
     free: int = torch.cuda.mem_get_info(device)[0]

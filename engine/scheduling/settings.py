@@ -12,7 +12,8 @@ class SchedulerSettings:
     max_running: int = 256
     """Most requests in one batch."""
     max_step_tokens: int = 2048
-    """Most tokens computed in one step: bounds how long a long prompt can delay running decodes."""
+    """Most tokens computed in one step: bounds how long a long prompt can delay running decodes. Servers and `LLM`
+    take 8192 on GPUs (`engine.config.GPU_DEFAULTS`)."""
     max_step_ms: float | None = 100.0
     """Target length of a step beside running decodes, in milliseconds: bounds its prefill. None: no target."""
     max_step_stretch: float | None = 0.75

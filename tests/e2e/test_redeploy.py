@@ -23,12 +23,16 @@ import pytest
 import ray
 import yaml
 from ray import serve
+from ray.serve.schema import ServeDeploySchema
 
 from benchmarks.private_ray import free_port
+from deployments.cli.effective import in_effect
 from deployments.cli.serve import read_live
 from deployments.cli.serve_config import Overrides, load
 from deployments.config.serve_schema import read_serve_config
 from deployments.config.tenants import hash_key
+from deployments.control.hardware import cluster
+from deployments.control.model_files import known_facts
 from engine.loading.model_directory import demo_model_path
 from router.ray_internals import deploy, serve_details
 from tests.e2e.conftest import Service
@@ -99,6 +103,11 @@ class Load:
         assert lines[-1] == "data: [DONE]" and not [line for line in lines if '"error":' in line], lines[-2:]
 
 
+def as_deployed(path: Path) -> ServeDeploySchema:
+    """What `raydix deploy` hands to Serve."""
+    return read_live(in_effect(load(path, Overrides()), cluster(), known_facts)[0])
+
+
 @dataclass
 class Redeployed:
     """The running application, its file, and its load."""
@@ -146,7 +155,7 @@ class Redeployed:
     def take(self, config: dict[str, Any], *, restarts: bool = False) -> None:
         """Deploy a changed file as `raydix deploy` does; by default, check that no process is another."""
         before = self.replicas()
-        deploy(read_live(load(self.write(config), Overrides())))
+        deploy(as_deployed(self.write(config)))
         self.config = config
         self.settle()
         if not restarts:
@@ -183,7 +192,7 @@ def running(service: Service, tmp_path: Path) -> Iterator[Redeployed]:
     config = plain_file(port)
     started = Service(f"http://127.0.0.1:{port}")
     app = Redeployed(started, config, tmp_path / "my.yaml", Load(started.url))
-    deploy(read_live(load(app.write(config), Overrides())))
+    deploy(as_deployed(app.write(config)))
     started.wait_until(lambda: started.health().get("status") == "healthy", PATIENCE_S)
     with under_load(app.load):
         yield app
@@ -238,7 +247,7 @@ def test_ten_changes_and_four_broken_files_under_load(running: Redeployed, tmp_p
         deploy(read_serve_config(config))  # as `serve deploy` does
         app.wait_until(lambda: app.status()[0] == "DEPLOY_FAILED")
         assert message in app.status()[1] and "Traceback" not in app.status()[1]
-    wrong = read_live(load(app.write(app.config), Overrides()))
+    wrong = as_deployed(app.write(app.config))
     ours = wrong.applications[0].deployments
     [ingress] = [entry for entry in ours if entry.name == "Ingress"]
     good = ingress.user_config

@@ -6,11 +6,16 @@ import subprocess
 import sys
 import textwrap
 from array import array
+from typing import Any
 
 import pytest
+import torch
 
 from engine import LLM, BeamParams, SamplingParams
+from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.errors import NeverFits
+from engine.models.errors import ModelLoadError
 
 QUESTION = [{"role": "user", "content": "What does itertools.chain do?"}]
 
@@ -117,3 +122,22 @@ def test_the_offline_api_needs_nothing_that_a_bare_machine_lacks() -> None:
     """)
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ran.stdout.strip() == "4", ran.stderr
+
+
+@pytest.mark.parametrize("given", [{}, {"kv_memory_share": 0.5, "max_step_tokens": 512}])
+def test_on_a_gpu_it_takes_most_of_the_memory_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    taken: list[EngineConfig] = []
+
+    def no_engine(config: EngineConfig) -> Engine:
+        taken.append(config)
+        raise ModelLoadError("this is as far as it goes")
+
+    monkeypatch.setattr(Engine, "from_config", no_engine)
+    for has_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        with pytest.raises(ModelLoadError, match="as far"):
+            LLM("demo", **given)
+    found = [(config.kv_memory_share, config.max_step_tokens) for config in taken]
+    assert found == ([(0.5, 512)] * 2 if given else [(0.25, 2048), (0.9, 8192)])

@@ -48,5 +48,5 @@ def app_args(replica: ReplicaPlan, count: int) -> dict[str, Any]:
     return {
         "engine": settings,
         "engines": {"count": count},
-        "ingresses": {"count": 1, "host": "127.0.0.1", "port": 8000},
+        "ingresses": {"host": "127.0.0.1", "port": 8000},
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.cli import info
 from deployments.cli.info import Machine, describe, describe_encoder
 from deployments.cli.planning.known import planned_model
 from deployments.cli.units import count_text
@@ -69,6 +70,13 @@ def test_info_says_how_many_requests_fit_with_windows_apart() -> None:
         assert f"{2730 // 521} of 8,192 tokens instead of {1365 // 512}" in str(said["layers with a window"])
         assert f"(engine.windowed_kv: {setting} here)" in str(said["layers with a window"])
         assert str(said["KV pages here"]).startswith("2,730 of 12 layers" if setting == "on" else "1,365 (21,840")
+
+
+def test_info_counts_the_share_of_memory_that_a_server_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, share in (("cpu", "at most 25%"), ("cuda", "at most 90%")):
+        monkeypatch.setattr(info, "machine", lambda _device, device=device: Machine(device, 2**30))
+        monkeypatch.setenv("COLUMNS", "200")
+        assert share in raydix("info", "demo").stdout
 
 
 def test_info_distinguishes_all_weights_from_those_a_token_uses() -> None:

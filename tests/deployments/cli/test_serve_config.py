@@ -82,6 +82,41 @@ def test_a_number_of_replicas_replaces_autoscaling(tmp_path: Path) -> None:
     assert "autoscaling" in load(path, Overrides(port=1))["applications"][0]["args"]["engines"]
 
 
+def test_another_model_takes_over_no_size_of_the_demo_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The shipped file's included, but where clients connect, and all that is not a size."""
+    monkeypatch.chdir(tmp_path)
+    mine = written(
+        tmp_path,
+        """
+        applications:
+          - name: raydix
+            import_path: deployments.app:build
+            args:
+              engine: {kv_pages: 9, threads: 1, page_size: 8}
+              engines: {count: 3, num_cpus: 0.25, drain_timeout_s: 5}
+              ingresses: {count: 2, num_cpus: 0.25, port: 9000}
+              limits: {max_choices: 3}
+        """,
+    )
+    for path, engine, engines, port in (
+        (None, {}, {}, 8000),
+        (ROOT / "deployments.yaml", {}, {}, 8000),
+        (mine, {"page_size": 8}, {"drain_timeout_s": 5}, 9000),
+    ):
+        args = load(path, Overrides(model="other"))["applications"][0]["args"]
+        assert (args["engine"], args["engines"]) == ({"model": "other", **engine}, engines)
+        assert args["ingresses"].get("count") is None and args["ingresses"]["port"] == port
+    assert args["limits"] == {"max_choices": 3}
+
+
+def test_a_number_of_gpus_is_the_engine_s(tmp_path: Path) -> None:
+    args = load(None, Overrides(model="other", tensor_parallel=2))["applications"][0]["args"]
+    assert args["engine"] == {"model": "other", "tensor_parallel_size": 2}
+    several = "applications: [{name: x, import_path: 'deployments.app:build', args: {models: [{}]}}]"
+    with pytest.raises(UserError, match="--tensor-parallel need a config with one model"):
+        load(written(tmp_path, several), Overrides(tensor_parallel=2))
+
+
 def test_the_built_in_config_is_not_changed_by_options() -> None:
     before = yaml.safe_dump(EMBEDDED_MODEL)
     load(None, Overrides(port=1, model="x", replicas=9))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from engine.loading.kv_memory import (
 )
 from engine.loading.step_memory import measure_step
 from engine.models.config import ModelConfig
+from engine.scheduling.plan import Runner, StepPlan
 
 MIB = 2**20
 
@@ -167,3 +169,29 @@ def test_a_step_that_does_not_fit_says_which_settings_make_it_smaller(monkeypatc
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 15 * GIB)
     with pytest.raises(ValueError, match=r"weights of 15\.00 GiB .*8,192 tokens \(max_model_len\).*2\.00 GiB"):
         measure_step(EngineConfig(), 8192, no_room, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("allocated", "reserved", "left"), [(3, 2, 50), (3, 7, 46)])
+def test_a_step_counts_what_the_allocator_took_for_it(
+    monkeypatch: pytest.MonkeyPatch, allocated: int, reserved: int, left: int
+) -> None:
+    """Weights take 15 GiB and the pages 2; `allocated` and `reserved` are what a step adds to each at its peak."""
+    now = iter((15, 17))
+
+    class OneStep:
+        def prepare(self, plan: StepPlan) -> Callable[[], None]:
+            return lambda: None
+
+    for name, value in (
+        ("memory_allocated", lambda _device: next(now) * GIB),
+        ("memory_reserved", lambda _device: 18 * GIB),
+        ("reset_peak_memory_stats", lambda _device: None),
+        ("synchronize", lambda _device: None),
+        ("empty_cache", lambda: None),
+        ("max_memory_allocated", lambda _device: (17 + allocated) * GIB),
+        ("max_memory_reserved", lambda _device: (18 + reserved) * GIB),
+        ("mem_get_info", lambda _device: (53 * GIB, 80 * GIB)),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    steps = cast(Callable[[int], Runner], lambda _pages: OneStep())
+    assert measure_step(EngineConfig(), 8192, steps, torch.device("cuda")) == left * GIB

@@ -1,0 +1,386 @@
+"""Chooses the settings that are left out and depend on the machine: the one place that does.
+
+    given settings + machine + model's size  ──choose──▶  settings in effect, each with its reason
+
+`raydix serve`, `raydix deploy` and `deployments.app:build` call this before they check the settings, and
+`raydix serve --dry-run` shows what it returns. What is given stays as it is: where the machine cannot meet it,
+that is an error, or a warning on a cluster, which may grow. All else has the default that docs/tuning.md lists.
+
+A choice that is part of a deployment's version must not depend on numbers of replicas, which change without a
+restart; what does is left to each process (`is_written`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.config.args import AppArgs, ModelArgs
+from deployments.config.machine import Hardware
+from deployments.config.settings import ResponseSettings
+from engine.config import GPU_DEFAULTS, EngineConfig
+from engine.loading.kv_memory import check_room
+from engine.machine import FEW_CORES, shared_threads
+from engine.models.config import ELEMENT_BYTES, ModelConfig
+from engine.models.encoders.config import EncoderConfig
+from engine.parallel.shard import Shard, possible_sizes
+
+RESERVE_BYTES = 2 * 2**30
+"""Memory of a GPU that is not counted on for weights and KV when the number of GPUs is chosen: CUDA's context, the
+largest step, graphs. An estimate: an engine measures what its own steps take before it allocates KV."""
+FEW_CPUS = 0.25
+"""CPUs that Ray reserves for a process where there are few cores, or where the process shares all of them."""
+ROOMY_CORES = 8
+"""Cores beside one for each GPU from which ingresses and engines on GPUs reserve a whole CPU each."""
+MOST_INGRESSES = 4
+CORES_PER_INGRESS = 4
+
+ModelFacts = ModelConfig | EncoderConfig
+FactsOf = Callable[[EngineConfig], ModelFacts | None]
+"""Returns what a model's files say of it; None where they are not here."""
+
+
+class CannotMeet(ValueError):
+    """The machine cannot meet settings that were given; the message says which, with numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSetting:
+    """A setting that was left out, its value and why it has it."""
+
+    path: str
+    value: Any
+    reason: str
+    is_written: bool = True
+    """Whether it is put into `args`; otherwise each process finds it when it starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """The settings of an application that are in effect."""
+
+    args: dict[str, Any]
+    """Arguments with what was chosen."""
+    choices: tuple[ChosenSetting, ...]
+    warnings: tuple[str, ...] = ()
+    """What a cluster cannot meet as it is now."""
+
+
+def choose(
+    applications: Sequence[Mapping[str, Any]], machine: Hardware, facts_of: FactsOf
+) -> tuple[Effective, ...]:
+    """Choose what the arguments of these applications, which share the machine, leave out.
+
+    The arguments are valid `AppArgs`. Raises CannotMeet; ValueError where `facts_of` does.
+    """
+    parsed = [AppArgs.model_validate(args) for args in applications]
+    num_models = sum(len(args.served) for args in parsed)
+    chosen = [
+        _application(args, checked, machine, facts_of, num_models == 1)
+        for args, checked in zip(applications, parsed, strict=True)
+    ]
+    shortages = list(_shortages([AppArgs.model_validate(args) for args, _ in chosen], machine))
+    if shortages and not machine.may_grow:
+        raise CannotMeet("; ".join(shortages))
+    threads = _threads([AppArgs.model_validate(args) for args, _ in chosen], machine)
+    return tuple(
+        Effective(args, (*choices, *more), tuple(shortages))
+        for (args, choices), more in zip(chosen, threads, strict=True)
+    )
+
+
+def _application(
+    given: Mapping[str, Any], checked: AppArgs, machine: Hardware, facts_of: FactsOf, is_alone: bool
+) -> tuple[dict[str, Any], list[ChosenSetting]]:
+    args, choices = deepcopy(dict(given)), []
+    parts = args.get("models") or [args]
+    for index, (part, model) in enumerate(zip(parts, checked.served.values(), strict=True)):
+        where = f"models[{index}]." if args.get("models") else ""
+        found = list(_model(part, model, machine, facts_of, is_alone))
+        _write(part, found)
+        choices += [ChosenSetting(where + each.path, each.value, each.reason, each.is_written) for each in found]
+    found = list(_ingresses(args, checked, machine))
+    _write(args, found)
+    return args, choices + found
+
+
+def _write(part: dict[str, Any], choices: Sequence[ChosenSetting]) -> None:
+    for choice in choices:
+        if choice.is_written:
+            section, _, name = choice.path.partition(".")
+            part[section] = {**(part.get(section) or {}), name: choice.value}
+
+
+# --- a model's engines ----------------------------------------------------------------------------------
+
+
+def _model(
+    part: Mapping[str, Any], model: ModelArgs, machine: Hardware, facts_of: FactsOf, is_alone: bool
+) -> Iterator[ChosenSetting]:
+    """Yield what is chosen for one model, which `part` describes."""
+    engine, engines = part.get("engine") or {}, part.get("engines") or {}
+    device = model.engine.device
+    if device == "auto":
+        device, reason = _device(model, machine)
+        yield ChosenSetting("engine.device", device, reason)
+    elif device.startswith("cuda"):
+        _check_there_is_one(f'engine.device is "{device}"', machine)
+    if device.startswith("cuda"):
+        yield from _on_gpus(engine, engines, model, machine, facts_of, is_alone)
+        return
+    if "num_cpus" not in engines and "threads" not in engine:
+        yield ChosenSetting("engines.num_cpus", FEW_CPUS, "its threads take the cores that are there")
+    if _is_count_open(engines, model):
+        yield ChosenSetting("engines.count", 1, "one engine computes with all cores" if is_alone else _SHARED)
+
+
+_SHARED = "one for each of several models"
+
+
+def _device(model: ModelArgs, machine: Hardware) -> tuple[str, str]:
+    """Return the device of an engine that leaves it to the machine, and why. Raises CannotMeet."""
+    num_gpus = model.engines.num_gpus
+    if num_gpus == 0:
+        return "cpu", "engines.num_gpus is 0"
+    if model.engine.model == "demo" and num_gpus is None:
+        return "cpu", "the embedded model is small enough for a CPU core"
+    if machine.unknown:
+        raise CannotMeet(machine.unknown)
+    if machine.gpus:
+        return "cuda", machine.described()
+    if num_gpus is None:
+        return "cpu", machine.described()
+    if not machine.may_grow:
+        raise CannotMeet(f"engines.num_gpus is {num_gpus:g}, but {machine.described()}; leave it out for CPUs")
+    return "cuda", f"engines.num_gpus is {num_gpus:g}"
+
+
+def _check_there_is_one(given: str, machine: Hardware) -> None:
+    if not machine.gpus and not machine.unknown and not machine.may_grow:
+        raise CannotMeet(f"{given}, but {machine.described()}; leave it out for CPUs")
+
+
+def _on_gpus(
+    engine: Mapping[str, Any],
+    engines: Mapping[str, Any],
+    model: ModelArgs,
+    machine: Hardware,
+    facts_of: FactsOf,
+    is_alone: bool,
+) -> Iterator[ChosenSetting]:
+    is_whole = model.engines.num_gpus is None or model.engines.num_gpus >= 1
+    if model.engines.num_gpus is None:
+        yield ChosenSetting("engines.num_gpus", 1.0, "an engine, or each of its ranks, has a GPU to itself", False)
+    size = model.engine.tensor_parallel_size
+    if "tensor_parallel_size" in engine:
+        _check_size(model.engine, machine, facts_of)
+    else:
+        size, reason = _size(model, machine, facts_of)
+        yield ChosenSetting("engine.tensor_parallel_size", size, reason)
+    if _is_count_open(engines, model):
+        yield ChosenSetting("engines.count", *_count(model, size, machine, is_alone))
+    for name, value in GPU_DEFAULTS.items():
+        if name in engine or (name == "kv_memory_share" and model.engine.kv_pages is not None):
+            continue
+        if is_whole or name != "kv_memory_share":
+            yield ChosenSetting(f"engine.{name}", value, _ON_GPUS[name])
+    if not is_whole and "kv_memory_share" not in engine and model.engine.kv_pages is None:
+        share = min(EngineConfig().kv_memory_share, (model.engines.num_gpus or 0.5) / 2)
+        yield ChosenSetting(
+            "engine.kv_memory_share", share, "other engines share the GPU: better give engine.kv_pages"
+        )
+    if "num_cpus" not in engines:
+        yield ChosenSetting("engines.num_cpus", *_num_cpus(machine))
+
+
+_ON_GPUS = {
+    "kv_memory_share": "of the GPU memory that weights, the largest step and CUDA graphs leave, which is measured",
+    "max_step_tokens": "a GPU computes longer steps at a better rate",
+}
+
+
+def _size(model: ModelArgs, machine: Hardware, facts_of: FactsOf) -> tuple[int, str]:
+    """Return how many GPUs share the model: as few as hold it. Raises CannotMeet when a node's are too small."""
+    config, memory = model.engine, machine.least_memory
+    if model.engines.num_gpus not in (None, 1) or config.device not in ("auto", "cuda"):
+        return 1, "the settings give each engine its GPUs"
+    if memory is None:
+        return 1, "the GPUs' memory is not known here"
+    facts = facts_of(config)
+    if facts is None:
+        return 1, "the model's files are not here to tell its size"
+    if isinstance(facts, EncoderConfig):
+        return 1, "an encoder runs on one GPU"
+    sizes = [size for size in possible_sizes(facts, config.expert_parallel) if size <= machine.most_gpus]
+    for size in sizes or [1]:
+        if not (fault := _fault(config, facts, size, memory - RESERVE_BYTES)):
+            needs = f"weights and the longest request's KV fit {_on(size)} of {_gib(memory)}"
+            return size, needs if size == 1 else f"{needs}, and on no fewer"
+    size = (sizes or [1])[-1]
+    if _fault(config, facts, size, memory):
+        raise CannotMeet(f"on {_count_of_gpus(size)} of {_gib(memory)} ({machine.described()}), {fault}")
+    return size, f"weights and the longest request's KV just fit {_on(size)} of {_gib(memory)}"
+
+
+def _check_size(config: EngineConfig, machine: Hardware, facts_of: FactsOf) -> None:
+    """Raise CannotMeet when the GPUs cannot hold the model that so many of them are to share."""
+    size, memory = config.tensor_parallel_size, machine.least_memory
+    if machine.may_grow or machine.unknown:
+        return
+    if size > machine.most_gpus:
+        raise CannotMeet(
+            f"engine.tensor_parallel_size is {size}, but {machine.described()}; lower it, or leave it out for as "
+            "few as hold the model"
+        )
+    facts = None if memory is None else facts_of(config)
+    if memory is None or not isinstance(facts, ModelConfig):
+        return
+    if size in possible_sizes(facts, config.expert_parallel) and (fault := _fault(config, facts, size, memory)):
+        raise CannotMeet(f"on {_count_of_gpus(size)} of {_gib(memory)} (engine.tensor_parallel_size), {fault}")
+
+
+def _fault(config: EngineConfig, facts: ModelConfig, size: int, memory: int) -> str:
+    """Return why `size` GPUs with so much memory each do not hold the model; "" if they do."""
+    element = ELEMENT_BYTES[facts.dtype if config.dtype == "auto" else config.dtype]
+    kv_element = 1 if config.kv_dtype == "fp8" else element
+    per_token = Shard(0, size).of(facts).kv_bytes_per_token(kv_element)
+    longest = config.max_model_len or facts.max_position_embeddings
+    try:
+        check_room(config, facts, element, per_token, longest, memory, size)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _count(model: ModelArgs, size: int, machine: Hardware, is_alone: bool) -> tuple[int, str]:
+    """Return the number of engines on GPUs, and why."""
+    if not is_alone:
+        return 1, _SHARED
+    each = (1.0 if model.engines.num_gpus is None else model.engines.num_gpus) * size
+    if each < 1 or model.engine.device not in ("auto", "cuda"):
+        return 1, "the settings give it a part of the GPUs"
+    count = machine.engines(each)
+    if count < 1:
+        return 1, f"{machine.described()} now"
+    per = "one engine for each GPU" if each == 1 else f"one engine for {each:g} GPUs"
+    return count, f"{per}, and {machine.described()}"
+
+
+def _is_count_open(engines: Mapping[str, Any], model: ModelArgs) -> bool:
+    return model.load_at_start and not any(engines.get(key) for key in ("count", "autoscaling", "roles"))
+
+
+def _num_cpus(machine: Hardware) -> tuple[float, str]:
+    """Return the CPUs that Ray reserves for an ingress, or for an engine that computes on GPUs, and why."""
+    gpus = len(machine.gpus)
+    if machine.cores >= ROOMY_CORES + gpus:
+        return 1.0, f"{machine.cores} cores are enough for a whole one each"
+    # So little that all fits: an engine for each GPU, and twice the ingresses while they are replaced.
+    fitting = machine.cores / (gpus + 2 + machine.cores * 2 / CORES_PER_INGRESS)
+    return min(FEW_CPUS, int(fitting * 100) / 100), f"{machine.cores} cores are few"
+
+
+# --- ingresses ------------------------------------------------------------------------------------------
+
+
+def _ingresses(args: Mapping[str, Any], checked: AppArgs, machine: Hardware) -> Iterator[ChosenSetting]:
+    given, store = args.get("ingresses") or {}, checked.responses.store
+    is_store_given = "store" in (args.get("responses") or {})
+    most = max(1, min(MOST_INGRESSES, machine.cores // CORES_PER_INGRESS))
+    is_kept_apart = store == "memory" and checked.responses.max_bytes > 0
+    if "count" not in given:
+        count, reason = most, f"{machine.cores} cores, one for each {CORES_PER_INGRESS}, at most {MOST_INGRESSES}"
+        if count > 1 and is_kept_apart and (is_store_given or len(machine.nodes) > 1):
+            count = 1
+            reason = f'responses.store is "memory", which ingresses do not share; {most} otherwise'
+        yield ChosenSetting("ingresses.count", count, reason)
+        if count > 1 and is_kept_apart:
+            store = f"file://{machine.nodes[0].cache}/responses-{checked.ingresses.port}"
+            ResponseSettings(store=store)  # raises where that is no URL
+            yield ChosenSetting(
+                "responses.store", store, "several ingresses share it; memory would be each one's own"
+            )
+            is_store_given = True
+    if not is_store_given:
+        yield ChosenSetting("responses.store", store, "default")
+    if "num_cpus" not in given:
+        yield ChosenSetting("ingresses.num_cpus", *_num_cpus(machine))
+
+
+# --- what the machine cannot meet, and what processes find themselves -----------------------------------
+
+
+def _shortages(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[str]:
+    """Yield what the applications reserve in Ray beyond what there is, with numbers."""
+    models = [model for args in applications for model in args.served.values() if model.load_at_start]
+    for model in models:
+        if model.gpus_per_engine > machine.most_gpus and not machine.unknown:
+            yield (
+                f"an engine of {model.name} takes {model.gpus_per_engine:g} GPUs of one machine "
+                f"(engines.num_gpus x engine.tensor_parallel_size), but {machine.described()}"
+            )
+            return
+    gpus = sum(model.engines.num_expected * model.gpus_per_engine for model in models)
+    if gpus > len(machine.gpus) and not machine.unknown:
+        wanted = " and ".join(
+            f"{_replicas(model)} of {model.name} with {model.gpus_per_engine:g} each"
+            for model in models
+            if model.gpus_per_engine
+        )
+        room = machine.engines(models[0].gpus_per_engine) if len(models) == 1 else 0
+        advice = f"lower engines.count to at most {room}" if room else "lower engines.count"
+        yield f"{wanted} take {gpus:g} GPUs, but {machine.described()}: {advice}, or set engine.device to cpu"
+    cpus = sum(
+        model.engines.num_expected * model.engines.num_cpus * model.engine.tensor_parallel_size for model in models
+    ) + sum(args.ingresses.count * args.ingresses.num_cpus for args in applications)
+    if cpus > machine.cpus:
+        yield (
+            f"engines ({sum(model.engines.num_expected for model in models)}) and ingresses "
+            f"({sum(args.ingresses.count for args in applications)}) reserve {cpus:g} CPUs in Ray, but there are "
+            f"{machine.cpus:g}: lower engines.num_cpus, ingresses.num_cpus or a count"
+        )
+
+
+def _replicas(model: ModelArgs) -> str:
+    number = model.engines.num_expected
+    return f"{number} engine{'s' if number != 1 else ''}"
+
+
+def _threads(applications: Sequence[AppArgs], machine: Hardware) -> Iterator[list[ChosenSetting]]:
+    """Yield for each application the threads with which its engines on CPUs will compute."""
+    node = max(machine.nodes, key=lambda each: each.cores)
+    for args in applications:
+        ranks = sum(
+            model.engines.num_expected * model.engine.tensor_parallel_size for model in args.served.values()
+        )
+        found = []
+        for index, model in enumerate(args.served.values()):
+            where = f"models[{index}]." if args.models else ""
+            if model.engine.device == "cpu" and model.engine.threads is None:
+                value, reason = _threads_of(model, ranks, node.cores, node.omp_threads)
+                found.append(ChosenSetting(f"{where}engine.threads", value, reason, False))
+        yield found
+
+
+def _threads_of(model: ModelArgs, ranks: int, cores: int, omp_threads: int | None) -> tuple[int, str]:
+    if omp_threads is not None:
+        return omp_threads, "OMP_NUM_THREADS"
+    if model.engines.num_cpus >= 1:
+        return int(model.engines.num_cpus), "as many as the CPUs that it reserves (engines.num_cpus)"
+    left = "" if cores < FEW_CORES else ", but for one that is left to the ingresses"
+    shared = "" if ranks == 1 else f", shared by {ranks} engine processes"
+    return shared_threads(ranks, cores), f"one for each of {cores} cores{left}{shared}"
+
+
+def _on(size: int) -> str:
+    return f"on {_count_of_gpus(size)}"
+
+
+def _count_of_gpus(size: int) -> str:
+    return "one GPU" if size == 1 else f"{size} GPUs"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

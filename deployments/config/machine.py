@@ -1,0 +1,102 @@
+"""What the settings that are left out depend on: the cores and GPUs of each node, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleGpu:
+    """A GPU, or an instance of one that MIG divides, that an engine can have to itself."""
+
+    name: str
+    memory_bytes: int | None
+    """All of its memory; None where it could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareNode:
+    """A machine on which engines and ingresses can run."""
+
+    cores: int
+    """Cores that its processes may use, as `engine.machine.usable_cores` counts them."""
+    cpus: float
+    """Most CPUs that Ray can count there."""
+    gpus: tuple[VisibleGpu, ...] = ()
+    """Those that are visible to what Ray starts there."""
+    has_cuda: bool = True
+    """Whether its torch is built for CUDA."""
+    unknown: str = ""
+    """Why its GPUs cannot be told, and what to do; "" where they can."""
+    omp_threads: int | None = None
+    """OMP_NUM_THREADS with which its processes start."""
+    cache: str = "/var/cache/raydix"
+    """Directory of the server's user in which processes of this node may keep files."""
+
+    @property
+    def usable(self) -> tuple[VisibleGpu, ...]:
+        """GPUs on which engines can compute."""
+        return self.gpus if self.has_cuda else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """All nodes: this machine, or those of a cluster."""
+
+    nodes: tuple[HardwareNode, ...]
+    may_grow: bool = False
+    """Whether nodes may be added, so that what does not fit now may fit later."""
+
+    @property
+    def gpus(self) -> tuple[VisibleGpu, ...]:
+        """GPUs of all nodes on which engines can compute."""
+        return tuple(gpu for node in self.nodes for gpu in node.usable)
+
+    @property
+    def most_gpus(self) -> int:
+        """Number of GPUs of the node that has most."""
+        return max((len(node.usable) for node in self.nodes), default=0)
+
+    @property
+    def cores(self) -> int:
+        """Cores of all nodes."""
+        return sum(node.cores for node in self.nodes)
+
+    @property
+    def cpus(self) -> float:
+        """CPUs of all nodes as Ray counts them."""
+        return sum(node.cpus for node in self.nodes)
+
+    @property
+    def unknown(self) -> str:
+        """Why the GPUs of some node cannot be told; "" where they can."""
+        return next((node.unknown for node in self.nodes if node.unknown), "")
+
+    @property
+    def least_memory(self) -> int | None:
+        """Bytes of the smallest GPU, on which any engine may come to run; None where one is not known."""
+        sizes = [gpu.memory_bytes for gpu in self.gpus]
+        known = [size for size in sizes if size is not None]
+        return min(known) if known and len(known) == len(sizes) else None
+
+    def engines(self, gpus_each: float) -> int:
+        """How many engines with so many GPUs each, all of one node, there is room for."""
+        return sum(int(len(node.usable) / gpus_each + 1e-9) for node in self.nodes)
+
+    def described(self) -> str:
+        """Say in words which GPUs are visible."""
+        if self.gpus:
+            kinds = dict.fromkeys(_title(gpu) for gpu in self.gpus)
+            return f"{_are(len(self.gpus))} visible ({', '.join(kinds)})"
+        hidden = sum(len(node.gpus) for node in self.nodes)
+        if hidden:
+            return f"{_are(hidden)} visible, but torch is built without CUDA here"
+        return "no GPU is visible"
+
+
+def _are(number: int) -> str:
+    return f"{number} GPU{'s are' if number != 1 else ' is'}"
+
+
+def _title(gpu: VisibleGpu) -> str:
+    return gpu.name if gpu.memory_bytes is None else f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB"
