@@ -1,0 +1,16 @@
+"""A Serve application with one replica that does nothing, beside which `benchmarks.startup` measures."""
+
+from __future__ import annotations
+
+from ray import serve
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0.25})
+class Empty:
+    """Answers every request with the same word."""
+
+    async def __call__(self) -> str:
+        return "here"
+
+
+app = Empty.bind()
