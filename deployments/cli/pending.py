@@ -80,9 +80,12 @@ def waited_for(applications: Mapping[str, Any], names: Iterable[str], own: Itera
     Deployments of Raydix's `own` ones have the names that its documentation gives them.
     """
     for name in names:
-        if name not in applications or not applications[name].deployments:
+        if name not in applications or not any(
+            overview.replica_states for overview in applications[name].deployments.values()
+        ):
             return f"{name}: being built"
-    ours, counts = frozenset(own), {}
+    ours = frozenset(own)
+    counts: dict[str, tuple[int, int]] = {}
     for name in names:
         for deployment, overview in applications[name].deployments.items():
             part = _part(deployment) if name in ours else f"{name}'s {deployment}"

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -67,14 +67,16 @@ def port() -> str:
 
 
 @contextmanager
-def a_server(command: list[str], ray_directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that is ready, on a Ray of its own; its output goes to `log`."""
+def a_server(
+    command: list[str], ray_directory: Path, log: Path, until: str = "is ready at", **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server on a Ray of its own that has said `until`; its output goes to `log`."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    env |= {"RAY_TMPDIR": str(ray_directory), "PYTHONPATH": str(Path(__file__).parents[2])}
+    env |= {"RAY_TMPDIR": str(ray_directory), "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
     try:
-        _wait_for("is ready at", log, server)
+        _wait_for(until, log, server)
         yield server
     finally:
         if server.poll() is None:
@@ -104,6 +106,45 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directo
         assert server.wait(timeout=60) == 0, log.read_text()
         assert "Traceback" not in log.read_text()
         assert psutil.wait_procs(family, timeout=60)[1] == []
+
+
+def processes_of(ray_directory: Path) -> list[psutil.Process]:
+    """All processes that have inherited this environment, whoever their parents are by now."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("RAY_TMPDIR") == str(ray_directory):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("moment", ["Ray: starting", "Serve: starting", "being built", "engines: 0 of 1 ready"])
+def test_ctrl_c_during_the_start_leaves_nothing_behind(
+    moment: str, port: str, ray_directory: Path, tmp_path: Path
+) -> None:
+    log, temporary = tmp_path / "serve.log", ray_directory / "t"
+    temporary.mkdir()
+    command = [*RAYDIX, "serve", "--port", port, "--replicas", "1"]
+    with a_server(command, ray_directory, log, until=moment, TMPDIR=str(temporary)) as server:
+        assert "is ready at" not in log.read_text()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=READY_S) == 0, log.read_text()
+    assert "Traceback" not in log.read_text() and "is ready at" not in log.read_text()
+    assert psutil.wait_procs(processes_of(ray_directory), timeout=60)[1] == []
+    assert not list(temporary.glob("raydix-*")), "the pipe of request lines is left"
+
+
+def test_serve_starts_where_no_bytecode_is_and_none_may_be_written(
+    port: str, ray_directory: Path, tmp_path: Path
+) -> None:
+    """As in a container whose image was built without: each process compiles all that it imports."""
+    log, bytecode = tmp_path / "serve.log", tmp_path / "bytecode"
+    bytecode.mkdir()
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(bytecode)}
+    command = [*RAYDIX, "serve", "--port", port, "--replicas", "1"]
+    with a_server(command, ray_directory, log, **environment):
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).json()["status"] == "healthy"
+        assert list(bytecode.iterdir()) == []
 
 
 def test_serve_ends_with_a_message_when_its_raylet_dies(port: str, ray_directory: Path, tmp_path: Path) -> None:

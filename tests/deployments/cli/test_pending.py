@@ -94,6 +94,7 @@ TWO_MODELS = application(
     [
         ({}, "raydix: being built"),
         ({"raydix": application()}, "raydix: being built"),
+        ({"raydix": application(EngineReplica={}, Ingress={})}, "raydix: being built"),
         ({"raydix": ENGINES_LACK}, "engines: 1 of 2 ready"),
         ({"raydix": TWO_MODELS}, "engines: 2 of 3 ready; hub: 0 of 1 ready; ingresses: 0 of 2 ready"),
         ({"raydix": application(EngineReplica={"RUNNING": 1})}, "the API: no healthy answer yet"),
