@@ -5,7 +5,6 @@ from __future__ import annotations
 from ray import serve
 
 
-@serve.deployment(ray_actor_options={"num_cpus": 0.25})
 class Empty:
     """Answers every request with the same word."""
 
@@ -13,4 +12,4 @@ class Empty:
         return "here"
 
 
-app = Empty.bind()
+app = serve.deployment(ray_actor_options={"num_cpus": 0.25})(Empty).bind()

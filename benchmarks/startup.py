@@ -1,6 +1,6 @@
 """Measure the time from the start of the application to its first answer, and what it is spent on.
 
-    python -m benchmarks.startup [--with empty raydix serve] [--bytecode compiled none] [--rounds 3]
+    python -m benchmarks.startup [--with empty serve raydix] [--bytecode compiled none] [--rounds 3]
         [--baseline CHECKOUT] [--json FILE]
 
 Starts `raydix serve` (or `serve run`) on deployments.yaml with a Ray of its own on free ports, asks one
@@ -227,18 +227,20 @@ def _times_empty(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, list[floa
     """How many times as long as the empty application each start took, in each round."""
     ratios: dict[str, list[float]] = {}
     for start, measured in rounds.items():
-        command, *_, kind = start.split("_")
-        for empty, one in zip(rounds.get(f"empty_{kind}", []), measured, strict=False):
-            if command != "empty":
-                ratio = one["timeline_s"]["first_answer"] / empty["timeline_s"]["first_answer"]
-                ratios.setdefault(start, []).append(round(ratio, 2))
+        beside = rounds.get("empty_raydix_none" if start.endswith("_none") else "empty_raydix", [])
+        if measured is not beside and beside:
+            times = [
+                (one["timeline_s"]["first_answer"], empty["timeline_s"]["first_answer"])
+                for one, empty in zip(measured, beside, strict=True)
+            ]
+            ratios[start] = [round(own / empty, 2) for own, empty in times]
     return ratios
 
 
 def main() -> None:
     """Measure, print, and write where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--with", dest="commands", nargs="+", choices=COMMANDS, default=["empty", "raydix"])
+    parser.add_argument("--with", dest="commands", nargs="+", choices=COMMANDS, default=COMMANDS)
     parser.add_argument("--bytecode", nargs="+", choices=("compiled", "none"), default=["compiled"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--baseline", type=Path, help="another checkout, measured in turn with this one")
@@ -256,7 +258,7 @@ def main() -> None:
                         if command == "empty" and root != ROOT:
                             continue
                         measured = start_once(command, root, Path(bytecode) if kind == "compiled" else None)
-                        start = "_".join((command, *([name] if len(checkouts) > 1 else []), kind))
+                        start = f"{command}_{name}" + ("" if kind == "compiled" else f"_{kind}")
                         print(f"{start}:", json.dumps(measured), flush=True)
                         if number or options.cold:
                             rounds[start].append(measured)
