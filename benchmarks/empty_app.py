@@ -12,4 +12,4 @@ class Empty:
         return "here"
 
 
-app = serve.deployment(ray_actor_options={"num_cpus": 0.25})(Empty).bind()
+app = serve.deployment(Empty, ray_actor_options={"num_cpus": 0.25}).bind()
