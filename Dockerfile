@@ -5,7 +5,13 @@
 # Packages are those that Raydix is tested with (constraints.txt). CUDA comes with torch's wheels and the driver with the
 # node, so both targets build on the same base.
 
+# All Python that runs in the image is compiled when it is built: its processes cannot write bytecode, and would each
+# compile torch, Ray and transformers at every start. The official images come without that of the standard library, pip
+# compiles with one core, and files of packages may be for a newer Python. An image's sources never change, so bytecode
+# is not compared with them (unchecked-hash): no copy of a layer that sets new times makes it worthless.
+
 FROM python:3.11.14-slim-bookworm AS base
+RUN python -m compileall -qq -j 0 --invalidation-mode unchecked-hash /usr/local/lib/python3.11 || true
 
 # The same image with a C compiler, for the native CPU kernels. (The GPU image needs one at run time, see below.)
 FROM python:3.11.14-bookworm AS venv
@@ -18,18 +24,20 @@ COPY constraints.txt ./
 # pytorch.org, "Get Started") the CPU target contains CUDA's gigabytes, too.
 FROM venv AS torch-cpu
 ARG TORCH_INDEX=
-RUN pip install torch -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+RUN pip install --no-compile torch -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
 
 FROM venv AS torch-cuda
-RUN pip install torch -c constraints.txt
+RUN pip install --no-compile torch -c constraints.txt
 
 FROM torch-cpu AS build-cpu
 COPY . .
-RUN pip install . -c constraints.txt
+RUN pip install --no-compile . -c constraints.txt
+RUN python -m compileall -qq -j 0 --invalidation-mode unchecked-hash /opt/raydix/lib || true
 
 FROM torch-cuda AS build-cuda
 COPY . .
-RUN pip install '.[gpu]' -c constraints.txt
+RUN pip install --no-compile '.[gpu]' -c constraints.txt
+RUN python -m compileall -qq -j 0 --invalidation-mode unchecked-hash /opt/raydix/lib || true
 
 FROM base AS runtime
 # The user is numeric, so that Kubernetes can tell it is not root. Raydix writes to /tmp alone, so the root file system

@@ -17,8 +17,9 @@ PUBLISHER := .venv-grafana
 # So have other people's clients, which are run against the application.
 CLIENTS   := .venv-clients
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PACKAGES  := cache deployments engine monitoring router
 
-.PHONY: serve pulled dist test units e2e lint install clients clients-installed native native-asan native-tsan clean
+.PHONY: serve pulled dist test units e2e lint install bytecode clients clients-installed native native-asan native-tsan clean
 
 serve: $(INSTALLED) pulled
 	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
@@ -51,12 +52,22 @@ lint: $(INSTALLED)
 
 install: $(INSTALLED)
 
-# Python compiles what it imports, which is a small part of torch and Ray; and an old pip takes half as long again.
 $(INSTALLED): pyproject.toml constraints.txt setup.py engine/kernels/build.py $(wildcard engine/kernels/native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile $(INDEX) -e '.[test]' -c constraints.txt
 	@test ! -e engine/kernels/libraydix.log || { echo "The native kernels:"; cat engine/kernels/libraydix.log; } >&2
+	@$(MAKE) --no-print-directory bytecode
 	@touch $@
+
+# Where Python may write no bytecode (PYTHONDONTWRITEBYTECODE, a read-only directory), each process of each start would
+# compile torch, Ray and transformers again, which takes longer than all else. pip compiles with one core, so it is told
+# not to. Files of packages may be for a newer Python; errors in our own are errors. Changed sources are noticed by
+# their time.
+bytecode:
+	@echo "Compiling Python's bytecode on all cores, so that no start has to: half a minute on two"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages || \
+		echo "A few files of packages were left out: they are not for this Python"
+	@$(BIN)/python -m compileall -q -j 0 $(PACKAGES)
 
 # Builds the CPU kernels again. The two targets below test them under sanitizers, which takes minutes, so `make test`
 # leaves them out.

@@ -1,12 +1,16 @@
 """Measure the time from the start of the application to its first answer, and what it is spent on.
 
-    python -m benchmarks.startup [--with serve raydix] [--rounds 3] [--baseline CHECKOUT] [--json FILE]
+    python -m benchmarks.startup [--with empty serve raydix] [--bytecode compiled none] [--rounds 3]
+        [--baseline CHECKOUT] [--json FILE]
 
-Starts `serve run deployments.yaml` (or `raydix serve`) with a Ray of its own on free ports, asks one question as
-soon as the port accepts connections, and ends it. The times are seconds since the command, from the logs of
-Serve's controller and replicas; processor seconds are those of all processes, and disturbed less than the clock by
-other work on the machine. `--baseline` measures another checkout in turn. The first round does not count: it warms
-the page cache.
+Starts `raydix serve` (or `serve run`) on deployments.yaml with a Ray of its own on free ports, asks one
+question as soon as the port accepts connections, and ends it. In turn with it, `empty` is `serve run` on an
+application with one replica that does nothing (`benchmarks/empty_app.py`): what Ray and Serve themselves take.
+The times are seconds since the command, from the logs of Serve's controller and replicas; processor seconds are
+those of all processes, and disturbed less than the clock by other work on the machine. `--baseline` measures
+another checkout in turn. The first round does not count: it warms the page cache, and compiles bytecode into a
+directory that all `compiled` starts read. Starts with `none` find no bytecode and may write none, not even that
+of the standard library, as in a container whose image has none.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,14 +46,22 @@ QUESTION = {
     "messages": [{"role": "user", "content": "What does itertools.chain do?"}],
 }
 PATIENCE_S = 300.0
+COMMANDS = ("empty", "serve", "raydix")
+EMPTY_APP = {
+    "proxy_location": "HeadOnly",
+    "applications": [{"name": "empty", "import_path": "benchmarks.empty_app:app", "route_prefix": "/"}],
+}
 STAGES = (
     ("controller", "controller_*", "Controller starting"),
     ("build", "controller_*", "Importing and building app"),
     ("built", "controller_*", "Imported and built app"),
+    ("empty_ready", "replica_*Empty_*", "Finished initializing replica"),
     ("engine_process", "replica_*EngineReplica_*", "Started initializing replica"),
     ("engine_loaded", "replica_*EngineReplica_*", "Finished initializing replica"),
     ("ingress_process", "replica_*Ingress_*", "Started initializing replica"),
     ("ingress_ready", "replica_*Ingress_*", "Finished initializing replica"),
+    ("hub_process", "replica_*MetricsHub_*", "Started initializing replica"),
+    ("hub_ready", "replica_*MetricsHub_*", "Finished initializing replica"),
 )
 """Stages: name, log files and the line that marks the stage; the last such line counts."""
 
@@ -108,19 +121,28 @@ def _role(command: list[str]) -> str:
     return "other workers" if line.startswith("ray::") else "command"
 
 
-def start_once(command: str, root: Path) -> dict[str, Any]:
-    """Start once from nothing; returns the timeline in seconds, and the processor seconds."""
+def start_once(command: str, root: Path, bytecode: Path | None) -> dict[str, Any]:
+    """Start once from nothing; return the timeline in seconds, and the processor seconds.
+
+    Bytecode is read from the directory `bytecode`, and written there; None: there is none, and none is written.
+    """
     with tempfile.TemporaryDirectory(prefix="rdx", ignore_cleanup_errors=True) as directory:
         port = free_port()
-        config = yaml.safe_load((root / "deployments.yaml").read_text())
-        config["applications"][0]["args"]["ingresses"]["port"] = port
+        if command == "empty":
+            config = EMPTY_APP | {"http_options": {"host": "127.0.0.1", "port": port}}
+        else:
+            config = yaml.safe_load((root / "deployments.yaml").read_text())
+            config["applications"][0]["args"]["ingresses"]["port"] = port
         path = Path(directory, "deployments.yaml")
         path.write_text(yaml.safe_dump(config))
+        serve_run = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
         arguments = {
-            "serve": [str(Path(sys.executable).with_name("serve")), "run", str(path)],
-            "raydix": [sys.executable, "-m", "deployments.cli", "serve", str(path), "--verbose"],
+            "empty": serve_run,
+            "serve": serve_run,
+            "raydix": [sys.executable, "-m", "deployments.cli", "serve", str(path)],
         }[command]
         environment = {**os.environ, "PYTHONPATH": str(root), "RAY_TMPDIR": directory}
+        environment |= _bytecode_environment(bytecode, Path(directory, "none"))
         started = time.time()
         with Path(directory, "output").open("wb") as output:
             process = subprocess.Popen(
@@ -143,19 +165,24 @@ def start_once(command: str, root: Path) -> dict[str, Any]:
         return {"timeline_s": timeline, "cpu_s": round(sum(cpu.values()), 1), "cpu_by_process_s": cpu}
 
 
+def _bytecode_environment(bytecode: Path | None, empty: Path) -> dict[str, str]:
+    """PYTHONDONTWRITEBYTECODE says "no" when it is the empty string."""
+    if bytecode is None:
+        return {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(empty)}
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(bytecode)}
+
+
 def _first_answer(url: str, process: subprocess.Popen[bytes]) -> float:
     """Return the time of the first complete answer, in seconds since the epoch. Raises RuntimeError."""
     deadline = time.time() + PATIENCE_S
-    while time.time() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the command has ended with {process.returncode}")
-        try:
-            answer = httpx.post(f"{url}/v1/chat/completions", json=QUESTION, timeout=PATIENCE_S)
-            if answer.status_code == 200:
-                return time.time()
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.1)
+    with httpx.Client(timeout=PATIENCE_S) as client:
+        while time.time() < deadline:
+            if process.poll() is not None:
+                raise RuntimeError(f"the command has ended with {process.returncode}")
+            with suppress(httpx.HTTPError):
+                if client.post(f"{url}/v1/chat/completions", json=QUESTION).status_code == 200:
+                    return time.time()
+            time.sleep(0.1)
     raise RuntimeError(f"no answer within {PATIENCE_S:g} s")
 
 
@@ -196,10 +223,25 @@ def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _times_empty(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, list[float]]:
+    """How many times as long as the empty application each start took, in each round."""
+    ratios: dict[str, list[float]] = {}
+    for start, measured in rounds.items():
+        beside = rounds.get("empty_raydix_none" if start.endswith("_none") else "empty_raydix", [])
+        if measured is not beside and beside:
+            times = [
+                (one["timeline_s"]["first_answer"], empty["timeline_s"]["first_answer"])
+                for one, empty in zip(measured, beside, strict=True)
+            ]
+            ratios[start] = [round(own / empty, 2) for own, empty in times]
+    return ratios
+
+
 def main() -> None:
     """Measure, print, and write where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--with", dest="commands", nargs="+", choices=("serve", "raydix"), default=["serve"])
+    parser.add_argument("--with", dest="commands", nargs="+", choices=COMMANDS, default=COMMANDS)
+    parser.add_argument("--bytecode", nargs="+", choices=("compiled", "none"), default=["compiled"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--baseline", type=Path, help="another checkout, measured in turn with this one")
     parser.add_argument("--cold", action="store_true", help="count the first round as well")
@@ -208,17 +250,23 @@ def main() -> None:
     options = parser.parse_args()
     checkouts = {"raydix": ROOT} | ({"baseline": options.baseline.resolve()} if options.baseline else {})
     rounds: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for number in range(options.rounds + (not options.cold)):
-        for command in options.commands:
-            for name, root in checkouts.items():
-                measured = start_once(command, root)
-                print(f"{command} {name}:", json.dumps(measured), flush=True)
-                if number or options.cold:
-                    rounds[f"{command}_{name}"].append(measured)
+    with tempfile.TemporaryDirectory(prefix="rdxpyc") as bytecode:
+        for number in range(options.rounds + (not options.cold)):
+            for kind in options.bytecode:
+                for command in options.commands:
+                    for name, root in checkouts.items():
+                        if command == "empty" and root != ROOT:
+                            continue
+                        measured = start_once(command, root, Path(bytecode) if kind == "compiled" else None)
+                        start = f"{command}_{name}" + ("" if kind == "compiled" else f"_{kind}")
+                        print(f"{start}:", json.dumps(measured), flush=True)
+                        if number or options.cold:
+                            rounds[start].append(measured)
     result = {
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "note": options.note},
         "at": datetime.now(UTC).strftime("%Y-%m-%d"),
         **{name: _summary(measured) for name, measured in rounds.items()},
+        "times_empty": _times_empty(rounds),
     }
     print(json.dumps(result, indent=1))
     if options.json:

@@ -9,9 +9,12 @@ The module imports Ray only where a function needs it, so it can be used in a pr
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +163,18 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
             use="`raydix serve` deploys a config file as `serve run` does",
             why="the public `serve deploy` needs Ray's dashboard",
             breaks="`raydix serve` fails at its start",
+        ),
+        PrivateName(
+            "ray._private.parameter.RayParams",
+            use="`raydix serve` starts Ray without its autoscaler and, unless it shows logs, its log monitor",
+            why="ray.init() has no arguments for them",
+            breaks="`raydix serve` does not start",
+        ),
+        PrivateName(
+            "ray._private.node.Node.start_api_server",
+            use="`raydix serve` starts Ray without its API server, for which ray.init() would wait seconds",
+            why="ray.init(include_dashboard=False) starts it too, to send usage statistics alone",
+            breaks="`raydix serve` does not start",
         ),
         PrivateName(
             "ray._private.worker._global_node.dead_processes",
@@ -337,6 +352,26 @@ def deploy(config: ServeDeploySchema) -> None:
         controller_options=config.controller_options,
     )
     client.deploy_apps(config, _blocking=False)
+
+
+@contextmanager
+def few_ray_processes(*, shows_logs: bool) -> Iterator[None]:
+    """Have `ray.init(include_dashboard=False)` start no process meanwhile that one machine's server does not use.
+
+    These are the autoscaler's monitor, as there is no other machine to add; the API server, which sends usage
+    statistics alone, unless these are on; and the log monitor, unless it `shows_logs` of workers here.
+    """
+    from ray._private import parameter
+    from ray._private.node import Node
+
+    params, start_api_server = parameter.RayParams, Node.start_api_server
+    parameter.RayParams = partial(params, no_monitor=True, include_log_monitor=shows_logs)
+    if os.environ.get("RAY_USAGE_STATS_ENABLED") == "0":
+        Node.start_api_server = lambda self, **_: None
+    try:
+        yield
+    finally:
+        parameter.RayParams, Node.start_api_server = params, start_api_server
 
 
 def ended_ray_processes() -> list[str]:

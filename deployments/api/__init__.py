@@ -1,8 +1,32 @@
-"""The OpenAI-compatible HTTP API over any `EngineClient`. It knows neither Ray nor how engines are reached."""
+"""The OpenAI-compatible HTTP API over any `EngineClient`. It knows neither Ray nor how engines are reached.
 
-from deployments.api.app import create_app
-from deployments.api.service import ApiService, ModelCard, ServedModel
-from deployments.api.text_codec import TextCodec
-from deployments.config.limits import Limits
+What it exports is imported when it is asked for: the metrics hub needs one of the API's modules, and not the API.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deployments.api.app import create_app
+    from deployments.api.service import ApiService, ModelCard, ServedModel
+    from deployments.api.text_codec import TextCodec
+    from deployments.config.limits import Limits
 
 __all__ = ["ApiService", "Limits", "ModelCard", "ServedModel", "TextCodec", "create_app"]
+
+_MODULES = {
+    "ApiService": "deployments.api.service",
+    "Limits": "deployments.config.limits",
+    "ModelCard": "deployments.api.service",
+    "ServedModel": "deployments.api.service",
+    "TextCodec": "deployments.api.text_codec",
+    "create_app": "deployments.api.app",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -29,6 +29,7 @@ from rich.panel import Panel
 from deployments.cli.effective import in_effect, lines
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.left_behind import Guard, adopt_orphans, descendants, end_descendants
+from deployments.cli.pending import Pending, waited_for
 from deployments.cli.ray_environment import set_environment
 from deployments.cli.request_lines import shown_requests
 from deployments.cli.serve_config import (
@@ -46,12 +47,12 @@ from deployments.control.hardware import cluster as cluster_machine
 from deployments.control.hardware import this_machine
 from deployments.control.model_files import facts, known_facts
 from engine.config import EngineConfig
-from router.ray_internals import deploy, ended_ray_processes, serve_namespace
+from router.ray_internals import deploy, ended_ray_processes, few_ray_processes, serve_namespace
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
-POLL_S = 0.2
+POLL_S = 0.1
 WATCH_S = 2.0
 """Seconds between two looks whether Ray and Serve still run."""
 CONTROLLER_S = 120.0
@@ -149,18 +150,22 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
     adopt_orphans()
     guard, has_deployed = Guard(), False
     try:
-        with console.status("Starting Ray"), quiet(verbose):
-            start_ray(cluster, verbose, num_gpus)
+        with Pending(console) as pending:
+            pending.on("Ray: starting" if cluster is None else "Ray: connecting")
+            with quiet(verbose):
+                start_ray(cluster, verbose, num_gpus)
             signals.install()
             guard.follow(descendants())
-        if cluster is not None:
-            config, effective = in_effect(config, cluster_machine(), known_facts)
-            tell(effective, console)
-        schema = read_live(config)
-        with console.status("Starting the replicas"), quiet(verbose):
+            if cluster is not None:
+                config, effective = in_effect(config, cluster_machine(), known_facts)
+                tell(effective, console)
+            schema = read_live(config)
+            signals.check()
+            pending.on("Serve: starting")
             has_deployed = True
-            names = _deploy(schema)
-            health = _wait_until_ready(names, url, signals)
+            with quiet(verbose):
+                deploy(schema)
+                health = _wait_until_ready(schema, url, signals, pending)
         _announce(console, url, list(health.get("models") or ()), time.monotonic() - started)
         _watch(signals, guard)
     except _Stopped:
@@ -284,7 +289,8 @@ def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -
         if cluster is not None:
             ray.init(address=cluster, **quiet)
         else:
-            ray.init(address="local", include_dashboard=False, num_gpus=num_gpus, **quiet)
+            with few_ray_processes(shows_logs=verbose):
+                ray.init(address="local", include_dashboard=False, num_gpus=num_gpus, **quiet)
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a call after Ray's end would start another one
     except Exception as error:
         if cluster is not None:
@@ -306,26 +312,24 @@ def read_live(config: dict[str, Any]) -> ServeDeploySchema:
         raise UserError(f"the config is not valid: {one_line(error)}", 2) from None
 
 
-def _deploy(schema: ServeDeploySchema) -> list[str]:
-    """Deploy the config, and return the names of its applications."""
-    deploy(schema)
-    return [application.name for application in schema.applications]
-
-
-def _wait_until_ready(names: list[str], url: str, signals: Signals) -> dict[str, Any]:
+def _wait_until_ready(schema: ServeDeploySchema, url: str, signals: Signals, pending: Pending) -> dict[str, Any]:
     """Return what /health says when all applications run and it agrees. Loading models has no time limit."""
     from ray import serve
 
-    while True:
-        signals.check(wait=POLL_S)
-        _check_ray()
-        applications = serve.status().applications
-        for name in names:
-            if name in applications and applications[name].status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise UserError(f"{name} did not start: {cause_of(applications[name])}")
-        running = all(name in applications and applications[name].status.value == "RUNNING" for name in names)
-        if running and (found := _health(url)) is not None:
-            return found
+    names = [application.name for application in schema.applications]
+    own = [application.name for application in schema.applications if application.import_path == IMPORT_PATH]
+    with httpx.Client(timeout=5.0) as client:
+        while True:
+            signals.check(wait=POLL_S)
+            _check_ray()
+            applications = serve.status().applications
+            for name in names:
+                if name in applications and applications[name].status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
+                    raise UserError(f"{name} did not start: {cause_of(applications[name])}")
+            pending.on(waited_for(applications, names, own))
+            running = all(name in applications and applications[name].status.value == "RUNNING" for name in names)
+            if running and (found := _health(client, url)) is not None:
+                return found
 
 
 def _watch(signals: Signals, guard: Guard) -> None:
@@ -376,12 +380,12 @@ class _ControllerWatch:
             time.sleep(2 * WATCH_S)
 
 
-def _health(url: str) -> dict[str, Any] | None:
+def _health(client: httpx.Client, url: str) -> dict[str, Any] | None:
     """Return what /health reports if that is healthy. Applications without that page count as healthy."""
     from deployments.api.http.scopes import OWN_PROBE  # FastAPI, with its package
 
     try:
-        response = httpx.get(f"{url}/health", headers={"user-agent": OWN_PROBE}, timeout=5.0)
+        response = client.get(f"{url}/health", headers={"user-agent": OWN_PROBE})
         if response.status_code == 404:
             return {}
         found: dict[str, Any] = response.json()

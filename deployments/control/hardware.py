@@ -172,16 +172,22 @@ def _ask(nodes: Sequence[Mapping[str, Any]]) -> dict[str, HardwareNode]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    # A worker of Ray's tells of its own node itself: a task there would wait until another worker has started.
+    here = ray.get_runtime_context().get_node_id() if "RAY_RAYLET_PID" in os.environ else None
     ask = ray.remote(num_cpus=0, max_retries=0)(this_node)
     asked = {
-        ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(): node
+        node["NodeID"]: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote()
         for node in nodes
+        if node["NodeID"] != here
     }
-    ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S) if asked else None
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S) if asked else None
     found = {}
-    for reference, node in asked.items():
+    for node in nodes:
+        name = node["NodeID"]
         try:
-            found[node["NodeID"]] = ray.get(reference, timeout=0)
+            found[name] = this_node() if name == here else ray.get(asked[name], timeout=0)
         except Exception as error:
             logger.warning(
                 "node %s does not say which cores and GPUs it has (%s): what Ray counts is taken",

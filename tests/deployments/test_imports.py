@@ -22,6 +22,19 @@ tokenizer = load_tokenizer(demo_model_path())
 tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True)
 """
 
+IS_THE_HUB = "import deployments.hub.deployment"
+STARTS_THE_SERVER = """
+from pathlib import Path
+from deployments.cli import serve
+config = serve.load(Path("deployments.yaml"), serve.Overrides(None, None, None, None, None))
+serve.read_live(config)
+serve.in_effect(config, serve.this_machine(), serve.facts)
+"""
+# Serve's controller unpickles each deployment's options, and asks the autoscaling policy.
+IS_SERVES_CONTROLLER = """
+import ray.serve._private.controller, deployments.replica.autoscaling
+"""
+
 # OpenTelemetry may be loaded by FastAPI (its API) and Ray Serve (its SDK), but not by Raydix without an endpoint.
 BUILDS_THE_APPLICATION = """
 import sys
@@ -40,6 +53,9 @@ NOT_FOR_AN_APPLICATION = {"torch", "transformers", "deployments.telemetry.spans"
     ("role", "code", "unwanted"),
     [
         ("builds the application", BUILDS_THE_APPLICATION, NOT_FOR_AN_APPLICATION),
+        ("starts the server", STARTS_THE_SERVER, {"torch", "transformers", "tokenizers"}),
+        ("is Serve's controller", IS_SERVES_CONTROLLER, {"torch", "transformers", "tokenizers"}),
+        ("is the hub", IS_THE_HUB, {"torch", "transformers", "tokenizers", "deployments.api.app"}),
         ("is an ingress", READS_REQUESTS, {"torch"}),
         # Seconds of compilers and of algebra that nothing here uses: torch loads them on certain calls.
         ("is an engine", LOADS_AN_ENGINE, {"transformers", "sympy", "torch._dynamo"}),

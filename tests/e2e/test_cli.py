@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -97,6 +98,45 @@ def test_serve_listens_on_loopback_addresses_only(port: str, ray_directory: Path
         deploy, env = [*RAYDIX, "deploy", "my.yaml"], own_environment(ray_directory)
         done = subprocess.run(deploy, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0 and "my.yaml is in effect" in done.stderr, done.stderr
+
+
+def processes_of(ray_directory: Path) -> list[psutil.Process]:
+    """All processes that have inherited this environment, whoever their parents are by now."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("RAY_TMPDIR") == str(ray_directory):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("moment", ["Ray: starting", "engines: 0 of 1 ready"])
+def test_ctrl_c_during_the_start_leaves_nothing_behind(
+    moment: str, port: str, ray_directory: Path, tmp_path: Path
+) -> None:
+    log, temporary = tmp_path / "serve.log", ray_directory / "t"
+    temporary.mkdir()
+    command = [*RAYDIX, "serve", "--port", port, "--replicas", "1"]
+    with a_server(command, ray_directory, log, until=moment, TMPDIR=str(temporary)) as server:
+        assert "is ready at" not in log.read_text()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=READY_S) == 0, log.read_text()
+    assert "Traceback" not in log.read_text() and "is ready at" not in log.read_text()
+    assert psutil.wait_procs(processes_of(ray_directory), timeout=60)[1] == []
+    assert not list(temporary.glob("raydix-*")), "the pipe of request lines is left"
+
+
+def test_serve_starts_where_no_bytecode_is_and_none_may_be_written(
+    port: str, ray_directory: Path, tmp_path: Path
+) -> None:
+    """As in a container whose image was built without: each process compiles all that it imports."""
+    log, bytecode = tmp_path / "serve.log", tmp_path / "bytecode"
+    bytecode.mkdir()
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(bytecode)}
+    command = [*RAYDIX, "serve", "--port", port, "--replicas", "1"]
+    with a_server(command, ray_directory, log, **environment):
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).json()["status"] == "healthy"
+        assert list(bytecode.iterdir()) == []
 
 
 def test_serve_ends_with_a_message_when_its_raylet_dies(port: str, ray_directory: Path, tmp_path: Path) -> None:

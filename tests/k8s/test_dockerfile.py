@@ -81,6 +81,15 @@ def test_every_package_is_pinned() -> None:
     assert installs and all("-c constraints.txt" in step for step in installs)
 
 
+def test_all_python_is_compiled_when_the_image_is_built() -> None:
+    """At run time nothing can: see PYTHONDONTWRITEBYTECODE. The official images lack that of Python itself."""
+    for target in ("cpu", "cuda"):
+        assert any("PYTHONDONTWRITEBYTECODE=1" in said for said in of("ENV", *ancestors(target)))
+        assert any("compileall" in run and "/usr/local/lib/python" in run for run in of("RUN", *ancestors(target)))
+        last = of("RUN", f"build-{target}")[-1]
+        assert "compileall" in last and "/opt/raydix" in last, "something is installed after the compilation"
+
+
 def test_the_last_user_is_not_root() -> None:
     manifest = (ROOT / "k8s" / "base" / "rayservice.yaml").read_text(encoding="utf-8")
     for target in ("cpu", "cuda"):

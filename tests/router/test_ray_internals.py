@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 import ray
 from ray._common import constants as ray_constants
-from ray._private import state, worker
+from ray._private import parameter, state, worker
 from ray._private.node import Node
 from ray._private.worker import global_worker
 from ray.serve import context
@@ -353,6 +353,33 @@ def _() -> None:
 def _() -> None:
     parameters = inspect.signature(client.ServeControllerClient.deploy_apps).parameters
     assert list(parameters)[:3] == ["self", "config", "_blocking"]
+
+
+@contract("ray._private.parameter.RayParams")
+def _() -> None:
+    original = parameter.RayParams
+    with ray_internals.few_ray_processes(shows_logs=False):
+        lean = parameter.RayParams()
+        assert (lean.no_monitor, lean.include_log_monitor) == (True, False)
+    with ray_internals.few_ray_processes(shows_logs=True):
+        assert parameter.RayParams().include_log_monitor
+    assert parameter.RayParams is original
+    start = inspect.getsource(Node.start_head_processes) + inspect.getsource(Node.start_ray_processes)
+    assert "if not self._ray_params.no_monitor:" in start and "if self._ray_params.include_log_monitor:" in start
+    assert "ray._private.parameter.RayParams(" in inspect.getsource(worker.init)
+
+
+@contract("ray._private.node.Node.start_api_server")
+def _() -> None:
+    original = Node.start_api_server
+    parameters = inspect.signature(original).parameters
+    assert list(parameters) == ["self", "include_dashboard", "raise_on_failure"], f"it takes {list(parameters)}"
+    with pytest.MonkeyPatch.context() as environment:
+        for usage_statistics, is_left_out in (("0", True), ("1", False)):
+            environment.setenv("RAY_USAGE_STATS_ENABLED", usage_statistics)
+            with ray_internals.few_ray_processes(shows_logs=False):
+                assert (Node.start_api_server is not original) == is_left_out
+    assert Node.start_api_server is original
 
 
 @contract("ray._private.worker._global_node.dead_processes")

@@ -21,14 +21,20 @@ def own_environment(ray_directory: Path, imports: str = str(ROOT)) -> dict[str, 
 
 @contextmanager
 def a_server(
-    command: list[str], ray_directory: Path, log: Path, *, imports: str = str(ROOT)
+    command: list[str],
+    ray_directory: Path,
+    log: Path,
+    *,
+    imports: str = str(ROOT),
+    until: str = "is ready at",
+    **environment: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that is ready; its output goes to `log`, in whose folder it runs. `imports` is its PYTHONPATH."""
-    env = own_environment(ray_directory, imports)
+    """A server that has said `until`. Its output goes to `log`, in whose folder it runs; `imports` is its PYTHONPATH."""
+    env = own_environment(ray_directory, imports) | environment
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
     try:
-        wait_for("is ready at", log, server)
+        wait_for(until, log, server)
         yield server
     finally:
         if server.poll() is None:
