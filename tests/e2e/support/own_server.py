@@ -29,7 +29,7 @@ def a_server(
     until: str = "is ready at",
     **environment: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that has said `until`, in the folder of `log`, which gets its output; `imports` is its PYTHONPATH."""
+    """A server that has said `until`. It runs in the folder of `log`, its output; `imports` is its PYTHONPATH."""
     env = own_environment(ray_directory, imports) | environment
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
