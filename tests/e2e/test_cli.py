@@ -52,9 +52,22 @@ def test_chat_shows_an_error_of_the_server_and_goes_on(base_url: str) -> None:
 
 
 def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directory: Path, tmp_path: Path) -> None:
+    """Meanwhile neither Ray nor Raydix opens anything to the network, metric pages included, and `raydix deploy`
+    finds the server.
+    """
     log, url = tmp_path / "serve.log", f"http://127.0.0.1:{port}"
-    with a_server([*RAYDIX, "serve", "--port", port, "--replicas", "1"], ray_directory, log) as server:
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(load(None, Overrides(port=int(port), replicas=1))))
+    with a_server([*RAYDIX, "serve", "my.yaml"], ray_directory, log) as server:
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "healthy"
+        listening = addresses(server)
+        assert int(port) in {port for _, _, port in listening}
+        assert "raylet" in {name for name, _, _ in listening}
+        # ::ffff:127.0.0.1 is how a socket for both versions of IP shows an address of version 4.
+        away = {each for each in listening if not ip_address(each[1].removeprefix("::ffff:")).is_loopback}
+        assert not away, sorted(away)
+        deploy, env = [*RAYDIX, "deploy", "my.yaml"], own_environment(ray_directory)
+        done = subprocess.run(deploy, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and "my.yaml is in effect" in done.stderr, done.stderr
         assert "GET /" not in log.read_text(), "its own look whether it is ready is shown as a client's"
         body = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
@@ -76,28 +89,15 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directo
         assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
-def test_serve_listens_on_loopback_addresses_only(port: str, ray_directory: Path, tmp_path: Path) -> None:
-    """Neither Ray nor Raydix opens anything to the network for a server of this machine, metric pages included.
-    And `raydix deploy` finds it there.
-    """
-    config, command = tmp_path / "my.yaml", [*RAYDIX, "serve", "my.yaml"]
-    config.write_text(yaml.safe_dump(load(None, Overrides(port=int(port), replicas=1))))
-    with a_server(command, ray_directory, tmp_path / "serve.log") as server:
-        family = [one := psutil.Process(server.pid), *one.children(recursive=True)]
-        listening = {
-            (process.name(), connection.laddr.ip, connection.laddr.port)
-            for process in family
-            for connection in process.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        }
-        assert int(port) in {port for _, _, port in listening}
-        assert "raylet" in {name for name, _, _ in listening}
-        # ::ffff:127.0.0.1 is how a socket for both versions of IP shows an address of version 4.
-        away = {each for each in listening if not ip_address(each[1].removeprefix("::ffff:")).is_loopback}
-        assert not away, sorted(away)
-        deploy, env = [*RAYDIX, "deploy", "my.yaml"], own_environment(ray_directory)
-        done = subprocess.run(deploy, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0 and "my.yaml is in effect" in done.stderr, done.stderr
+def addresses(server: subprocess.Popen[bytes]) -> set[tuple[str, str, int]]:
+    """Where a server's processes listen: name, address and port."""
+    family = [one := psutil.Process(server.pid), *one.children(recursive=True)]
+    return {
+        (process.name(), connection.laddr.ip, connection.laddr.port)
+        for process in family
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
 
 
 def processes_of(ray_directory: Path) -> list[psutil.Process]:
@@ -126,19 +126,6 @@ def test_ctrl_c_during_the_start_leaves_nothing_behind(
     assert not list(temporary.glob("raydix-*")), "the pipe of request lines is left"
 
 
-def test_serve_starts_where_no_bytecode_is_and_none_may_be_written(
-    port: str, ray_directory: Path, tmp_path: Path
-) -> None:
-    """As in a container whose image was built without: each process compiles all that it imports."""
-    log, bytecode = tmp_path / "serve.log", tmp_path / "bytecode"
-    bytecode.mkdir()
-    environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(bytecode)}
-    command = [*RAYDIX, "serve", "--port", port, "--replicas", "1"]
-    with a_server(command, ray_directory, log, **environment):
-        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).json()["status"] == "healthy"
-        assert list(bytecode.iterdir()) == []
-
-
 def test_serve_ends_with_a_message_when_its_raylet_dies(port: str, ray_directory: Path, tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     with a_server([*RAYDIX, "serve", "--port", port, "--replicas", "1"], ray_directory, log) as server:
@@ -149,9 +136,17 @@ def test_serve_ends_with_a_message_when_its_raylet_dies(port: str, ray_directory
         assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
-def test_a_killed_server_leaves_no_process_behind(port: str, ray_directory: Path, tmp_path: Path) -> None:
+def test_a_server_starts_without_bytecode_and_leaves_no_process_behind_when_it_is_killed(
+    port: str, ray_directory: Path, tmp_path: Path
+) -> None:
+    """As in a container whose image was built without bytecode: each process compiles all that it imports."""
+    bytecode = tmp_path / "bytecode"
+    bytecode.mkdir()
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(bytecode)}
     command = [*RAYDIX, "serve", "--port", port, "--replicas", "1"]
-    with a_server(command, ray_directory, tmp_path / "serve.log") as server:
+    with a_server(command, ray_directory, tmp_path / "serve.log", **environment) as server:
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).json()["status"] == "healthy"
+        assert list(bytecode.iterdir()) == []
         family = psutil.Process(server.pid).children(recursive=True)
         server.kill()
         server.wait()
