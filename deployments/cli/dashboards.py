@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.errors import UserError, one_line
+from deployments.cli.errors import UserError, with_file
 
 app = typer.Typer(
     help="Grafana dashboards and alert rules: publish them, or write them as files.", no_args_is_help=True
@@ -64,7 +64,7 @@ def push(
     except GrafanaError as error:
         raise UserError(str(error)) from None
     except (ValueError, OSError) as error:
-        raise UserError(one_line(error)) from None
+        raise UserError(with_file(error)) from None
 
 
 def _push(
@@ -117,4 +117,4 @@ def write(
         for path in files.write(directory, rules or RULES):
             print(path)
     except (ValueError, OSError) as error:
-        raise UserError(one_line(error)) from None
+        raise UserError(with_file(error)) from None

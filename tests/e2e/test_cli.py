@@ -57,7 +57,7 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directo
     """
     log, url = tmp_path / "serve.log", f"http://127.0.0.1:{port}"
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(load(None, Overrides(port=int(port), replicas=1))))
-    with a_server([*RAYDIX, "serve", "my.yaml"], ray_directory, log) as server:
+    with a_server([*RAYDIX, "serve", "my.yaml", "--port", port], ray_directory, log) as server:
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "healthy"
         listening = addresses(server)
         assert int(port) in {port for _, _, port in listening}

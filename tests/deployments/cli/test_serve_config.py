@@ -61,8 +61,8 @@ def test_options_go_before_the_file_and_leave_the_rest(tmp_path: Path) -> None:
 
 
 def test_without_an_address_only_this_machine_can_connect(tmp_path: Path) -> None:
-    config = load(written(tmp_path, "applications: []"), Overrides())
-    assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    others = load(written(tmp_path, "applications: [{name: x, import_path: 'theirs:app'}]"), Overrides())
+    assert others["http_options"] == {"host": "127.0.0.1", "port": 8000}
     ours = "applications: [{name: x, import_path: 'deployments.app:build'}]"
     assert address(load(written(tmp_path, ours), Overrides())) == ("127.0.0.1", 8000)
 
