@@ -17,10 +17,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import yaml
 
-from deployments.cli.serve_config import Overrides, load
-from tests.e2e.support.own_server import READY_S, a_server, own_environment, wait_for
+from tests.e2e.support.own_server import READY_S, a_server, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -52,12 +50,9 @@ def test_chat_shows_an_error_of_the_server_and_goes_on(base_url: str) -> None:
 
 
 def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directory: Path, tmp_path: Path) -> None:
-    """Meanwhile neither Ray nor Raydix opens anything to the network, metric pages included, and `raydix deploy`
-    finds the server.
-    """
+    """Meanwhile neither Ray nor Raydix opens anything to the network, metric pages included."""
     log, url = tmp_path / "serve.log", f"http://127.0.0.1:{port}"
-    (tmp_path / "my.yaml").write_text(yaml.safe_dump(load(None, Overrides(port=int(port), replicas=1))))
-    with a_server([*RAYDIX, "serve", "my.yaml", "--port", port], ray_directory, log) as server:
+    with a_server([*RAYDIX, "serve", "--port", port, "--replicas", "1"], ray_directory, log) as server:
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "healthy"
         listening = addresses(server)
         assert int(port) in {port for _, _, port in listening}
@@ -65,9 +60,6 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directo
         # ::ffff:127.0.0.1 is how a socket for both versions of IP shows an address of version 4.
         away = {each for each in listening if not ip_address(each[1].removeprefix("::ffff:")).is_loopback}
         assert not away, sorted(away)
-        deploy, env = [*RAYDIX, "deploy", "my.yaml"], own_environment(ray_directory)
-        done = subprocess.run(deploy, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0 and "my.yaml is in effect" in done.stderr, done.stderr
         assert "GET /" not in log.read_text(), "its own look whether it is ready is shown as a client's"
         body = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
