@@ -224,7 +224,7 @@ def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _times_empty(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, list[float]]:
-    """How many times as long as the empty application each start took, in each round."""
+    """Each start's time divided by that of the empty application, by round."""
     ratios: dict[str, list[float]] = {}
     for start, measured in rounds.items():
         beside = rounds.get("empty_raydix_none" if start.endswith("_none") else "empty_raydix", [])

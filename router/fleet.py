@@ -240,22 +240,31 @@ class Fleet:
             self._close_circuits()
             return self._make_ready().shortest_queue()
 
-    def requests_of(self) -> Mapping[str, int]:
-        """Return how many requests the replicas that can serve now have of the tenants that have most, as of their
-        heartbeats. O(replicas).
+    def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
+        """Return those of `tenants` for whose next request a full replica would preempt another tenant's.
+
+        They have fewer requests at the replicas than the tenant with most, by the last heartbeats.
+
+        `num_sending` requests are about to be sent. They, and those that no heartbeat counts yet, may be of any
+        tenant. O(replicas * tenants).
         """
         with self._lock:
-            found, now = Counter[str](), self._clock()
-            for member in self._members.values():
-                if member.load.requests_of and member.state(now) == "available":
-                    found.update(member.load.requests_of)
-            return found
-
-    @property
-    def num_unseen(self) -> int:
-        """Number of requests sent by this process that no heartbeat counts yet. O(replicas)."""
-        with self._lock:
-            return sum(len(member.unseen) for member in self._members.values())
+            now = self._clock()
+            loads = [
+                member.load
+                for member in self._members.values()
+                if member.load.requests_of and member.state(now) == "available"
+            ]
+            num_on_way = num_sending + sum(len(member.unseen) for member in self._members.values())
+        known = Counter[str]()
+        for load in loads:
+            known.update(load.requests_of)
+        most = max(known.values(), default=0)
+        return {
+            tenant
+            for tenant in tenants
+            if sum(load.most_requests_of(tenant) for load in loads) + num_on_way + 2 <= most
+        }
 
     def num_idle(self) -> int:
         """Return how many requests the replicas that can serve now could run besides those that are there.

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.scheduling.tenant_shares import MOST_TENANTS
 from router.addresses import ReplicaAddress
 from router.cost import Candidate
 
@@ -58,7 +59,14 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     deferrable_prefill_tokens: int = 0
     """Those of `queued_prefill_tokens` that are theirs."""
     requests_of: dict[str, int] = {}
-    """While its batch is full: how many of `num_requests` are of each of the tenants that have most."""
+    """While its batch is full: how many of `num_requests` are of each of the `MOST_TENANTS` tenants with most."""
+
+    def most_requests_of(self, tenant: str) -> int:
+        """Return how many requests a tenant has there at most, while the batch is full. One that is not listed has
+        no more than those that are.
+        """
+        unlisted = min(self.requests_of.values()) if len(self.requests_of) >= MOST_TENANTS else 0
+        return self.requests_of.get(tenant, unlisted)
 
 
 @dataclass(slots=True)

@@ -177,6 +177,12 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
             breaks="`raydix serve` does not start",
         ),
         PrivateName(
+            "ray._private.services.find_gcs_addresses",
+            use="`raydix deploy` refuses to choose between several Rays of this machine",
+            why='ray.init("auto") takes any of them',
+            breaks="`raydix deploy` fails where RAY_ADDRESS is not set",
+        ),
+        PrivateName(
             "ray._private.worker._global_node.dead_processes",
             use="`raydix serve` ends when the raylet or the GCS that it has started is gone",
             why="Ray tells a driver nothing when its raylet dies, and nothing starts another",
@@ -372,6 +378,13 @@ def few_ray_processes(*, shows_logs: bool) -> Iterator[None]:
         yield
     finally:
         parameter.RayParams, Node.start_api_server = params, start_api_server
+
+
+def rays_of_this_machine() -> frozenset[str]:
+    """Return the addresses of the Rays whose head runs on this machine, whoever started them."""
+    from ray._private import services
+
+    return frozenset(services.find_gcs_addresses())
 
 
 def ended_ray_processes() -> list[str]:

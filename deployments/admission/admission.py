@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,13 +54,10 @@ class LoadView(Protocol):
         """
         ...
 
-    def requests_of(self) -> Mapping[str, int]:
-        """Return how many requests full engines have of the tenants that have most."""
-        ...
-
-    @property
-    def num_unseen(self) -> int:
-        """Number of requests that were sent, and that `requests_of` does not count yet."""
+    def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
+        """Return those of `tenants` for whose next request a full engine would preempt another tenant's, while
+        `num_sending` requests are on their way (`engine/scheduling/tenant_shares.py`).
+        """
         ...
 
     def num_idle(self) -> int:
@@ -239,7 +236,10 @@ class Admission:
     def _next(self) -> Waiting[_Place] | None:
         """Take the request out whose turn it is; None if none has one now."""
         if self._queue.num_waiting:
-            return self._queue.pop() if self._has_engine() else self._queue.pop(self._given_way())
+            if self._has_engine():
+                return self._queue.pop()
+            # These need not wait until one of the other tenants' requests ends.
+            return self._queue.pop(self._load.given_way(self._queue.tenants, len(self._sending)))
         if self._deferrable.num_waiting and self._has_idle_engine():
             return self._deferrable.pop()
         return None
@@ -259,15 +259,6 @@ class Admission:
 
     def _has_engine(self) -> bool:
         return self._load.queue_seconds(sum(self._sending.values())) < self._settings.ttft_target_s
-
-    def _given_way(self) -> set[str]:
-        """Return the tenants here for whose next request a full engine would preempt another tenant's
-        (`engine/scheduling/tenant_shares.py`): they need not wait until one of that tenant's requests ends.
-        """
-        there = self._load.requests_of()
-        most = max(there.values(), default=0)
-        num_on_way = len(self._sending) + self._load.num_unseen
-        return {tenant for tenant in self._queue.tenants if there.get(tenant, 0) + num_on_way + 2 <= most}
 
     def _on_queue_change(self) -> None:
         """Update the busy state and the metrics after a change of the queue."""

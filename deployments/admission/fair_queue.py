@@ -122,9 +122,7 @@ class FairQueue(Generic[T]):
         self.num_tokens += entry.cost
 
     def pop(self, among: Container[str] | None = None) -> Waiting[T] | None:
-        """Remove, charge and return the next request to send, of all tenants or `among` some; None when there is
-        none.
-        """
+        """Remove, charge and return the next request, `among` some tenants' or all; None if there is none."""
         tenant = self._turns.turn(among)
         if tenant is None:
             return None

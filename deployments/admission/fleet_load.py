@@ -7,7 +7,7 @@ places in its batch. A request that is not placed yet counts by the tokens it ha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 
 from deployments.client.protocol import GenerateRequest
 from router.fleet import Fleet
@@ -40,14 +40,9 @@ class FleetLoad:
         wait_s, rate = shortest
         return wait_s + num_sending / rate  # What is not placed yet will go to a replica with little to do.
 
-    def requests_of(self) -> Mapping[str, int]:
-        """Return the requests at full engines of the tenants that have most."""
-        return self._fleet.requests_of()
-
-    @property
-    def num_unseen(self) -> int:
-        """Number of requests sent that no heartbeat counts yet."""
-        return self._fleet.num_unseen
+    def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
+        """Return those of `tenants` to which another tenant gives way at a full engine."""
+        return self._fleet.given_way(tenants, num_sending)
 
     def num_idle(self) -> int:
         """Return how many places in their batches the engines that answer have free, with nothing waiting."""

@@ -24,7 +24,7 @@ from deployments.cli.serve import POLL_S, cause_of, quiet, read_live, start_ray,
 from deployments.cli.serve_config import IMPORT_PATH, Overrides, load
 from deployments.control.hardware import cluster
 from deployments.control.model_files import known_facts
-from router.ray_internals import deploy, serve_details
+from router.ray_internals import deploy, rays_of_this_machine, serve_details
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
@@ -50,8 +50,7 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
         return
     started = time.monotonic()
     with quiet(verbose):
-        start_ray(os.environ.get("RAY_ADDRESS", "auto"), verbose)
-    with quiet(verbose):
+        start_ray(_address(), verbose)
         config, effective = in_effect(config, cluster(), known_facts)
     tell(effective, console)
     schema = read_live(config)
@@ -69,6 +68,19 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _address() -> str:
+    """Return the Ray to connect to. Raises UserError where this machine has several and none is named."""
+    if given := os.environ.get("RAY_ADDRESS"):
+        return given
+    if len(found := sorted(rays_of_this_machine())) > 1:
+        raise UserError(
+            f"several Rays run on this machine, at {', '.join(found)}: set RAY_ADDRESS to the one that serves, "
+            "and RAY_AUTH_MODE=token if it asks for a token, as that of `raydix serve` does",
+            2,
+        )
+    return "auto"
 
 
 def _check_models(config: dict[str, Any]) -> None:

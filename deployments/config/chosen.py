@@ -292,7 +292,8 @@ def _ingresses(args: Mapping[str, Any], checked: AppArgs, machine: Hardware) -> 
     is_kept_apart = store == "memory" and checked.responses.max_bytes > 0
     if "count" not in given:
         count, reason = most, f"{machine.cores} cores, one for each {CORES_PER_INGRESS}, at most {MOST_INGRESSES}"
-        if count > 1 and is_kept_apart and (is_store_given or len(machine.nodes) > 1):
+        is_shareable = len(machine.nodes) == 1 and bool(machine.nodes[0].cache)
+        if count > 1 and is_kept_apart and (is_store_given or not is_shareable):
             count = 1
             reason = f'responses.store is "memory", which ingresses do not share; {most} otherwise'
         yield ChosenSetting("ingresses.count", count, reason)

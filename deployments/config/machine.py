@@ -30,8 +30,8 @@ class HardwareNode:
     """Why its GPUs cannot be told, and what to do; "" where they can."""
     omp_threads: int | None = None
     """OMP_NUM_THREADS with which its processes start."""
-    cache: str = "/var/cache/raydix"
-    """Directory of the server's user in which processes of this node may keep files."""
+    cache: str = ""
+    """Directory of the server's user in which processes of this node may keep files; "" where it is not known."""
 
     @property
     def usable(self) -> tuple[VisibleGpu, ...]:

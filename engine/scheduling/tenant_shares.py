@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 
 from engine.request import Request
 
+MOST_TENANTS = 8
+"""Tenants whose numbers of requests are reported. The others have no more than the least of these."""
 _REMEMBERED_S = 5.0
 """Seconds for which steps stay brief after tenants shared the engine, those of batches after another request."""
-_MOST_REPORTED = 8
-"""Tenants whose requests are reported to ingresses: others have fewer, and the one with most gives way to them."""
 
 
 class Sharers:
@@ -51,8 +51,8 @@ class Sharers:
         return max(self._num_requests, key=self._num_requests.__getitem__, default=None)
 
     def largest(self) -> dict[str, int]:
-        """Return how many requests those tenants have that have most."""
-        return dict(self._num_requests.most_common(_MOST_REPORTED))
+        """Return how many requests the `MOST_TENANTS` tenants have that have most."""
+        return dict(self._num_requests.most_common(MOST_TENANTS))
 
     def add(self, request: Request) -> None:
         """Count a request that has come."""

@@ -17,8 +17,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import yaml
 
-from tests.e2e.support.own_server import READY_S, a_server, wait_for
+from deployments.cli.serve_config import Overrides, load
+from tests.e2e.support.own_server import READY_S, a_server, own_environment, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -50,7 +52,9 @@ def test_chat_shows_an_error_of_the_server_and_goes_on(base_url: str) -> None:
 
 
 def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directory: Path, tmp_path: Path) -> None:
-    """Meanwhile neither Ray nor Raydix opens anything to the network, metric pages included."""
+    """Meanwhile neither Ray nor Raydix opens anything to the network, metric pages included, and `raydix deploy`
+    reaches its Ray.
+    """
     log, url = tmp_path / "serve.log", f"http://127.0.0.1:{port}"
     with a_server([*RAYDIX, "serve", "--port", port, "--replicas", "1"], ray_directory, log) as server:
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "healthy"
@@ -60,6 +64,11 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(port: str, ray_directo
         # ::ffff:127.0.0.1 is how a socket for both versions of IP shows an address of version 4.
         away = {each for each in listening if not ip_address(each[1].removeprefix("::ffff:")).is_loopback}
         assert not away, sorted(away)
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(load(None, Overrides(port=int(port), replicas=1))))
+        env = {**own_environment(ray_directory), "RAY_ADDRESS": ray_address(server), "RAY_AUTH_MODE": "token"}
+        command = [*RAYDIX, "deploy", "my.yaml"]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and "my.yaml is in effect" in done.stderr, done.stderr
         assert "GET /" not in log.read_text(), "its own look whether it is ready is shown as a client's"
         body = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
@@ -90,6 +99,13 @@ def addresses(server: subprocess.Popen[bytes]) -> set[tuple[str, str, int]]:
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }
+
+
+def ray_address(server: subprocess.Popen[bytes]) -> str:
+    """The address of the Ray that a server has started."""
+    [raylet] = [one for one in psutil.Process(server.pid).children(recursive=True) if one.name() == "raylet"]
+    [address] = [word for word in raylet.cmdline() if word.startswith("--gcs-address=")]
+    return address.partition("=")[2]
 
 
 def processes_of(ray_directory: Path) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.scheduling.tenant_shares import MOST_TENANTS
 from router.addresses import ReplicaAddress
 from router.fleet import Fleet
 from router.member import ReplicaLoad
@@ -108,9 +109,23 @@ def test_replicas_are_counted_by_the_state_that_matters_most() -> None:
     assert view.count_by_state()["circuit_open"] == 0
 
 
-def test_requests_of_tenants_are_those_at_replicas_that_can_serve() -> None:
+def test_a_full_replica_gives_way_to_tenants_that_have_fewer_requests_there() -> None:
     view = fleet("a", "b", "c")
     for name in "abc":
-        view.record_load(name, ReplicaLoad(requests_of={"loud": 5, name: 1}))
+        view.record_load(name, ReplicaLoad(requests_of={"loud": 6, "some": 5, name: 1}))
     view.mark_lost("c")
-    assert view.requests_of() == {"loud": 10, "a": 1, "b": 1}
+    tenants = ["loud", "some", "a", "new"]
+    assert view.given_way(tenants, 0) == {"some", "a", "new"}
+    assert view.given_way(tenants, 1) == {"a", "new"}
+    assert view.given_way(tenants, 10) == {"new"}
+    view.open("r")
+    view.book("r", "a", 10)
+    assert view.given_way(tenants, 9) == {"new"}, "what no heartbeat counts yet may be of any tenant"
+
+
+def test_a_tenant_that_is_not_listed_has_no_more_requests_than_those_that_are() -> None:
+    view = fleet("a")
+    view.record_load("a", ReplicaLoad(requests_of={f"t{n}": 20 + n for n in range(MOST_TENANTS)}))
+    most = 20 + MOST_TENANTS - 1
+    assert view.given_way(["t0", "unlisted"], most - 20 - 2) == {"t0", "unlisted"}
+    assert view.given_way(["t0", "unlisted"], most - 20 - 1) == set()

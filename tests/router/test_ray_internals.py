@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 import ray
 from ray._common import constants as ray_constants
-from ray._private import parameter, state, worker
+from ray._private import parameter, services, state, worker
 from ray._private.node import Node
 from ray._private.worker import global_worker
 from ray.serve import context
@@ -367,6 +367,13 @@ def _() -> None:
     start = inspect.getsource(Node.start_head_processes) + inspect.getsource(Node.start_ray_processes)
     assert "if not self._ray_params.no_monitor:" in start and "if self._ray_params.include_log_monitor:" in start
     assert "ray._private.parameter.RayParams(" in inspect.getsource(worker.init)
+
+
+@contract("ray._private.services.find_gcs_addresses")
+def _() -> None:
+    assert list(inspect.signature(services.find_gcs_addresses).parameters) == []
+    source = inspect.getsource(services.get_ray_address_from_environment)
+    assert "gcs_addrs = find_gcs_addresses()" in source and "next(iter(gcs_addrs))" in source
 
 
 @contract("ray._private.node.Node.start_api_server")

@@ -3,8 +3,8 @@
     POST /v1/chat/completions 200 12 + 34 tokens, 8 cached, 523 ms
     POST /v1/chat/completions 400 2 ms: messages must have at least one message.
 
-The layer is there only where somebody wants the lines. Probes that find all well have none, and
-those of `raydix serve` itself never.
+The layer is installed only where the lines are wanted. A probe has a line when it finds a fault; those of
+`raydix serve` itself never have one.
 """
 
 from __future__ import annotations

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.cli import deploy
+from deployments.cli.errors import UserError
 from deployments.cli.live_form import live_form
+from deployments.cli.ray_environment import LOCAL_ENVIRONMENT, RAY_ENVIRONMENT
 from deployments.cli.serve_config import IMPORT_PATH
 from deployments.config.args import AppArgs
 from deployments.config.live import with_live
@@ -174,3 +177,12 @@ def test_deploy_check_passes_a_good_file() -> None:
 def test_deploy_says_when_there_is_no_file(tmp_path: Path) -> None:
     result = raydix("deploy", str(tmp_path / "none.yaml"))
     assert result.returncode == 2 and "cannot read" in result.stderr
+
+
+def test_deploy_does_not_choose_between_several_rays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*RAY_ENVIRONMENT, *LOCAL_ENVIRONMENT):
+        monkeypatch.setenv(name, "0")  # so that nothing of it is left
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(deploy, "rays_of_this_machine", lambda: frozenset({"10.0.0.1:6379", "127.0.0.1:7000"}))
+    with pytest.raises(UserError, match=r"at 10\.0\.0\.1:6379, 127\.0\.0\.1:7000: set RAY_ADDRESS"):
+        deploy.run(Path("deployments.yaml"), check=False, verbose=False)

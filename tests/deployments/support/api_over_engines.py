@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,8 @@ class Idle:
 
     has_engines = True
 
-    num_unseen = 0
-
-    def requests_of(self) -> dict[str, int]:
-        return {}
+    def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
+        return set()
 
     def queue_seconds(self, num_sending: int) -> float:
         return 0.0

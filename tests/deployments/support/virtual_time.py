@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -105,10 +105,9 @@ class VirtualFleet:
         return min(replica.queue_seconds() for replica in self.replicas) + num_sending / rate
 
     has_engines = True
-    num_unseen = 0
 
-    def requests_of(self) -> Mapping[str, int]:
-        return {}
+    def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
+        return set()
 
     def num_idle(self) -> int:
         return sum(not replica.queue_seconds() for replica in self.replicas)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import pytest
@@ -47,10 +47,8 @@ class Busy:
     def __init__(self, num_checks: int) -> None:
         self.num_checks = num_checks
 
-    num_unseen = 0
-
-    def requests_of(self) -> dict[str, int]:
-        return {}
+    def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
+        return set()
 
     def queue_seconds(self, num_sending: int) -> float:
         self.num_checks -= 1
