@@ -104,6 +104,14 @@ def open_or_create(path: str | Path) -> BinaryIO:
     return os.fdopen(open_fd(path, os.O_RDWR | os.O_CREAT), "r+b")
 
 
+def users_cache() -> Path:
+    """Return the directory `raydix` in the user's cache. That is $XDG_CACHE_HOME if it is an absolute path, as its
+    specification has it, and else ~/.cache.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path("~/.cache").expanduser()) / "raydix"
+
+
 def make_folder(path: Path) -> None:
     """Create a folder, and those above it, if they are not there: only this user can enter those."""
     missing = [each for each in (path, *path.parents) if not each.exists()]

@@ -17,6 +17,7 @@ from typing import Any
 
 from deployments.config.machine import Hardware, HardwareNode, VisibleGpu
 from deployments.control.nvml import NvmlDevice, NvmlError, devices, load_nvml
+from engine.files import users_cache
 from engine.machine import started_with, usable_cores
 
 logger = logging.getLogger("ray.serve")
@@ -47,7 +48,7 @@ def this_node(
         cores=usable_cores(),
         cpus=os.cpu_count() or 1,
         omp_threads=int(threads) if threads.isdecimal() and int(threads) else None,
-        cache=str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "raydix"),
+        cache=str(users_cache()),
     )
     cuda, rocm = torch_builds()
     try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.files import users_cache
 from engine.models.errors import ModelLoadError
 
 CACHE_VARIABLE = "RAYDIX_CACHE"
@@ -52,14 +53,9 @@ PULLED_MODELS: Mapping[str, PulledModel] = {
 
 
 def pulled_folder() -> Path:
-    """Return the folder for pulled models: in $RAYDIX_CACHE, else in `raydix` in the user's cache directory.
-
-    That directory is $XDG_CACHE_HOME if it is an absolute path, as its specification has it, and else ~/.cache.
-    """
-    if ours := os.environ.get(CACHE_VARIABLE):
-        return Path(ours).expanduser().absolute() / "models"
-    users = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (users if users.is_absolute() else Path("~/.cache").expanduser()) / "raydix" / "models"
+    """Return the folder for pulled models: in $RAYDIX_CACHE, else in the user's cache."""
+    ours = os.environ.get(CACHE_VARIABLE)
+    return (Path(ours).expanduser().absolute() if ours else users_cache()) / "models"
 
 
 def place_of(name: str) -> Path:
