@@ -7,6 +7,7 @@ check config, port and model ─▶ choose what is left out ─▶ Ray ─▶ Se
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import shutil
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
 POLL_S = 0.1
+STATUS_S = 1.0
+"""Seconds between two questions for the state of all replicas: each takes Serve's controller, and this process,
+tens of milliseconds that a start on few cores lacks.
+"""
 WATCH_S = 2.0
 """Seconds between two looks whether Ray and Serve still run."""
 CONTROLLER_S = 120.0
@@ -318,17 +323,22 @@ def _wait_until_ready(schema: ServeDeploySchema, url: str, signals: Signals, pen
 
     names = [application.name for application in schema.applications]
     own = [application.name for application in schema.applications if application.import_path == IMPORT_PATH]
+    asked_at = -math.inf
     with httpx.Client(timeout=5.0) as client:
         while True:
             signals.check(wait=POLL_S)
             _check_ray()
+            found = _health(client, url)
+            if found is None and time.monotonic() - asked_at < STATUS_S:
+                continue
+            asked_at = time.monotonic()
             applications = serve.status().applications
             for name in names:
                 if name in applications and applications[name].status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
                     raise UserError(f"{name} did not start: {cause_of(applications[name])}")
             pending.on(waited_for(applications, names, own))
             running = all(name in applications and applications[name].status.value == "RUNNING" for name in names)
-            if running and (found := _health(client, url)) is not None:
+            if running and found is not None:
                 return found
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class AutoscalingSettings(BaseModel):
     """Runs as many engine replicas as the work needs; see `deployments/replica/autoscaling.py`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     min: int = Field(default=1, ge=0)
     """Fewest replicas. With 0, a model that has none is loaded again by POST /v1/models/NAME/load."""

@@ -44,7 +44,7 @@ EventEndpoint = Annotated[str, AfterValidator(check_event_endpoint)]
 class KvEventSettings(BaseModel):
     """Events of the KV cache in vLLM's format, for routers of others; see `deployments/replica/kv_events.py`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     endpoint: EventEndpoint = "tcp://127.0.0.1:5557"
     """Where each replica publishes (ZeroMQ, PUB). Whoever reaches it reads prompts: see docs/security.md."""

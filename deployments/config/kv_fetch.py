@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class KvFetchSettings(BaseModel):
     """KV that a replica fetches from another; see `deployments/replica/kv_fetch/`. Needs `engine.host_kv_gib`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     transport: Literal["zmq", "nixl"] = "zmq"
     """How pages go: "zmq", encrypted over the wire's sockets, or "nixl", read in the other's memory by NIXL, for

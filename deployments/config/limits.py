@@ -20,7 +20,7 @@ UnknownFields = Literal["refuse", "warn", "ignore"]
 class Limits(BaseModel):
     """Bounds on requests; each is checked before the work it bounds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1024)
     """Largest request body, in bytes, packed and unpacked; a larger one is refused with 413 while it is read."""

@@ -54,7 +54,7 @@ PoolSize = Annotated[
 class RoleSettings(BaseModel):
     """How many replicas compute long prompts, and how many generate; see `router/roles.py`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prefill: PoolSize
     """Replicas that compute long prompts, and generate only their first tokens: a number, or `min`, `max` and the

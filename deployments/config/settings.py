@@ -32,7 +32,7 @@ Surge = Annotated[int, Field(ge=0, le=100)]
 class Settings(BaseModel):
     """Base of all sections: frozen, with unknown keys refused and a docstring for each field."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RouterSettings(Settings):

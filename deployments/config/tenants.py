@@ -47,7 +47,7 @@ KeyHash = Annotated[str, AfterValidator(_check_hash)]
 class TenantSettings(BaseModel):
     """One tenant. Limits apply to generation requests; each ingress allows its share, limit / ingresses.count."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"), AfterValidator(_check_name)]
     """Unique name, shown in metrics, logs and error messages: letters, digits, dot, dash and underscore."""

@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.loading.contents import unused_encoder_tensors, unused_tensors
 from engine.loading.gguf.files import SUFFIX
-from engine.loading.load_encoder import check_settings, unused_encoder_tensors
-from engine.loading.load_model import max_model_len
 from engine.loading.model_directory import described_on_hub, gguf_on_hub, local_model
-from engine.loading.recurrent import check_recurrent
+from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
 from engine.loading.weight_files import weight_files
-from engine.loading.weights import unused_tensors
 from engine.models.any_model import model_facts
 from engine.models.config import ModelConfig
 from engine.models.encoders.config import EncoderConfig
@@ -77,7 +75,7 @@ def _check_settings(config: EngineConfig, directory: Path) -> tuple[ModelConfig 
     facts.unused_keys.check(facts.architecture, config.ignored_config_keys)
     tasks = tasks_of(config.tasks, directory)
     if isinstance(facts, EncoderConfig):
-        check_settings(config, facts)
+        check_encoder_settings(config, facts)
     else:
         max_model_len(config, facts)
         check_recurrent(config, facts)

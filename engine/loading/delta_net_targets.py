@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
+import numpy as np
 
-from engine.loading.target_parts import WeightTarget, fused, summed, whole
+from engine.loading.target_parts import Places, WeightTarget, fused, summed, whole
 from engine.models.config import ModelConfig
 from engine.parallel.shard import Shard
 
@@ -19,15 +19,18 @@ def delta_net_targets(
     assert shape is not None and names is not None
     keys, heads = shape.num_key_heads * shape.key_dim, shape.num_value_heads
     own_keys, own_values = shard.part(keys), shard.part(shape.values)
-    own_heads = torch.arange(heads)[shard.part(heads)]
-    channels = torch.cat(
-        [torch.arange(n)[own] + first for first, n, own in ((0, keys, own_keys), (keys, keys, own_keys))]
-        + [torch.arange(shape.values)[own_values] + 2 * keys]
+    own_heads = np.arange(heads)[shard.part(heads)]
+    channels = np.concatenate(
+        [np.arange(n)[own] + first for first, n, own in ((0, keys, own_keys), (keys, keys, own_keys))]
+        + [np.arange(shape.values)[own_values] + 2 * keys]
     )
-    z = torch.arange(shape.values)[own_values]
+    z = np.arange(shape.values)[own_values]
     total = shape.channels + shape.values
     # The rows of queries, keys, values and z, and of strengths and decays, one kind after the other.
-    projections, gates = torch.cat((channels, z + shape.channels)), torch.cat((own_heads, own_heads + heads))
+    projections, gates = (
+        np.concatenate((channels, z + shape.channels)),
+        np.concatenate((own_heads, own_heads + heads)),
+    )
     if len(names.projections) == 1:
         each = shape.values // shape.num_key_heads
         sizes = (shape.key_dim, shape.key_dim, each, each)
@@ -61,7 +64,7 @@ def delta_net_targets(
     yield from summed(f"{theirs}.out_proj", f"{ours}.o_proj", hidden, shape.values, shard, False)
 
 
-def _by_kind(num_heads: int, sizes: Sequence[int]) -> torch.Tensor:
+def _by_kind(num_heads: int, sizes: Sequence[int]) -> Places:
     """Return the rows of a projection that has all kinds of outputs of a key head together, by kind."""
-    rows = torch.arange(num_heads * sum(sizes)).view(num_heads, -1).split(tuple(sizes), dim=1)
-    return torch.cat([kind.flatten() for kind in rows])
+    rows = np.arange(num_heads * sum(sizes)).reshape(num_heads, -1)
+    return np.concatenate([kind.flatten() for kind in np.split(rows, np.cumsum(sizes)[:-1], axis=1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import torch
+import numpy as np
 
 from engine.loading.target_parts import WeightTarget, whole
 from engine.models.config import ModelConfig
@@ -35,8 +35,8 @@ def branch_targets(config: ModelConfig, inputs: LayerInputsConfig, at: str) -> T
 def beside_targets(config: ModelConfig, experts: ExpertsConfig, shard: Shard, at: str) -> Targets:
     """Yield the targets of the experts beside the MLP of the layer `at`, and of their norms."""
     hidden, inner, ours = config.hidden_size, experts.intermediate_size, f"{at}.mlp"
-    own, columns = shard.experts(experts).held, torch.arange(inner)[shard.expert_columns(experts)]
-    held, both = slice(own.start, own.stop), torch.cat((columns, inner + columns))
+    own, columns = shard.experts(experts).held, np.arange(inner)[shard.expert_columns(experts)]
+    held, both = slice(own.start, own.stop), np.concatenate((columns, inner + columns))
     yield f"{at}.router.proj.weight", whole(f"{ours}.router", experts.num_experts, hidden)
     yield f"{at}.router.scale", whole(f"{ours}.router_scale", hidden)
     yield f"{at}.router.per_expert_scale", whole(f"{ours}.expert_scale", experts.num_experts)

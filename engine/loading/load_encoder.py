@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,29 +10,23 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.loading.contents import check_encoder_tensors
 from engine.loading.devices import device_named, dtype_of
-from engine.loading.encoder_targets import LEFT_OUT, encoder_prefix, encoder_targets
-from engine.loading.mapped_tensors import MappedTensor, open_tensors
+from engine.loading.encoder_targets import encoder_prefix, encoder_targets
+from engine.loading.mapped_tensors import open_tensors
 from engine.loading.model_directory import fingerprint, resolve_model
+from engine.loading.model_settings import check_encoder_settings
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.unused import Unused
 from engine.loading.weight_files import weight_files
 from engine.loading.weight_streaming import stored_tensors, stream_groups
-from engine.loading.weights import allocate, check_tensors, copy_groups
+from engine.loading.weights import allocate, copy_groups
 from engine.machine import default_threads
 from engine.models.encoders.config import EncoderConfig
 from engine.models.encoders.encoder import EncoderModel
 from engine.runner.encoder_runner import EncoderRunner
 
 logger = logging.getLogger(__name__)
-
-_ONLY: dict[str, object] = {
-    "tensor_parallel_size": 1,
-    "quantization": None,
-    "speculation": None,
-    "kv_dtype": "auto",
-}
-"""Settings that have these values with an encoder."""
 
 
 def load_encoder(config: EngineConfig) -> EncoderRunner:
@@ -44,7 +37,7 @@ def load_encoder(config: EngineConfig) -> EncoderRunner:
     directory = resolve_model(config.model, config.model_revision)
     model = EncoderConfig.from_directory(directory)
     model.unused_keys.check(model.architecture, config.ignored_config_keys)
-    check_settings(config, model)
+    check_encoder_settings(config, model)
     device = device_named(config.device)
     dtype = dtype_of(config.dtype, model.dtype, device)
     encoder = load_encoder_weights(directory, model, dtype, device)
@@ -73,7 +66,7 @@ def load_encoder_weights(
             into = partial(_rows, encoder, target.parameter, target.rows)
             groups.append(TensorGroup((Expected(name, target.shape),), partial(_store, into), into))
         expected = [tensor for group in groups for tensor in group.tensors]
-        Unused.of(directory, config.unused_keys, _check(tensors, expected, config)).log(directory)
+        Unused.of(directory, config.unused_keys, check_encoder_tensors(tensors, expected, config)).log(directory)
         allocate(encoder, partial(torch.empty, device=device), dtype)
         with torch.no_grad():
             if device.type == "cuda":
@@ -83,41 +76,9 @@ def load_encoder_weights(
     return encoder.eval()
 
 
-def unused_encoder_tensors(directory: Path, config: EncoderConfig) -> list[str]:
-    """Return the names of a checkpoint's tensors that are not loaded. Raises ModelLoadError."""
-    with ExitStack() as stack:
-        tensors = open_tensors(weight_files(directory), stack)
-        targets = encoder_targets(config, encoder_prefix(tensors))
-        return _check(tensors, [Expected(name, target.shape) for name, target in targets.items()], config)
-
-
-def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], config: EncoderConfig) -> list[str]:
-    """Check an encoder's tensors and return the names of those that are left out. Raises ModelLoadError."""
-    left_out = tuple(f"{encoder_prefix(tensors)}{name}" for name in LEFT_OUT)
-    check_tensors(
-        tensors, expected, [name for name in tensors if not name.startswith(left_out)], config.architecture
-    )
-    names = {tensor.name for tensor in expected}
-    return [name for name in tensors if name not in names]
-
-
 def _rows(encoder: EncoderModel, parameter: str, rows: slice) -> torch.Tensor:
     return encoder.get_parameter(parameter).detach()[rows]
 
 
 def _store(into: partial[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     into().copy_(tensors[0])
-
-
-def check_settings(config: EngineConfig, model: EncoderConfig) -> None:
-    """Raise ValueError for settings that are for decoders, or for a longer context than the model's."""
-    for name, only in _ONLY.items():
-        if (given := getattr(config, name)) != only:
-            raise ValueError(
-                f"{name} is {given!r}, but {model.architecture} is an encoder, for which it must be {only!r}: "
-                "leave it out"
-            )
-    if (longest := config.max_model_len) is not None and longest > model.max_position_embeddings:
-        raise ValueError(
-            f"max_model_len is {longest}, the model was made for {model.max_position_embeddings} tokens; lower it"
-        )

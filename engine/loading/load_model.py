@@ -37,8 +37,8 @@ from engine.loading.kv_memory import (
 )
 from engine.loading.kv_scales import KVScaleCalibration
 from engine.loading.model_directory import fingerprint, resolve_model
+from engine.loading.model_settings import check_recurrent, max_drafts, max_model_len
 from engine.loading.product_choice import choose_products
-from engine.loading.recurrent import check_recurrent, max_drafts
 from engine.loading.step_memory import measure_step
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
 from engine.loading.weights import load_decoder, prefers_input_major
@@ -300,13 +300,3 @@ class _Loading:
     def _pages(self, num_pages: int, dtype: torch.dtype, groups: LayerGroups | None = None) -> KVPages:
         states = StateSlots.of(self._model, 1, 0, self._dtype, self._device)
         return KVPages.of(self._model, num_pages, self._config.page_size, dtype, self._device, states, groups)
-
-
-def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the most tokens of prompt and output together."""
-    limit = model.max_position_embeddings
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise ValueError(
-            f"max_model_len is {config.max_model_len}, the model was made for {limit} tokens; lower it"
-        )
-    return config.max_model_len or limit

@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.files import checked
 from engine.models.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,17 @@ class MappedTensor:
         return tensor
 
 
-def open_tensors(paths: Sequence[Path], stack: ExitStack) -> dict[str, MappedTensor]:
-    """Open all tensors of safetensors files, by name; `stack` closes the files. Raises ModelLoadError."""
+def open_tensors(paths: Sequence[Path], stack: ExitStack, *, is_read: bool = True) -> dict[str, MappedTensor]:
+    """Open all tensors of safetensors files, by name; `stack` closes the files. Raises ModelLoadError.
+
+    Without `is_read`, no tensor can be read, and torch is not imported.
+    """
+    framework = "pt" if is_read else "numpy"
     tensors: dict[str, MappedTensor] = {}
     for path in paths:
         try:
             checked(path)
-            file = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+            file = stack.enter_context(safe_open(str(path), framework=framework, device="cpu"))
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(
                 f"{path} is not a complete safetensors file ({error}); download the model again"

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from engine.loading.mapped_tensors import MappedTensor
-from engine.loading.target_parts import WeightTarget
+from engine.loading.target_parts import Own, WeightTarget
 from engine.loading.tensor_groups import FLOATS, Expected, TensorGroup
 from engine.models.errors import ModelLoadError
 from engine.models.experts import Experts
@@ -41,10 +41,6 @@ from engine.models.linear import (
 
 MATRICES = ("qkv_proj", "qkv_a_proj", "q_b_proj", "in_proj", "o_proj", "gate_up_proj", "down_proj")
 """The layers that may be quantized."""
-_UNREAD = ("input_scale", "activation_scale", "g_idx", "weight_shape")
-"""Tensors of quantized matrices that are not needed: each token's activations are rounded by their own scale."""
-_KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
-"""Scales for KV in eight bits, also in plain checkpoints. Those of `engine.kv_dtype: fp8` are measured here."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position in an int32, in units of four bits, of the outputs 0 to 7 in AWQ."""
 
@@ -56,7 +52,7 @@ class Matrix(NamedTuple):
     """Its name, such as model.layers.0.self_attn.q_proj."""
     outputs: int
     inputs: int
-    own_outputs: slice | torch.Tensor = slice(None)
+    own_outputs: Own = slice(None)
     own_inputs: slice = slice(None)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
@@ -232,11 +228,6 @@ def _widened(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] 
     for axis, size in enumerate(block):
         scales = scales.repeat_interleave(size, axis)
     return weight.float().mul_(scales[:outputs, :inputs])
-
-
-def is_unread(name: str, is_quantized: bool) -> bool:
-    """Whether `name` is a tensor of scales or places that a checkpoint, quantized or plain, has without need."""
-    return name.rpartition(".")[2] in (*_KV_SCALES, *(_UNREAD if is_quantized else ()))
 
 
 def _round(layer: Fp8Linear, rows: slice, matrix: Matrix, tensors: list[torch.Tensor]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from engine.parallel.shard import Shard
 
-Own = slice | torch.Tensor
-"""Rows of a tensor: a slice, or int64 indices."""
+Places = npt.NDArray[np.int64]
+Own = slice | Places
+"""Rows of a tensor: a slice, or indices."""
 
 
 class WeightTarget(NamedTuple):
@@ -58,13 +60,13 @@ def _stacked(parts: Sequence[tuple[int, Own]]) -> tuple[int, Own]:
     """Return all outputs of projections that are one in the checkpoint, and this rank's."""
     total = sum(outputs for outputs, _ in parts)
     firsts = [sum(outputs for outputs, _ in parts[:index]) for index in range(len(parts))]
-    own = [torch.arange(first, first + n)[rows] for first, (n, rows) in zip(firsts, parts, strict=True)]
-    rows = torch.cat(own)
-    return total, slice(0, total) if torch.equal(rows, torch.arange(total)) else rows
+    own = [np.arange(first, first + n)[rows] for first, (n, rows) in zip(firsts, parts, strict=True)]
+    rows = np.concatenate(own)
+    return total, slice(0, total) if np.array_equal(rows, np.arange(total)) else rows
 
 
 def _length(rows: Own, total: int) -> int:
-    return len(rows) if isinstance(rows, torch.Tensor) else len(range(total)[rows])
+    return len(rows) if isinstance(rows, np.ndarray) else len(range(total)[rows])
 
 
 def summed(

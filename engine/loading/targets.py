@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-import torch
+import numpy as np
 
 from engine.loading.delta_net_targets import delta_net_targets
 from engine.loading.gemma4_targets import beside_targets, branch_targets, inputs_targets
-from engine.loading.target_parts import Own, WeightTarget, fused, summed, whole
+from engine.loading.target_parts import Own, Places, WeightTarget, fused, summed, whole
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
 from engine.models.parts import LatentAttentionConfig, MLPConfig
@@ -125,12 +125,12 @@ def _attention_targets(
             yield f"{theirs}.{name}.weight", WeightTarget(norm, rows, (count * dim,), (numbers,), (-1, dim))
 
 
-def _gates_and_queries(heads: slice, order: torch.Tensor) -> torch.Tensor:
+def _gates_and_queries(heads: slice, order: Places) -> Places:
     """Return the rows of some heads' gates and, after them, of their queries, whose numbers come in this order.
     Files have each head's query before its gate.
     """
-    dim, first = len(order), 2 * torch.arange(heads.start, heads.stop)[:, None] * len(order)
-    return torch.cat(((first + dim + torch.arange(dim)).flatten(), (first + order).flatten()))
+    dim, first = len(order), 2 * np.arange(heads.start, heads.stop)[:, None] * len(order)
+    return np.concatenate(((first + dim + np.arange(dim)).flatten(), (first + order).flatten()))
 
 
 def _latent_targets(
@@ -138,11 +138,11 @@ def _latent_targets(
 ) -> Iterator[tuple[str, WeightTarget]]:
     """Yield the targets of a layer's latent attention, of which ranks divide the heads."""
     heads, hidden, rank = shard.part(latent.num_heads), config.hidden_size, latent.rank
-    turned = torch.arange(latent.rope_dim)
+    turned = np.arange(latent.rope_dim)
     if latent.is_interleaved:
-        turned = turned.view(-1, 2).t().flatten()
-    key = _in_order(slice(0, 1), torch.cat((torch.arange(rank), rank + turned)))
-    query = _in_order(heads, torch.cat((torch.arange(latent.plain_dim), latent.plain_dim + turned)))
+        turned = turned.reshape(-1, 2).T.flatten()
+    key = _in_order(slice(0, 1), np.concatenate((np.arange(rank), rank + turned)))
+    query = _in_order(heads, np.concatenate((np.arange(latent.plain_dim), latent.plain_dim + turned)))
     first: tuple[str, int, Own] = ("q_proj", latent.query_outputs, query)
     if latent.query_rank is not None:
         first = ("q_a_proj", latent.query_rank, slice(0, latent.query_rank))
@@ -190,8 +190,8 @@ def _experts_targets(
     if experts.shared_is_gated:
         yield f"{block}.{names.shared_gate}.weight", whole(f"{ours}.shared_gate", 1, hidden)
     if is_stacked:
-        held, all_columns = slice(own.held.start, own.held.stop), torch.arange(inner)[columns]
-        both = torch.cat((all_columns, inner + all_columns))
+        held, all_columns = slice(own.held.start, own.held.stop), np.arange(inner)[columns]
+        both = np.concatenate((all_columns, inner + all_columns))
         stack = WeightTarget(f"{ours}.gate_up_proj", slice(None), (experts.num_experts, 2 * inner, hidden))
         yield f"{block}.experts.gate_up_proj", stack._replace(part=(held, both))
         stack = WeightTarget(f"{ours}.down_proj", slice(None), (experts.num_experts, hidden, inner))
@@ -219,8 +219,8 @@ def _stacked_targets(
     held, columns = shard.experts(experts).held, shard.expert_columns(experts)
     own, every = slice(held.start, held.stop), slice(None)
     step = 2 if config.names.experts.takes_turns else 1
-    gates = torch.arange(0, step * inner, step)[columns]
-    both, all_columns = torch.cat((gates, gates + (1 if step == 2 else inner))), torch.arange(inner)[columns]
+    gates = np.arange(0, step * inner, step)[columns]
+    both, all_columns = np.concatenate((gates, gates + (1 if step == 2 else inner))), np.arange(inner)[columns]
     biased = every if shard.rank == 0 or shard.splits_experts else slice(0)
     rows = own if biased == every else slice(0)
     shape = (count, hidden, 2 * inner)
@@ -252,19 +252,19 @@ def _expert(
     return WeightTarget(f"{ours}.{matrix}", (place, rows), shape, part)
 
 
-def _order(config: ModelConfig, layer: int) -> torch.Tensor:
+def _order(config: ModelConfig, layer: int) -> Places:
     """Return the order in which this layer keeps a head's numbers (`RopeConfig.order`)."""
     rope, head_dim = config.layers[layer].rope, config.attention_in(layer).head_dim
     order = None if rope is None else rope.order(head_dim)
-    return torch.arange(head_dim) if order is None else torch.tensor(order)
+    return np.arange(head_dim) if order is None else np.array(order)
 
 
-def _in_order(heads: slice, order: torch.Tensor) -> Own:
+def _in_order(heads: slice, order: Places) -> Own:
     """Return the rows of some heads, whose numbers come in this order."""
     dim = len(order)
-    if torch.equal(order, torch.arange(dim)):
+    if np.array_equal(order, np.arange(dim)):
         return _times(heads, dim)
-    return (torch.arange(heads.start, heads.stop)[:, None] * dim + order).flatten()
+    return (np.arange(heads.start, heads.stop)[:, None] * dim + order).flatten()
 
 
 def _norm(parameter: str, config: ModelConfig) -> WeightTarget:

@@ -9,15 +9,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from engine.kernels import native
 from engine.loading.checkpoint import open_checkpoint, stored_checkpoint
-from engine.loading.gemma4_targets import is_kv_of
+from engine.loading.contents import check_decoder_tensors
 from engine.loading.gguf.tensors import widening
 from engine.loading.mapped_tensors import MappedTensor, release
 from engine.loading.mxfp4 import mxfp4_group
-from engine.loading.quantized_layers import Matrix, is_stored_plain, is_unread, quantize_layers, widened_group
+from engine.loading.quantized_layers import Matrix, is_stored_plain, quantize_layers, widened_group
 from engine.loading.quantized_layers import tensor_groups as quantized_groups
 from engine.loading.stacked_experts import STACKED, round_stacked, stacked_group
 from engine.loading.target_parts import WeightTarget
@@ -27,7 +28,6 @@ from engine.loading.unused import Unused
 from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.errors import ModelLoadError
 from engine.models.experts import Experts
 from engine.models.formats import Fp8Format, KeptFormat, WeightFormat
 from engine.models.linear import QuantizedLinear
@@ -62,7 +62,7 @@ def load_decoder(
         config = _with_head(config, tensors, is_needed=needs_head)
         config, stored = (config.rounded(), Fp8Format()) if fp8 else (config, config.weight_format)
         decoder, targets, groups = plan_loading(config, ranks, tensors, stored, dtype)
-        unused = _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
+        unused = check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
         if ranks.shard.rank == 0:
             Unused.of(directory, config.unused_keys, unused).log(directory)
         # What only other ranks have stays zero: a bias, rows after the last token's.
@@ -80,14 +80,12 @@ def load_decoder(
 
 
 def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = False) -> list[str]:
-    """Return the names of a checkpoint's tensors that are not loaded. The files' headers are checked as
-    `load_decoder` does. Raises ModelLoadError.
-    """
+    """Do what `contents.unused_tensors` does, for every model."""
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
         config = _with_head(config, tensors, is_needed=needs_head)
         _, _, groups = plan_loading(config, ALONE, tensors, config.weight_format)
-        return _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
+        return check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
 
 
 def _with_head(config: ModelConfig, tensors: Mapping[str, MappedTensor], *, is_needed: bool) -> ModelConfig:
@@ -209,7 +207,7 @@ def _rows(module: torch.nn.Module, attribute: str, rows: slice | tuple[int, slic
 
 def _is_picked(target: WeightTarget) -> bool:
     """Whether this rank's part of a tensor is picked row by row."""
-    return any(isinstance(rows, torch.Tensor) for rows in target.part)
+    return any(isinstance(rows, np.ndarray) for rows in target.part)
 
 
 def _store(into: Callable[[], torch.Tensor], target: WeightTarget, tensors: list[torch.Tensor]) -> None:
@@ -258,61 +256,3 @@ def allocate(
             setattr(module, name, torch.nn.Parameter(empty.t() if is_turned else empty, requires_grad=False))
         if isinstance(module, QuantizedLinear) and not list(module.buffers()):
             module.allocate(new.keywords["device"])
-
-
-def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], config: ModelConfig) -> list[str]:
-    """Check a decoder's tensors and return the names of those that are left out. Raises ModelLoadError."""
-    names = {tensor.name for tensor in expected}
-    missing = [name for name in names if name not in tensors]
-    why = "" if config.weight_format is None else ", stored as its quantization_config says"
-    if len(missing) == 1 and missing[0].endswith(HEAD):
-        why = " to generate; where it is to embed alone, say engine.tasks: [embed]"
-    others = [name for name in tensors if name not in names]
-    prefixes = tuple(prefix.format(layers=config.num_layers) for prefix in config.names.left_out)
-    unknown = [name for name in others if not (name.startswith(prefixes) or _is_harmless(name, config))]
-    check_tensors(tensors, expected, unknown, config.architecture, why)
-    return others
-
-
-def check_tensors(
-    tensors: Mapping[str, MappedTensor],
-    expected: Sequence[Expected],
-    named: Sequence[str],
-    architecture: str,
-    why: str = "",
-) -> None:
-    """Raise ModelLoadError unless a checkpoint has all `expected` tensors as they have to be, and no others among
-    `named`, the checkpoint's names without those that are left out. `why` ends the message about missing ones.
-    """
-    names = {tensor.name for tensor in expected}
-    if missing := [tensor.name for tensor in expected if tensor.name not in tensors]:
-        raise ModelLoadError(f"the weights lack {_some(missing)}, which {architecture} needs{why}")
-    if unknown := [name for name in named if name not in names]:
-        raise ModelLoadError(
-            f"the weights hold {_some(unknown)}, which this {architecture} does not have: "
-            "config.json and weights do not belong together"
-        )
-    for wanted in expected:
-        tensor = tensors[wanted.name]
-        if tensor.shape not in (wanted.shape, *wanted.other_shapes):
-            raise ModelLoadError(f"{wanted.name} has shape {tensor.shape}, config.json makes it {wanted.shape}")
-        if tensor.dtype not in wanted.dtypes:
-            raise ModelLoadError(
-                f"{wanted.name} is stored as {tensor.dtype}; supported are {', '.join(wanted.dtypes)}"
-            )
-
-
-def _is_harmless(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is computed here anyway, or is a second name of the embedding table, or of keys and values
-    in whose place those of another layer are.
-    """
-    if is_unread(name, config.weight_format is not None):
-        return True
-    if name.endswith("rotary_emb.inv_freq") or (name.endswith(HEAD) and config.tied_embeddings):
-        return True
-    return any(layer.kv_of is not None and is_kv_of(name, index) for index, layer in enumerate(config.layers))
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -22,6 +22,11 @@ tokenizer = load_tokenizer(demo_model_path())
 tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True)
 """
 
+CHECKS_FILES = """
+from deployments.control.model_files import fault_of
+from engine.config import EngineConfig
+assert fault_of(EngineConfig(model="demo")) is None
+"""
 IS_THE_HUB = "import deployments.hub.deployment"
 STARTS_THE_SERVER = """
 from pathlib import Path
@@ -53,6 +58,7 @@ NOT_FOR_AN_APPLICATION = {"torch", "transformers", "deployments.telemetry.spans"
     ("role", "code", "unwanted"),
     [
         ("builds the application", BUILDS_THE_APPLICATION, NOT_FOR_AN_APPLICATION),
+        ("checks a model's files", CHECKS_FILES, {"torch"}),
         ("starts the server", STARTS_THE_SERVER, {"torch", "transformers", "tokenizers"}),
         ("is Serve's controller", IS_SERVES_CONTROLLER, {"torch", "transformers", "tokenizers"}),
         ("is the hub", IS_THE_HUB, {"torch", "transformers", "tokenizers", "deployments.api.app"}),

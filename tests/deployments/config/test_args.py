@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -11,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from deployments.config import args as config
 from deployments.config.args import AppArgs, ModelArgs
+from deployments.config.tenants import TenantSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -82,11 +86,22 @@ def test_an_engine_on_a_gpu_takes_one_unless_set_otherwise() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    models = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, BaseModel)]
+    named = (value for value in vars(config).values() if isinstance(value, type))
+    models: list[type[BaseModel]] = [TenantSettings, *(kind for kind in named if issubclass(kind, BaseModel))]
+    classes = {kind for model in models for kind in model.mro() if issubclass(kind, BaseModel)}
     silent = [
-        f"{model.__name__}.{name}"
-        for model in models
-        for name, field in model.model_fields.items()
-        if not field.description
+        f"{kind.__name__}.{name}"
+        for kind in classes - {BaseModel}
+        for name in (inspect.get_annotations(kind).keys() & kind.model_fields.keys()) - documented(kind)
     ]
     assert silent == []
+
+
+def documented(kind: type) -> set[str]:
+    """Names of a class that a docstring follows."""
+    body = cast(ast.ClassDef, ast.parse(inspect.getsource(kind)).body[0]).body
+    return {
+        cast(ast.Name, one.target).id
+        for one, next in pairwise(body)
+        if isinstance(one, ast.AnnAssign) and isinstance(next, ast.Expr) and isinstance(next.value, ast.Constant)
+    }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from deployments.config.args import AppArgs
-from deployments.config.tenants import KeyRing, Tenant, TenantSettings, hash_key
+from deployments.config.tenants import KeyRing, Tenant, hash_key
 
 
 def tenant(name: str, *keys: str, **fields: Any) -> dict[str, Any]:
@@ -94,7 +94,3 @@ def test_tenants_are_isolated_where_there_is_more_than_one_of_them() -> None:
     declared = ring(tenant("a", isolate_cache=False), tenant("b", isolate_cache=True), tenant("c")).tenants
     assert [one.isolate_cache for one in declared] == [False, True, True]
     assert [one.isolate_cache for one in ring(tenant("a", isolate_cache=True)).tenants] == [True]
-
-
-def test_settings_are_documented() -> None:
-    assert all(field.description for field in TenantSettings.model_fields.values())

@@ -1,0 +1,56 @@
+"""Which settings of an engine suit its model: others are refused at its start, and never done wrongly."""
+
+from __future__ import annotations
+
+from engine.config import EngineConfig
+from engine.models.config import ModelConfig
+from engine.models.encoders.config import EncoderConfig
+
+_ONLY: dict[str, object] = {
+    "tensor_parallel_size": 1,
+    "quantization": None,
+    "speculation": None,
+    "kv_dtype": "auto",
+}
+"""Settings that have these values with an encoder."""
+
+
+def check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise ValueError if the settings ask for something that such a model cannot have."""
+    if model.delta_net is None:
+        return
+    if config.kv_tier is not None:
+        raise ValueError(
+            "kv_tier keeps KV in files, but not the recurrent state that this model needs after it "
+            f"({model.architecture}); leave it out. More prefixes stay reusable with a larger host_kv_gib, which "
+            "keeps both in host memory"
+        )
+
+
+def max_drafts(config: EngineConfig) -> int:
+    """Return how many draft tokens a request has in a step at most."""
+    return 0 if config.speculation is None else config.speculation.max_drafts
+
+
+def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the most tokens of prompt and output together."""
+    limit = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ValueError(
+            f"max_model_len is {config.max_model_len}, the model was made for {limit} tokens; lower it"
+        )
+    return config.max_model_len or limit
+
+
+def check_encoder_settings(config: EngineConfig, model: EncoderConfig) -> None:
+    """Raise ValueError for settings that are for decoders, or for a longer context than the model's."""
+    for name, only in _ONLY.items():
+        if (given := getattr(config, name)) != only:
+            raise ValueError(
+                f"{name} is {given!r}, but {model.architecture} is an encoder, for which it must be {only!r}: "
+                "leave it out"
+            )
+    if (longest := config.max_model_len) is not None and longest > model.max_position_embeddings:
+        raise ValueError(
+            f"max_model_len is {longest}, the model was made for {model.max_position_embeddings} tokens; lower it"
+        )
