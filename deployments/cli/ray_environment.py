@@ -30,6 +30,8 @@ LOCAL_ENVIRONMENT = {
     # it off. Where they may not, Ray's node has the address 127.0.0.1, and all that Ray starts listens there; else
     # its servers, and three pages of metrics that ask for no token, listen on all interfaces.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Every process of this Ray needs it, and the first ones are waiting for the command meanwhile.
+    "RAY_preload_python_modules": "ray.serve",
 }
 """Set as well where Ray is started for this machine alone, and where such a Ray is joined: otherwise Ray takes a
 loopback address for the machine's other one, at which nothing listens."""

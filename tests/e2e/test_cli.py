@@ -144,23 +144,6 @@ def test_serve_ends_with_a_message_when_its_raylet_dies(port: str, ray_directory
         assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
-def test_a_server_starts_without_bytecode_and_leaves_no_process_behind_when_it_is_killed(
-    port: str, ray_directory: Path, tmp_path: Path
-) -> None:
-    """As in a container whose image was built without bytecode: each process compiles all that it imports."""
-    bytecode = tmp_path / "bytecode"
-    bytecode.mkdir()
-    environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(bytecode)}
-    command = [*RAYDIX, "serve", "--port", port, "--replicas", "1"]
-    with a_server(command, ray_directory, tmp_path / "serve.log", **environment) as server:
-        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).json()["status"] == "healthy"
-        assert list(bytecode.iterdir()) == []
-        family = psutil.Process(server.pid).children(recursive=True)
-        server.kill()
-        server.wait()
-        assert psutil.wait_procs(family, timeout=60)[1] == []
-
-
 def test_top_shows_the_running_service(base_url: str) -> None:
     body = {"model": "demo", "prompt": "What does itertools.chain do?", "max_tokens": 8, "ignore_eos": True}
     httpx.post(f"{base_url}/v1/completions", json=body, timeout=60).raise_for_status()

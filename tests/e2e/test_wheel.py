@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import psutil
 import pytest
 from openai import OpenAI
 
@@ -24,9 +25,12 @@ exec gcc "$@"
 """A compiler for the kernels that all processors have; those for others, in the same file, would take a minute."""
 
 
-def test_an_installed_wheel_serves(tmp_path: Path, ray_directory: Path, port: str) -> None:
+def test_an_installed_wheel_serves_and_leaves_no_process_behind_when_it_is_killed(
+    tmp_path: Path, ray_directory: Path, port: str
+) -> None:
     """In an environment of its own, which has this one's packages but not Raydix: paths that a .pth file adds have
-    no .pth files of theirs read, and so a checkout that is installed here is not found there.
+    no .pth files of theirs read, and so a checkout that is installed here is not found there. It starts without
+    bytecode, as in a container whose image was built without: each process compiles all that it imports.
     """
     archive = source_distribution(tmp_path)
     wheel = wheel_of(archive, tmp_path / "sources", script(tmp_path / "cc", QUICK))
@@ -53,7 +57,11 @@ def test_an_installed_wheel_serves(tmp_path: Path, ray_directory: Path, port: st
     assert output(str(python), "-c", "import engine; print(engine.__file__)").startswith(str(packages))
     assert output(raydix, "--version") == f"raydix {raydix_version()}\n"
     assert "generic of generic" in output(raydix, "info", "demo", "--device", "cpu"), "no kernels in the wheel"
-    with a_server([raydix, "serve", "--port", port], ray_directory, empty / "serve.log", imports=""):
+    bytecode = tmp_path / "bytecode"
+    bytecode.mkdir()
+    without = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(bytecode)}
+    log = empty / "serve.log"
+    with a_server([raydix, "serve", "--port", port], ray_directory, log, imports="", **without) as server:
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         answer = client.chat.completions.create(
             model="demo",
@@ -61,4 +69,9 @@ def test_an_installed_wheel_serves(tmp_path: Path, ray_directory: Path, port: st
             temperature=0,
             max_tokens=16,
         )
+        assert list(bytecode.iterdir()) == []
+        family = psutil.Process(server.pid).children(recursive=True)
+        server.kill()
+        server.wait()
+        assert psutil.wait_procs(family, timeout=60)[1] == []
     assert answer.choices[0].message.content and answer.usage is not None and answer.usage.completion_tokens > 0
