@@ -39,8 +39,8 @@ POLICIES = (
     "least_loaded", "pow2", "round_robin", "random",
 )  # fmt: skip
 RIVALS = ("threshold", "linear", "product", "affinity")
-"""Policies of whose best TTFT p95 `cost` may have 0.7. Of those of `CLOSE`, 0.7 would be less than the time of prompts
-with all the cache of the fleet and no queue: `cost` must only be better than they are."""
+"""Policies of whose best TTFT p95 `cost` may have 0.7. Of those of `CLOSE`, 0.7 would be less than the time of
+prompts with all the cache of the fleet and no queue: `cost` must only be better than they are."""
 CLOSE = ("kv_aware", "sticky", "product_queue")
 KNOWING = Scenario(cache_delay=0.0, load_delay=0.0)
 """One ingress that knows everything at once, so that only the rules are compared."""

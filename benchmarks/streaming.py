@@ -11,7 +11,7 @@ All of that is done in each of Serve's modes, one after the other, each in a Ray
 
     default     as Serve ships: its proxy is in Python
     haproxy     RAY_SERVE_ENABLE_HA_PROXY=1: HAProxy sends requests to the ingress's own port
-    throughput  the same with RAY_SERVE_THROUGHPUT_OPTIMIZED=1: gRPC between deployments, one event loop for a process
+    throughput  the same with RAY_SERVE_THROUGHPUT_OPTIMIZED=1: gRPC between deployments, one event loop a process
 """
 
 from __future__ import annotations

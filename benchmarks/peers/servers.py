@@ -6,8 +6,8 @@
     vllm           vLLM's own server
     vllm_rust      the same with its front end in Rust
     rayllm         Ray Serve LLM, which runs vLLM's engine: one replica, and its own ingress and proxy
-    rayllm_direct  the same in the mode that its documentation recommends for speed: HAProxy instead of Serve's proxy,
-                   which sends requests to the replica's own HTTP server
+    rayllm_direct  the same in the mode that its documentation recommends for speed: HAProxy instead of Serve's
+                   proxy, which sends requests to the replica's own HTTP server
 
 Peers run in environments of their own (`benchmarks/peers/install.sh`). All have the same model, precision and
 threads, and everything else as it ships.

@@ -2,15 +2,15 @@
 
 Ray's class itself only asks that service, a compiled library of the package ai-dynamo that `ray[llm]` does not
 bring, so its rule is written here after Dynamo's documentation and source, with the defaults that Ray leaves as
-they are. Least of
+they are; the service of ai-dynamo-runtime 1.6.1 chose alike wherever it was asked. Least of
 
     prefill    tokens that wait there and this prompt's, less what is cached there of the prompt
     decode     tokens of the blocks that requests there use, this prompt's included; shared blocks count once
 
 and ties by chance. A request counts from its placement to its end, with its prompt alone, as Ray reports no
-progress of decoding by default. All ingresses tell each other of placements: one policy serves the whole fleet here, so
-they arrive at once. Left out is that Dynamo holds requests back while all replicas have more than sixteen steps of
-prefill to do.
+progress of decoding by default. All ingresses tell each other of placements: one policy serves the whole fleet
+here, so these arrive at once. Left out is that Dynamo holds requests back while all replicas have more than
+sixteen steps of prefill to do.
 """
 
 from __future__ import annotations

@@ -116,9 +116,9 @@ class StickyPolicy:
     """llm-d's token-aware routing, its default: stay with the cache until its holders are saturated.
 
     Holders of at least `affinity` of the prompt are kept, unless the least of their waiting prefill, in seconds,
-    exceeds that of the others by more than `max_penalty_s`; then all are. Of those kept, least of the waiting prefill
-    tokens and this prompt's uncached ones; from `most_tokens` on all count alike. Given: true prefix lengths, and each
-    replica's true prefill rate, which llm-d's users measure. By default it never explores.
+    exceeds that of the others by more than `max_penalty_s`; then all are. Of those kept, least of the waiting
+    prefill tokens and this prompt's uncached ones; from `most_tokens` on all count alike. By default it never
+    explores. Given: true prefix lengths, and each replica's true prefill rate, which llm-d's users measure.
     """
 
     def __init__(self, affinity: float = 0.8, max_penalty_s: float = 18.0, most_tokens: int = 4_194_304) -> None:

@@ -186,5 +186,7 @@ def test_kv_aware_hears_in_a_simulation_which_requests_have_ended() -> None:
         TraceRequest(60.0 * number, 512 * len(blocks), 5, blocks)
         for number, blocks in enumerate(((*range(200),), (*range(50), *range(1000, 1010))))
     )
-    result = simulate(Trace("two", requests, 512, True), Scenario(num_replicas=2, load=0.1), "kv_aware", KVAwarePolicy)
+    result = simulate(
+        Trace("two", requests, 512, True), Scenario(num_replicas=2, load=0.1), "kv_aware", KVAwarePolicy
+    )
     assert result.hit_rate == pytest.approx(50 / 260)
