@@ -1,5 +1,8 @@
 """Compare servers over HTTP: Raydix, vLLM's own and Ray Serve LLM, and Raydix's engine without a server.
 
+vLLM's and Ray's are there twice: as they ship, and in the modes that their authors recommend for speed
+(`benchmarks/peers/servers.py`).
+
     benchmarks/peers/install.sh vllm rayllm          # once; what is not installed is left out
     python -m benchmarks.compare_http [--quick] [--rounds 5] [--json benchmarks/results/compare_http.json]
     python -m benchmarks.compare_http --device cuda --model qwen3-0.6b --precision bfloat16    # Raydix alone

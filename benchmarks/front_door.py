@@ -6,8 +6,9 @@
     prototype    an ASGI function and Raydix's engine, with one ZeroMQ socket between (`bare_servers.py`)
     direct       `raydix serve`: one engine, and one ingress that listens itself
     serve        the same behind Serve's HTTP proxy
-    vllm         vLLM's own server, and
-    rayllm       Ray Serve LLM with vLLM's engine, where they are installed (`benchmarks/peers/install.sh`)
+    vllm, vllm_rust, rayllm, rayllm_direct
+                 vLLM's own server and Ray Serve LLM with vLLM's engine, each as it ships and in its faster mode
+                 (`benchmarks/peers/servers.py`), where they are installed (`benchmarks/peers/install.sh`)
 
 All have the embedded model, in float32, which all compute well on any CPU, and one thread for it. The chats share
 a system prompt, which the engine's cache holds, and ask for one token. 1, 8 and 64 clients ask for some seconds
@@ -89,7 +90,10 @@ ROLES = {
     "VLLM::": "engine",
     ":LLMServer": "engine",
     "vllm.entrypoints": "ingress",
+    "vllm-rs": "ingress",
+    ":LLMRouter": "ingress",
     "ray::ProxyActor": "proxy",
+    "ray::HAProxyManager": "proxy",
     "haproxy": "proxy",
     "ray::Serve": "Serve",
 }

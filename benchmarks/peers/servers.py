@@ -1,10 +1,13 @@
 """OpenAI-compatible servers as the benchmarks hold them: started on a free port, asked, ended completely.
 
-    direct       `raydix serve`: one engine replica, one ingress that listens itself
-    unbounded    the same, with an engine that bounds its steps by tokens alone, as the peers' engines do
-    serve        the first behind Ray Serve's HTTP proxy
-    vllm         vLLM's own server
-    rayllm       Ray Serve LLM, which runs vLLM's engine: one replica, and its own ingress and proxy
+    direct         `raydix serve`: one engine replica, one ingress that listens itself
+    unbounded      the same, with an engine that bounds its steps by tokens alone, as the peers' engines do
+    serve          the first behind Ray Serve's HTTP proxy
+    vllm           vLLM's own server
+    vllm_rust      the same with its front end in Rust
+    rayllm         Ray Serve LLM, which runs vLLM's engine: one replica, and its own ingress and proxy
+    rayllm_direct  the same in the mode that its documentation recommends for speed: HAProxy instead of Serve's
+                   proxy, which sends requests to the replica's own HTTP server
 
 Peers run in environments of their own (`benchmarks/peers/install.sh`). All have the same model, precision and
 threads, and everything else as it ships.
@@ -33,10 +36,13 @@ from benchmarks.peers.process import REPOSITORY, PeerFailed, interpreter
 from benchmarks.peers.protocol import Settings, encode
 from benchmarks.private_ray import free_port
 
-SERVERS = ("direct", "unbounded", "serve", "vllm", "rayllm")
+SERVERS = ("direct", "unbounded", "serve", "vllm", "vllm_rust", "rayllm", "rayllm_direct")
 _RAYDIX = SERVERS[:3]
 _UNBOUNDED = {"max_step_ms": None, "max_step_stretch": None}
 """Settings of the engine with which prompts may make a step as long as its tokens take."""
+_INSTALLED = {"vllm": "vllm", "vllm_rust": "vllm", "rayllm": "rayllm", "rayllm_direct": "rayllm"}
+"""The environment that each peer runs in."""
+_DIRECT = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
 _START_S = 300.0
 _STOP_S = 60.0
 
@@ -89,15 +95,26 @@ def _command(
         config.write_text(yaml.safe_dump(_raydix_config(settings, name, ingresses)))
         raydix = [sys.executable, "-m", "deployments.cli", "serve", str(config)]
         return [*raydix, "--port", str(port), "--verbose"], {}
-    python = interpreter(name, home)
+    place = home / _INSTALLED[name]
+    python = interpreter(_INSTALLED[name], home)
     if python is None:
-        raise PeerFailed(f"{name} is not installed in {home / name}: see benchmarks/peers/install.sh")
-    special = vllm.environment(home / name, settings.threads)
+        raise PeerFailed(f"{name} is not installed in {place}: see benchmarks/peers/install.sh")
+    special = vllm.environment(place, settings.threads)
     del special["VLLM_ENABLE_V1_MULTIPROCESSING"]  # servers run the engine in a process of its own
     if name == "vllm":
         return [str(python), "-m", "vllm.entrypoints.openai.api_server", *_vllm_options(settings, port)], special
+    if name == "vllm_rust":
+        special |= _rust_front_end(place / "vllm-rs")
+        return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", *_vllm_options(settings, port)], special
     special |= {"PYTHONPATH": str(REPOSITORY), "RAY_TMPDIR": tempfile.gettempdir()}
+    special |= _DIRECT if name == "rayllm_direct" else {}
     return [str(python), "-m", "benchmarks.peers.rayllm", encode(settings), str(port)], special
+
+
+def _rust_front_end(binary: Path) -> dict[str, str]:
+    if not binary.exists():
+        raise PeerFailed(f"vLLM's front end in Rust is not installed as {binary}: see benchmarks/peers/install.sh")
+    return {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(binary)}
 
 
 def _vllm_options(settings: Settings, port: int) -> list[str]:
@@ -138,7 +155,7 @@ def _wait(name: str, process: subprocess.Popen[bytes], url: str, log: Path) -> s
     while process.poll() is None and time.monotonic() < deadline:
         with suppress(httpx.HTTPError, LookupError, ValueError):
             listed = httpx.get(f"{url}/v1/models", timeout=5).raise_for_status().json()["data"]
-            if name == "rayllm" or httpx.get(f"{url}/health", timeout=5).is_success:
+            if name.startswith("rayllm") or httpx.get(f"{url}/health", timeout=5).is_success:
                 return str(listed[0]["id"])
         time.sleep(0.2)
     raise PeerFailed(f"{name} is not ready: {log.read_text(errors='replace')[-2000:]}")

@@ -123,7 +123,8 @@ class SimulatedFleet:
         place = self._places[index]
         if place.next_work == now:  # else the replica has changed since
             place.next_work = math.inf
-            place.replica.advance(now)
+            for job in place.replica.advance(now):
+                self._ingresses[job.ingress].finish(job, place.replica.name)
             self._changed(index, now)
             self._on_change(now)
 

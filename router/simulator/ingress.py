@@ -110,6 +110,11 @@ class SimulatedIngress:
         self._index.expect(chosen, job.chain, now)
         return decision, None if fetch is None else fetch.source
 
+    def finish(self, job: Job, replica: str) -> None:
+        """Tell a policy that counts its requests itself that one has ended at a replica."""
+        if (finished := getattr(self._policy, "finished", None)) is not None:
+            finished(job.chain, replica)
+
     def shortest_queue(self, members: Sequence[KnownReplica], now: float) -> float:
         """Return the seconds until the least busy replica would start a new prompt; 0 when none serves."""
         serving = [self._candidate(member, now) for member in members if member.is_serving]

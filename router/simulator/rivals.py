@@ -16,6 +16,7 @@ from types import MappingProxyType
 from router.cost import Candidate, RouteQuery, uncached_tokens
 from router.policies import POLICIES, CostPolicy, Decision, Policy, Split
 from router.simulator.affinity import AffinityPolicy
+from router.simulator.kv_aware import KVAwarePolicy
 
 
 class RoundRobinPolicy:
@@ -111,6 +112,37 @@ class ProductPolicy:
         return _ranked(query, replicas, rng, "product_queue" if self._with_queue else "product", product)
 
 
+class StickyPolicy:
+    """llm-d's token-aware routing, its default: stay with the cache until its holders are saturated.
+
+    Holders of at least `affinity` of the prompt are kept, unless the least of their waiting prefill, in seconds,
+    exceeds that of the others by more than `max_penalty_s`; then all are. Of those kept, least of the waiting
+    prefill tokens and this prompt's uncached ones; from `most_tokens` on all count alike. By default it never
+    explores. Given: true prefix lengths, and each replica's true prefill rate, which llm-d's users measure.
+    """
+
+    def __init__(self, affinity: float = 0.8, max_penalty_s: float = 18.0, most_tokens: int = 4_194_304) -> None:
+        self._affinity = affinity
+        self._max_penalty_s = max_penalty_s
+        self._most_tokens = most_tokens
+
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
+        """Order those kept by token load, then the others."""
+        serving = Split(replicas).serving
+        least = self._affinity * query.num_tokens
+        sticky = {one.replica for one in serving if query.overlap.get(one.replica, 0) >= least}
+        waits = {one.replica: one.queued_prefill_tokens / one.prefill_rate for one in serving}
+        others = [wait for name, wait in waits.items() if name not in sticky]
+        if sticky and others and min(waits[name] for name in sticky) - min(others) > self._max_penalty_s:
+            sticky = set()
+
+        def load(candidate: Candidate) -> tuple[bool, float]:
+            tokens = candidate.queued_prefill_tokens + _uncached(query, candidate)
+            return (candidate.replica not in sticky, min(tokens, self._most_tokens))
+
+        return _ranked(query, replicas, rng, "sticky", load)
+
+
 def _uncached(query: RouteQuery, candidate: Candidate) -> int:
     return uncached_tokens(query.num_tokens, query.overlap.get(candidate.replica, 0))
 
@@ -135,6 +167,8 @@ RIVALS: Mapping[str, Callable[[], Policy]] = MappingProxyType(
         "round_robin": RoundRobinPolicy,
         "pow2": PowerOfTwoPolicy,
         "affinity": AffinityPolicy,
+        "kv_aware": KVAwarePolicy,
+        "sticky": StickyPolicy,
         "threshold": ThresholdPolicy,
         "linear": LinearPolicy,
         "product": ProductPolicy,

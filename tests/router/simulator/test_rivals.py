@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from router.cost import Candidate, RouteQuery
 from router.policy_names import policy_named
 from router.simulator.affinity import AffinityPolicy
+from router.simulator.fleet import simulate
+from router.simulator.kv_aware import KVAwarePolicy
 from router.simulator.rivals import (
     RIVALS,
     SIMULATED,
@@ -20,8 +22,11 @@ from router.simulator.rivals import (
     PowerOfTwoPolicy,
     ProductPolicy,
     RoundRobinPolicy,
+    StickyPolicy,
     ThresholdPolicy,
 )
+from router.simulator.scenario import Scenario
+from router.simulator.trace import Trace, TraceRequest
 from tests.router.support.fleets import candidate, fleets, queries, query
 
 RNG = random.Random(0)
@@ -112,3 +117,76 @@ def test_affinity_forgets_a_replica_that_dies() -> None:
     gone = [replace(each, is_available=each.replica != home) for each in fleet]
     assert first(policy, chained(1, 2, 3), gone) != home
     assert first(policy, chained(1, 2, 3), fleet) != home
+
+
+def held(tokens: int, **changes: object) -> list[Candidate]:
+    """Two replicas of which the first has to wait for `tokens` of prefill, at 10,000 tokens a second."""
+    return [candidate("a", queued_prefill_tokens=float(tokens), **changes), candidate("b", **changes)]
+
+
+def test_sticky_stays_with_holders_of_four_fifths_until_they_are_saturated() -> None:
+    """18 s of waiting are 180,000 tokens; short of four fifths, tokens alone decide."""
+    assert first(StickyPolicy(), query(1000, {"a": 800}), held(180_000)) == "a"
+    assert first(StickyPolicy(), query(1000, {"a": 800}), held(180_001)) == "b"
+    assert first(StickyPolicy(), query(1000, {"a": 799}), held(798)) == "a"
+    assert first(StickyPolicy(), query(1000, {"a": 799}), held(800)) == "b"
+
+
+def test_sticky_chooses_among_holders_by_tokens_and_waits_where_all_wait() -> None:
+    fleet = [*held(60_000), candidate("c", queued_prefill_tokens=59_000.0)]
+    assert first(StickyPolicy(), query(1000, {"a": 1000, "c": 800}), fleet) == "c"
+    busy = [replace(each, queued_prefill_tokens=each.queued_prefill_tokens + 200_000.0) for each in held(1000)]
+    assert first(StickyPolicy(), query(1000, {"a": 1000}), busy) == "a"
+    slow = [replace(each, prefill_rate=1000.0) for each in held(18_001)]
+    assert first(StickyPolicy(), query(1000, {"a": 1000}), slow) == "b"
+
+
+def test_kv_aware_adds_prefill_and_the_blocks_of_requests_and_counts_shared_ones_once() -> None:
+    """Blocks of 500 tokens. 1 to 4 run on a; there, a prompt that shares two of them takes fewer new blocks."""
+    fleet = [candidate("a", page_size=500), candidate("b", page_size=500, is_available=False)]
+    for others, overlap, expected in (
+        ((1, 2, 8), {}, "b"),  # 5 blocks on a, 3 on b
+        ((1, 2, 8), {"a": 999}, "b"),
+        ((1, 2, 8), {"a": 1001}, "a"),
+        ((8, 9, 10), {"a": 1999}, "b"),  # 7 blocks on a
+    ):
+        policy = KVAwarePolicy()
+        assert first(policy, query(2000, chain=(1, 2, 3, 4)), fleet) == "a"
+        both = [replace(each, is_available=True) for each in fleet]
+        assert first(policy, query(2000, overlap, chain=others), both) == expected
+
+
+def test_kv_aware_counts_a_request_from_its_placement_to_its_end() -> None:
+    policy, fleet = KVAwarePolicy(), [candidate("a"), candidate("b")]
+    busy = first(policy, query(64, chain=(1, 2, 3, 4)), fleet)
+    idle = "b" if busy == "a" else "a"
+    assert first(policy, query(64, chain=(5, 6, 7)), fleet) == idle
+    assert first(policy, query(64, chain=(8, 9)), fleet) == idle  # 4 blocks there, 3 here
+    policy.finished((1, 2, 3, 4), busy)
+    assert first(policy, query(64, chain=(8, 9)), fleet) == busy
+    policy.finished((1, 2, 3, 4), busy)  # which runs there no more
+    assert first(policy, query(64, chain=(10,)), fleet) == busy
+
+
+def test_kv_aware_forgets_the_requests_of_a_replica_that_dies() -> None:
+    policy, fleet = KVAwarePolicy(), [candidate("a"), candidate("b", is_available=False)]
+    assert first(policy, query(64, chain=(1, 2, 3, 4)), fleet) == "a"
+    swapped = [replace(each, is_available=not each.is_available) for each in fleet]
+    assert first(policy, query(16, chain=(1,)), swapped) == "b"
+    both = [replace(each, is_available=True) for each in fleet]
+    assert first(policy, query(16, chain=(9,)), both) == "a"
+
+
+def test_kv_aware_hears_in_a_simulation_which_requests_have_ended() -> None:
+    """A minute after a prompt of 200 blocks, one that shares 50 of its 60 goes where they are cached.
+
+    Did the first still count, its blocks would outweigh them.
+    """
+    requests = tuple(
+        TraceRequest(60.0 * number, 512 * len(blocks), 5, blocks)
+        for number, blocks in enumerate(((*range(200),), (*range(50), *range(1000, 1010))))
+    )
+    result = simulate(
+        Trace("two", requests, 512, True), Scenario(num_replicas=2, load=0.1), "kv_aware", KVAwarePolicy
+    )
+    assert result.hit_rate == pytest.approx(50 / 260)
