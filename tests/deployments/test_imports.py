@@ -23,9 +23,13 @@ tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_genera
 """
 
 CHECKS_FILES = """
+import shutil, tempfile
 from deployments.control.model_files import fault_of
 from engine.config import EngineConfig
-assert fault_of(EngineConfig(model="demo")) is None
+from engine.loading.model_directory import demo_model_path
+with tempfile.TemporaryDirectory() as directory:
+    model = shutil.copytree(demo_model_path(), directory, dirs_exist_ok=True)
+    assert fault_of(EngineConfig(model=model)) is None
 """
 IS_THE_HUB = "import deployments.hub.deployment"
 STARTS_THE_SERVER = """
