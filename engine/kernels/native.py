@@ -46,11 +46,6 @@ class NativeGrouping(Structure):
 
     _fields_ = [(name, c_int32) for name in ("bits", "inputs", "scale_bytes", "has_leasts")]
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of 32 inputs of 32 outputs."""
-        return 128 * self.bits + 1024 // self.inputs * self.scale_bytes * (1 + self.has_leasts)
-
 
 class NativeLinear(Structure):
     """A packed matrix (`Linear` in raydix.h)."""
@@ -108,6 +103,8 @@ class NativeModel(Structure):
         ("inv_freq", c_void_p),
         ("rope_factors", c_void_p),
         ("embed", c_void_p),
+        ("table", NativeLinear),
+        ("embedding_scale", c_float),
         ("layers", POINTER(NativeLayer)),
         ("norm", c_void_p),
         ("head", NativeLinear),

@@ -130,6 +130,45 @@ void NAME(panel_multiply_blocks)(const elem *a, ptrdiff_t lda, int rows, const c
     }
 }
 
+/* Where in a block the code of input i of output r is: its number in the order of `elem`. */
+static inline int number_of(int i, int r) { return (i / PAIR * PANEL + r) * PAIR + i % PAIR; }
+
+/* Byte and lowest bit of a code of 4 bits. */
+static inline int byte_of(int number) { return number / RUN * (RUN / 2) + number % 16 * 4 + number % RUN / 32; }
+static inline int bit_of(int number) { return 4 * (number / 16 % 2); }
+
+/* Read a scale or least value of a group of one output. */
+static inline float scale_at(const Grouping *groups, const char *of_block, int group, int r)
+{
+    const char *at = of_block + (group * PANEL + r) * groups->scale_bytes;
+    if (groups->scale_bytes == 4)
+        return *(const float *)at;
+    float many[LANES];
+    uint16_t halves[LANES] = {*(const uint16_t *)at};
+    vstore(many, vload_half(halves));
+    return many[0];
+}
+
+void NAME(widen_output)(const Linear *linear, int output, float factor, float *to)
+{
+    const Grouping *groups = &linear->groups;
+    int r = output % PANEL, step = block_bytes(groups), scales = step - 128 * groups->bits;
+    const char *block = (const char *)linear->packed + (size_t)(output / PANEL) * (linear->inputs / 32) * step;
+    for (int first = 0; first < linear->inputs; first += 32, block += step) {
+        const uint8_t *codes = (const uint8_t *)block + scales;
+        for (int i = 0; i < 32; i++) {
+            int group = i / groups->inputs, number = number_of(i, r);
+            int code = groups->bits == 8 ? (int8_t)codes[number] : (codes[byte_of(number)] >> bit_of(number)) & 15;
+            float scale = scale_at(groups, block, group, r);
+            float least = groups->has_leasts ? scale_at(groups, block + scales / 2, group, r) : 0;
+            if (groups->bits == 4 && !groups->has_leasts)
+                code -= 8;
+            float rounded = float_of(elem_of((float)code * scale + least));
+            to[first + i] = float_of(elem_of(rounded * factor));
+        }
+    }
+}
+
 /* Put output r of a panel, with codes[inputs] and the scales and leasts of its groups, into its blocks. */
 static void pack_output(const Grouping *groups, int r, int inputs, const int8_t *codes, const char *scales,
                         const char *leasts, char *panel)
@@ -145,12 +184,11 @@ static void pack_output(const Grouping *groups, int r, int inputs, const int8_t 
         }
         uint8_t *to = (uint8_t *)panel + count * PANEL * scale_bytes * (1 + groups->has_leasts);
         for (int i = 0; i < 32; i++) {
-            int number = (i / PAIR * PANEL + r) * PAIR + i % PAIR, place = number % RUN;
+            int number = number_of(i, r);
             if (groups->bits == 8)
                 to[number] = (uint8_t)codes[first + i];
             else
-                to[number / RUN * (RUN / 2) + place % 16 * 4 + place / 32] |= ((codes[first + i] + offset) & 15)
-                                                                              << 4 * (place / 16 % 2);
+                to[byte_of(number)] |= ((codes[first + i] + offset) & 15) << bit_of(number);
         }
     }
 }

@@ -41,6 +41,9 @@ static inline int block_bytes(const Grouping *groups)
 /* Widen inputs, a multiple of 32, of a panel that consists of blocks (blocks.c). */
 void NAME(widen_blocks)(const Grouping *groups, const char *blocks, int inputs, elem *to);
 
+/* Write one output of such a matrix, times `factor`, to[inputs], rounded as numbers of `elem` and their products are. */
+void NAME(widen_output)(const Linear *linear, int output, float factor, float *to);
+
 /* Multiply with such a panel, into c. */
 void NAME(panel_multiply_blocks)(const elem *a, ptrdiff_t lda, int rows, const char *panel, const Grouping *groups,
                                  int inputs, float *c, ptrdiff_t ldc);

@@ -81,7 +81,9 @@ typedef struct {
     float attention_scale, soft_cap;
     const float *inv_freq;     /* [num_ropes][head_dim / 2] radians per position */
     const float *rope_factors; /* [num_ropes][head_dim / 2] factors of cosines and sines */
-    const elem *embed;     /* [vocabulary, hidden], not packed */
+    const elem *embed;     /* [vocabulary, hidden], not packed; NULL: the table below has the embeddings */
+    Linear table;          /* [vocabulary, hidden] in groups */
+    float embedding_scale; /* of the table's embeddings */
     const Layer *layers;
     const float *norm; /* [hidden] */
     Linear head;

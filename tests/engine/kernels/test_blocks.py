@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kernels import native
+from engine.models.grouped_linear import Grouping
 
 TO_FLOATS, _, SWIGLU = range(3)
-GROUPINGS = [*itertools.product((4, 8), (16, 32), (2, 4), (0, 1))]
-"""Bits, inputs of a group, bytes of a scale, and whether there are least values."""
+GROUPINGS = [*itertools.starmap(Grouping, itertools.product((4, 8), (16, 32), (2, 4), (False, True)))]
 
 
 class Grouped:
@@ -23,15 +23,14 @@ class Grouped:
     def __init__(
         self,
         kernels: native.Kernels,
-        grouping: tuple[int, ...],
+        grouping: Grouping,
         outputs: int,
         inputs: int,
         product: int,
         seed: int,
     ) -> None:
         self.kernels, self.product, self.outputs = kernels, product, outputs
-        groups = native.NativeGrouping(*grouping)
-        generator = torch.Generator().manual_seed(seed)
+        groups, generator = native.NativeGrouping(*grouping), torch.Generator().manual_seed(seed)
         first, most = {4: (0, 15) if groups.has_leasts else (-8, 7), 8: (-128, 127)}[groups.bits]
         codes = torch.randint(first, most + 1, (outputs, inputs), generator=generator, dtype=torch.int8)
         shape = outputs, inputs // groups.inputs
@@ -44,8 +43,8 @@ class Grouped:
         if groups.has_leasts:
             weight += leasts.float()[..., None]
         self.weight = weight.flatten(1).to(kernels.dtype)
-        panels = -(-outputs // 32)
-        packed = torch.full((panels * inputs // 32 * groups.block_bytes + 64,), 0x55, dtype=torch.uint8)
+        panels, block_bytes = -(-outputs // 32), grouping.block_bytes
+        packed = torch.full((panels * inputs // 32 * block_bytes + 64,), 0x55, dtype=torch.uint8)
         self.memory = packed, torch.empty(panels * 32 * inputs, dtype=kernels.dtype)
         shape_and_place = outputs, inputs, product == SWIGLU
         kernels.pack_blocks(
@@ -79,8 +78,8 @@ class Grouped:
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS, ids=lambda each: "-".join(map(str, each)))
-def test_products_are_those_of_the_widened_matrix(kernels: native.Kernels, grouping: tuple[int, ...]) -> None:
-    """For few rows and for many, which other kernels multiply; for inputs that are several slices of the L1 cache."""
+def test_products_are_those_of_the_widened_matrix(kernels: native.Kernels, grouping: Grouping) -> None:
+    """For few rows and for many, which other kernels multiply; for inputs that are many slices of an L1 cache."""
     for seed, (outputs, inputs, product) in enumerate(
         [(40, 96, TO_FLOATS), (96, 544, SWIGLU), (64, 288, TO_FLOATS)]
     ):
@@ -99,7 +98,7 @@ def test_products_are_those_of_the_widened_matrix(kernels: native.Kernels, group
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=40, deadline=None)
-def test_any_shape(grouping: tuple[int, ...], outputs: int, blocks: int, rows: int, seed: int) -> None:
+def test_any_shape(grouping: Grouping, outputs: int, blocks: int, rows: int, seed: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         matrix = Grouped(native.kernels(dtype), grouping, outputs, 32 * blocks, TO_FLOATS, seed)
         ours, expected = matrix.products(torch.randn(rows, 32 * blocks).to(dtype))
