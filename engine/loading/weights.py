@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -91,6 +92,31 @@ def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = F
         config = _with_head(config, tensors, is_needed=needs_head)
         _, _, groups = plan_loading(config, ALONE, tensors, config.weight_format)
         return _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
+
+
+class KeptBlocks(NamedTuple):
+    """What of a model in GGUF the native kernels' memory keeps as it is."""
+
+    tensors: frozenset[str]
+    """Names of the tensors, as safetensors files have them."""
+    num_numbers: int
+    num_bytes: int
+    """Bytes that they take in memory."""
+
+
+def kept_blocks(directory: Path, config: ModelConfig) -> KeptBlocks:
+    """Return what `load_decoder` keeps with `keeps_blocks`. Reads only headers. Raises ModelLoadError."""
+    with ExitStack() as stack:
+        present = open_checkpoint(directory, stack)
+        config = _with_head(config, present, is_needed=False)
+        decoder, targets, _ = plan_loading(config, ALONE, present, config.weight_format, keeps_blocks=True)
+        layers = {name: each for name, each in decoder.named_modules() if isinstance(each, GroupedLinear)}
+        kept = (name for name, target in targets.items() if target.parameter.removesuffix(".weight") in layers)
+        return KeptBlocks(
+            frozenset(name for name in kept if name.endswith(".weight")),
+            sum(layer.in_features * layer.out_features for layer in layers.values()),
+            sum(layer.packed_bytes for layer in layers.values()),
+        )
 
 
 def _with_head(config: ModelConfig, tensors: Mapping[str, MappedTensor], *, is_needed: bool) -> ModelConfig:
