@@ -4,8 +4,8 @@
     python -m benchmarks.compare_gguf FILE [--precision float32] [--rounds 3]
 
 Both keep the file's blocks in memory. llama.cpp rounds activations to eight bits where it multiplies with blocks;
-Raydix does not: they have the type that --precision names, as KV has. Engines alternate job by job; `benchmarks.compare`
-says how they are driven, and what the ratio and its range are.
+Raydix does not: they have the type that --precision names, as KV has. Engines alternate job by job;
+`benchmarks.compare` says how they are driven, and what the ratio and its range are.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ converter.main()
 
 
 def converted(model: str, precision: Precision) -> Path:
-    """The checkpoint as a GGUF file, beside it; made on the first call by llama.cpp's own converter. A GGUF file is
-    taken as it is.
+    """The checkpoint as a GGUF file, beside it; made on the first call by llama.cpp's own converter.
+
+    A GGUF file is taken as it is.
     """
     if model.endswith(".gguf"):
         return Path(model)

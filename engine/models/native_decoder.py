@@ -142,7 +142,7 @@ class NativeDecoder:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all matrices and of the embedding table."""
-        return self._packed.nbytes + (0 if self._embed is None else self._embed.nbytes)
+        return self._num_packed + (0 if self._embed is None else self._embed.nbytes)
 
     def __call__(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """Map int64 [N] token ids to hidden states, float32 [N, hidden_size], which the next call overwrites."""

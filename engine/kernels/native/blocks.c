@@ -156,11 +156,14 @@ void NAME(widen_output)(const Linear *linear, int output, float factor, float *t
     const char *block = (const char *)linear->packed + (size_t)(output / PANEL) * (linear->inputs / 32) * step;
     for (int first = 0; first < linear->inputs; first += 32, block += step) {
         const uint8_t *codes = (const uint8_t *)block + scales;
+        float scale = 0, least = 0;
         for (int i = 0; i < 32; i++) {
             int group = i / groups->inputs, number = number_of(i, r);
+            if (i % groups->inputs == 0) {
+                scale = scale_at(groups, block, group, r);
+                least = groups->has_leasts ? scale_at(groups, block + scales / 2, group, r) : 0;
+            }
             int code = groups->bits == 8 ? (int8_t)codes[number] : (codes[byte_of(number)] >> bit_of(number)) & 15;
-            float scale = scale_at(groups, block, group, r);
-            float least = groups->has_leasts ? scale_at(groups, block + scales / 2, group, r) : 0;
             if (groups->bits == 4 && !groups->has_leasts)
                 code -= 8;
             float rounded = float_of(elem_of((float)code * scale + least));

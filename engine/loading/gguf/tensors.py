@@ -84,18 +84,23 @@ def kept_grouping(tensors: Mapping[str, WeightTarget], present: Mapping[str, Map
     kinds = []
     for name, target in tensors.items():
         is_changed = target.added is not None or target.view is not None or target.is_turned
-        if is_changed or len(target.part) > 1 or name not in present or present[name].dtype not in _BLOCKS:
+        if is_changed or not _has_all_inputs(target) or name not in present or present[name].dtype not in _BLOCKS:
             return None
         kinds.append(GROUPINGS[present[name].dtype])
     return joined(kinds)
+
+
+def _has_all_inputs(target: WeightTarget) -> bool:
+    """Whether a rank's part of a matrix consists of whole rows, which blocks are part of."""
+    inputs = target.shape[-1]
+    return all(isinstance(own, slice) and own.indices(inputs) == (0, inputs, 1) for own in target.part[1:])
 
 
 def kept_group(layer: GroupedLinear, name: str, target: WeightTarget, dtype: str) -> TensorGroup:
     """Return how a tensor of blocks becomes rows of a layer that keeps them."""
 
     def store(tensors: list[torch.Tensor]) -> None:
-        own = tensors[0][target.part] if target.part else tensors[0]
-        found = coded(own, _BLOCKS[dtype])
+        found = coded(tensors[0][target.part[:1]], _BLOCKS[dtype])
         for scales in (found.scales, found.leasts):
             if scales is not None and not scales.isfinite().all():
                 raise ModelLoadError(

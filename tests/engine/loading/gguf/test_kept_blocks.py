@@ -127,9 +127,8 @@ def test_embeddings_are_scaled_as_widened_ones(tmp_path: Path) -> None:
     options = {"query_pre_attn_scalar": 32, "tie_word_embeddings": True}
     directory = save_tiny("gemma2", tmp_path / "model", **options)
     path = write_gguf(directory, tmp_path / "model.gguf", {"token_embd": Kind.Q8_0, "blk": Kind.Q4_0})
-    for dtype in ("float32", "bfloat16"):
-        ours, expected = (logits(loaded(path, keeps, dtype=dtype)) for keeps in (True, False))
-        assert torch.equal(ours, expected)
+    ours, expected = (logits(loaded(path, keeps, dtype="float32")) for keeps in (True, False))
+    assert torch.equal(ours, expected)
 
 
 def test_memory_is_smaller(wide: Path, tmp_path: Path) -> None:
