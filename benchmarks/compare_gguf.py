@@ -69,7 +69,7 @@ def main() -> None:
             peers.append(Peer(name, options.home, settings, logs / f"{name}.log", 600.0))
             stack.callback(peers[-1].stop)
         for number in range(-1, options.rounds):  # the first warms up
-            for workload, job in jobs(vocabulary, number).items():
+            for workload, job in jobs(vocabulary, number + 1).items():
                 found = {}
                 for peer in peers if number % 2 else peers[::-1]:
                     answer = peer.run(job)
