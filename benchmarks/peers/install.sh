@@ -65,6 +65,8 @@ llamacpp() {  # the sources come inside llama-cpp-python's source package; built
         cd "$PEERS/llamacpp" || exit
         pip download --no-deps --no-build-isolation --no-binary llama-cpp-python llama-cpp-python==0.3.36 &&
             tar xzf $release.tar.gz && mv $release/vendor/llama.cpp source && rm -r $release $release.tar.gz &&
+            # gcc 12 takes it that AMX's instruction reads 8 bytes of the configuration, and leaves out the others.
+            sed -i 's/ _tile_loadconfig(&tc);/ asm volatile("" : : "m"(tc));&/' source/ggml/src/ggml-cpu/amx/mmq.cpp &&
             cmake -S source -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
                 -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF &&
             cmake --build build --target llama-server -j "$JOBS"

@@ -28,7 +28,12 @@ converter.main()
 
 
 def converted(model: str, precision: Precision) -> Path:
-    """The checkpoint as a GGUF file, beside it; made on the first call by llama.cpp's own converter."""
+    """The checkpoint as a GGUF file, beside it; made on the first call by llama.cpp's own converter.
+
+    A GGUF file is taken as it is.
+    """
+    if model.endswith(".gguf"):
+        return Path(model)
     made = Path(f"{model}.{precision}.gguf")
     if not made.exists():
         kind = {"bfloat16": "bf16", "float32": "f32"}[precision]

@@ -46,6 +46,20 @@ def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
     return "; ".join(parts)
 
 
+def why_not_native(facts: ModelConfig, dtype: torch.dtype, device: str) -> str | None:
+    """Return why the native kernels do not compute the whole model here, so that its blocks are widened; None if
+    they do.
+    """
+    if device != "cpu":
+        return "no kernel for GPUs computes with them"
+    try:
+        native.kernels(dtype)
+    except native.NativeUnavailable as error:
+        return str(error)
+    limits = _limits(facts, dtype)
+    return f"the native kernels compute {'; '.join(limits)}" if limits else None
+
+
 def _limits(facts: ModelConfig, dtype: torch.dtype) -> list[str]:
     """Return what of the model the kernels compute, if not all of it, and why torch computes the rest."""
     reasons = [unsupported(facts)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +18,7 @@ from deployments.cli.units import count_text, size_text
 from engine.config import GPU_DEFAULTS, DType, EngineConfig
 from engine.loading.gguf.documents import is_gguf
 from engine.loading.gguf.files import read_model
+from engine.loading.gguf.names import our_names
 from engine.loading.gguf.types import BlockType
 from engine.loading.kv_memory import available_ram, beside_slots, pages_for, slots_for
 from engine.loading.model_directory import resolve_metadata
@@ -29,6 +30,9 @@ from engine.models.encoders.config import EncoderConfig
 from engine.models.errors import ModelLoadError
 from engine.models.json_files import parse_json
 from engine.models.layer_groups import LayerGroups
+
+if TYPE_CHECKING:
+    from engine.loading.weights import KeptBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +98,18 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table.add_row("hidden size", f"{facts.hidden_size}, feed-forward {_feed_forward(facts)}")
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("context", f"{facts.max_position_embeddings:,} tokens")
+    weight_bytes, kinds = facts.weight_bytes(element), _kind(facts, dtype)
     if is_gguf(directory):
-        for name, text in _gguf_rows(directory, dtype):
+        kept, why = _kept(directory, facts, dtype, machine.device)
+        for name, text in _gguf_rows(directory, dtype, kept, why):
             table.add_row(name, text)
+        if kept.tensors:
+            saved = kept.num_numbers * element - kept.num_bytes
+            weight_bytes, kinds = weight_bytes - saved, f"{dtype} and the file's codes"
+            machine = replace(machine, free_bytes=machine.free_bytes + saved)
     else:
         table.add_row("weights on disk", _weights_on_disk(directory, facts))
-    table.add_row("weights in memory", f"{size_text(facts.weight_bytes(element))} as {_kind(facts, dtype)}")
+    table.add_row("weights in memory", f"{size_text(weight_bytes)} as {kinds}")
     table.add_row("KV per token", f"{per_token:,} bytes")
     table.add_row("KV per page", f"{size_text(per_token * config.page_size)} ({config.page_size} tokens)")
     on_gpus = facts.dtype if config.dtype == "auto" else dtype
@@ -295,17 +305,41 @@ def _windows(facts: ModelConfig, config: EngineConfig, machine: Machine, element
     return f"{sees}. With pages of their own, requests fit: {', '.join(fits)} (engine.windowed_kv: {here} here)"
 
 
-def _gguf_rows(path: Path, dtype: str) -> list[tuple[str, str]]:
-    """Return what a model's files in GGUF have, and for each type of numbers what becomes of it."""
+def _kept(path: Path, facts: ModelConfig, dtype: str, device: str) -> tuple[KeptBlocks, str]:
+    """Return which blocks of a model in GGUF memory would keep as they are, and why it widens the others."""
+    import torch
+
+    from deployments.cli.cpu_kernels import why_not_native
+    from engine.loading.weights import KeptBlocks, kept_blocks
+
+    if (why := why_not_native(facts, getattr(torch, dtype), device)) is not None:
+        return KeptBlocks(frozenset(), 0, 0), why
+    try:
+        return kept_blocks(path, facts), "a projection that is multiplied with them is plain numbers"
+    except ModelLoadError as error:  # a start will say the same
+        return KeptBlocks(frozenset(), 0, 0), one_line(error)
+
+
+def _gguf_rows(path: Path, dtype: str, kept: KeptBlocks, why: str) -> list[tuple[str, str]]:
+    """Return what a model's files in GGUF have, and for each type of numbers what becomes of it. `why`: why blocks
+    that are not kept are widened.
+    """
     model = read_model(path)
     size = sum(each.stat().st_size for each in model.paths)
     rows = [("weights on disk", f"{size_text(size)} in GGUF, {len(model.paths)} file(s)")]
-    types: dict[BlockType, list[int]] = {}
-    for tensor in model.tensors.values():
-        types.setdefault(tensor.type, []).append(tensor.num_bytes)
-    for kind, sizes in sorted(types.items(), key=lambda item: -sum(item[1])):
-        becomes = "" if kind.is_plain else f", widened to {dtype}"
-        rows.append((f"  of it {kind.name}", f"{len(sizes)} tensors, {size_text(sum(sizes))}{becomes}"))
+    types: dict[BlockType, dict[str, int]] = {}
+    for name, tensor in our_names(model).items():
+        types.setdefault(tensor.type, {})[name] = tensor.num_bytes
+    for kind, sizes in sorted(types.items(), key=lambda item: -sum(item[1].values())):
+        stay = [size for name, size in sizes.items() if name in kept.tensors]
+        widened = [size for name, size in sizes.items() if name not in kept.tensors]
+        if kind.is_plain:
+            parts = [f"{len(widened)} tensors, {size_text(sum(widened))}"]
+        else:
+            parts = [f"{len(stay)} tensors, {size_text(sum(stay))}, stay as they are"] if stay else []
+            if widened:
+                parts.append(f"{len(widened)} tensors, {size_text(sum(widened))}, widened to {dtype}: {why}")
+        rows.append((f"  of it {kind.name}", "\n".join(parts)))
     return rows
 
 

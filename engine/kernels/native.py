@@ -32,13 +32,19 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 12
+_ABI = 13
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class NativeUnavailable(Exception):
     """The native kernels cannot be used; the message says why."""
+
+
+class NativeGrouping(Structure):
+    """How codes and scales are stored (`Grouping` in raydix.h)."""
+
+    _fields_ = [(name, c_int32) for name in ("bits", "inputs", "scale_bytes", "has_leasts")]
 
 
 class NativeLinear(Structure):
@@ -50,6 +56,7 @@ class NativeLinear(Structure):
         ("bias", c_void_p),
         *((name, c_int32) for name in ("outputs", "inputs")),
         *((name, c_float) for name in ("alpha", "limit")),
+        ("groups", NativeGrouping),
     ]
 
 
@@ -96,6 +103,8 @@ class NativeModel(Structure):
         ("inv_freq", c_void_p),
         ("rope_factors", c_void_p),
         ("embed", c_void_p),
+        ("table", NativeLinear),
+        ("embedding_scale", c_float),
         ("layers", POINTER(NativeLayer)),
         ("norm", c_void_p),
         ("head", NativeLinear),
@@ -208,6 +217,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "raydix_linear": (None, [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64, c_int32]),
     "raydix_logits": (None, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32]),
     "raydix_pack": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p]),
+    "raydix_pack_blocks": (None, [*[c_void_p] * 4, c_int32, c_int32, c_bool, c_void_p]),
     "raydix_pack_int8": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p, c_void_p]),
 }
 """Result and argument types of the kernels that exist for each element type and instruction set."""
@@ -242,6 +252,7 @@ class Kernels:
     linear: Callable[..., None]
     logits: Callable[..., None]
     pack: Callable[..., None]
+    pack_blocks: Callable[..., None]
     pack_int8: Callable[..., None]
     sample: Callable[..., None]
     sample_bytes: Callable[..., int]

@@ -270,6 +270,7 @@ class _Loading:
             fp8=is_fp8,
             ranks=self._ranks,
             needs_head=tasks_of(config.tasks, self._directory) != ("embed",),
+            keeps_blocks=is_native and config.quantization is None,
         )
         return NativeDecoder(decoder, config.quantization) if is_native else decoder
 

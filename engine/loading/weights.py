@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import torch
 from engine.kernels import native
 from engine.loading.checkpoint import open_checkpoint, stored_checkpoint
 from engine.loading.contents import check_decoder_tensors
-from engine.loading.gguf.tensors import widening
+from engine.loading.gguf.tensors import kept_group, kept_grouping, widening
 from engine.loading.mapped_tensors import MappedTensor, release
 from engine.loading.mxfp4 import mxfp4_group
 from engine.loading.quantized_layers import Matrix, is_stored_plain, quantize_layers, widened_group
@@ -30,6 +31,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.experts import Experts
 from engine.models.formats import Fp8Format, KeptFormat, WeightFormat
+from engine.models.grouped_linear import GroupedLinear
 from engine.models.linear import QuantizedLinear
 from engine.parallel.collective import ALONE, Collective
 
@@ -46,6 +48,7 @@ def load_decoder(
     fp8: bool = False,
     ranks: Collective = ALONE,
     needs_head: bool = True,
+    keeps_blocks: bool = False,
 ) -> Decoder:
     """Load this rank's share of the model `config`. Names, shapes and types are all checked before memory is
     allocated.
@@ -55,13 +58,14 @@ def load_decoder(
 
     With `input_major`, linear weights [out, in] get the strides (1, out), with which a CPU multiplies few rows (a
     batch of decodes) up to twice as fast. With `fp8`, the layers' matrices are rounded one after the other as they
-    are read. Raises ModelLoadError.
+    are read. With `keeps_blocks`, matrices in GGUF's blocks become `GroupedLinear`, which only the native kernels
+    compute, in place of widened ones. Raises ModelLoadError.
     """
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
         config = _with_head(config, tensors, is_needed=needs_head)
         config, stored = (config.rounded(), Fp8Format()) if fp8 else (config, config.weight_format)
-        decoder, targets, groups = plan_loading(config, ranks, tensors, stored, dtype)
+        decoder, targets, groups = plan_loading(config, ranks, tensors, stored, dtype, keeps_blocks)
         unused = check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
         if ranks.shard.rank == 0:
             Unused.of(directory, config.unused_keys, unused).log(directory)
@@ -86,6 +90,31 @@ def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = F
         config = _with_head(config, tensors, is_needed=needs_head)
         _, _, groups = plan_loading(config, ALONE, tensors, config.weight_format)
         return check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
+
+
+class KeptBlocks(NamedTuple):
+    """What of a model in GGUF the native kernels' memory keeps as it is."""
+
+    tensors: frozenset[str]
+    """Names of the tensors, as safetensors files have them."""
+    num_numbers: int
+    num_bytes: int
+    """Bytes that they take in memory."""
+
+
+def kept_blocks(directory: Path, config: ModelConfig) -> KeptBlocks:
+    """Return what `load_decoder` keeps with `keeps_blocks`. Reads only headers. Raises ModelLoadError."""
+    with ExitStack() as stack:
+        present = open_checkpoint(directory, stack)
+        config = _with_head(config, present, is_needed=False)
+        decoder, targets, _ = plan_loading(config, ALONE, present, config.weight_format, keeps_blocks=True)
+        layers = {name: each for name, each in decoder.named_modules() if isinstance(each, GroupedLinear)}
+        kept = (name for name, target in targets.items() if target.parameter.removesuffix(".weight") in layers)
+        return KeptBlocks(
+            frozenset(name for name in kept if name.endswith(".weight")),
+            sum(layer.in_features * layer.out_features for layer in layers.values()),
+            sum(layer.packed_bytes for layer in layers.values()),
+        )
 
 
 def _with_head(config: ModelConfig, tensors: Mapping[str, MappedTensor], *, is_needed: bool) -> ModelConfig:
@@ -122,11 +151,12 @@ def plan_loading(
     present: Mapping[str, MappedTensor],
     stored: WeightFormat | None,
     dtype: torch.dtype = torch.float32,
+    keeps_blocks: bool = False,
 ) -> tuple[Decoder, dict[str, WeightTarget], list[TensorGroup]]:
     """Return this rank's share of a model on the meta device, where each tensor of the checkpoint goes, and how.
 
     `present`: the checkpoint's tensors, none for random numbers; `stored`: the format in which memory is to hold
-    matrices; `dtype`: the type of the weights. Raises ModelLoadError.
+    matrices; `dtype`: the type of the weights; `keeps_blocks` as for `load_decoder`. Raises ModelLoadError.
     """
     targets = weight_targets(config, ranks.shard, present)
     with torch.device("meta"):
@@ -134,8 +164,25 @@ def plan_loading(
         if isinstance(stored, KeptFormat):
             quantize_layers(decoder, _parts(targets), stored, partial(_is_plain, config.weight_format, present))
             round_stacked(decoder, {target.parameter for target in targets.values()})
+        if keeps_blocks:
+            _keep_blocks(decoder, targets, present)
     groups = [widening(group, present, dtype) for group in _groups(decoder, targets, config, present)]
     return decoder, targets, groups
+
+
+def _keep_blocks(
+    decoder: Decoder, targets: Mapping[str, WeightTarget], present: Mapping[str, MappedTensor]
+) -> None:
+    """Replace the matrices, and the tables, whose tensors are all blocks by layers that keep them."""
+    for module, projections in _parts(targets).items():
+        tensors = {f"{name}.weight": target for name, target in projections.items()}
+        if (grouping := kept_grouping(tensors, present)) is None:
+            continue
+        plain = decoder.get_submodule(module)
+        if isinstance(plain, torch.nn.Embedding):
+            plain = torch.nn.Linear(plain.embedding_dim, plain.num_embeddings, bias=False)
+        if isinstance(plain, torch.nn.Linear):
+            decoder.set_submodule(module, GroupedLinear(plain, grouping))
 
 
 def _is_plain(weights: WeightFormat | None, present: Mapping[str, MappedTensor], name: str) -> bool:
@@ -162,14 +209,16 @@ def _parts(targets: Mapping[str, WeightTarget]) -> dict[str, dict[str, WeightTar
 
 
 def _groups(
-    decoder: Decoder, targets: Mapping[str, WeightTarget], config: ModelConfig, present: Container[str]
+    decoder: Decoder, targets: Mapping[str, WeightTarget], config: ModelConfig, present: Mapping[str, MappedTensor]
 ) -> Iterator[TensorGroup]:
     """Yield how every tensor gets into the decoder, whose parameters may still be on the meta device."""
     modules = dict(decoder.named_modules())
     for name, target in targets.items():
         module, _, attribute = target.parameter.rpartition(".")
         layer = modules[module]
-        if isinstance(layer, QuantizedLinear) and attribute == "weight":
+        if isinstance(layer, GroupedLinear) and attribute == "weight":
+            yield kept_group(layer, name, target, present[name].dtype)
+        elif isinstance(layer, QuantizedLinear) and attribute == "weight":
             assert isinstance(target.rows, slice)
             outputs, inputs = target.shape
             own_outputs, own_inputs = (*target.part, slice(None), slice(None))[:2]

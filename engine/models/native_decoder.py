@@ -1,7 +1,7 @@
 """The decoder as one native call per step, for CPUs. It computes the same as `engine/models/decoder.py`.
 
-Weights are packed for the kernels, one tensor after the other; only the embedding table keeps its layout, for
-lookups. Activations and KV have the model's type; the residual stream is float32.
+Weights are packed for the kernels, one tensor after the other; only an embedding table of plain numbers keeps its
+layout, for lookups. Activations and KV have the model's type; the residual stream is float32.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Attention, Decoder, Layer
 from engine.models.experts import Experts
 from engine.models.experts_config import ExpertsConfig
+from engine.models.grouped_linear import GroupedLinear
 from engine.models.layer_groups import Place
 from engine.models.mlp import MLP
 from engine.models.operations import Rotary
@@ -82,11 +83,13 @@ class NativeDecoder:
         """
         self.config = config = decoder.config
         self._quantization = quantization
-        self._embed = decoder.embed.weight.detach().contiguous()
-        self._kernels = native.kernels(self._embed.dtype)
+        self._dtype = decoder.norm.weight.dtype
+        self._kernels = native.kernels(self._dtype)
         self._kept: list[object] = []  # The structs point to these.
+        grouped = [module for module in decoder.modules() if isinstance(module, GroupedLinear)]
         self._packed = untouched_zeros(
             sum(self._packed_bytes(weight, is_plain) for weight, is_plain in _all(decoder))
+            + sum(_whole_lines(module.packed_bytes) for module in grouped)
         )
         self._num_packed = 0  # Bytes of `_packed` in use.
         self._layers = (native.NativeLayer * config.num_layers)(
@@ -95,8 +98,16 @@ class NativeDecoder:
                 for layer, kind in zip(decoder.layers, config.layers, strict=True)
             )
         )
-        rotary = Rotary.of(config.ropes, config.head_dim, self._embed.dtype, self._embed.device)
-        head = decoder.embed if decoder.lm_head is None else decoder.lm_head
+        rotary = Rotary.of(config.ropes, config.head_dim, self._dtype, torch.device("cpu"))
+        table: torch.nn.Module = decoder.embed
+        self._embed: torch.Tensor | None = None
+        packed_table = self._matrix(table) if isinstance(table, GroupedLinear) else native.NativeLinear()
+        if isinstance(table, torch.nn.Embedding):
+            self._embed = table.weight.detach().contiguous()
+        if decoder.lm_head is not None:
+            head = self._matrix(decoder.lm_head)
+        else:
+            head = packed_table if self._embed is None else self._linear(self._embed, None)
         self._model = native.NativeModel(
             num_layers=config.num_layers,
             hidden=config.hidden_size,
@@ -111,20 +122,27 @@ class NativeDecoder:
             soft_cap=config.attention.soft_cap or 0.0,
             inv_freq=self._floats(rotary.inv_freq),
             rope_factors=self._floats(rotary.factor),
-            embed=self._embed.data_ptr(),
+            embed=None if self._embed is None else self._embed.data_ptr(),
+            table=packed_table,
+            embedding_scale=config.embedding_scale if self._embed is None else 1.0,
             layers=self._layers,
             norm=self._floats(decoder.norm.weight.float() * config.scales.logits),
-            head=self._linear(head.weight, None),
+            head=head,
             is_gelu=config.mlp.activation == "gelu_tanh",
             norms_all_heads=config.attention.qk_norm == "full",
         )
-        if config.embedding_scale != 1:  # The output head has its own copy by now.
+        if config.embedding_scale != 1 and self._embed is not None:  # The output head has its own copy by now.
             self._embed.mul_(config.embedding_scale)
         self._norm = decoder.norm.weight.detach().float().contiguous()
         self._workspace = native.Workspace()
         self._places: Sequence[Place] = ()
         self._hidden = torch.empty(0, config.hidden_size)
         self._logits = torch.empty(0, config.vocab_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices and of the embedding table."""
+        return self._num_packed + (0 if self._embed is None else self._embed.nbytes)
 
     def __call__(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """Map int64 [N] token ids to hidden states, float32 [N, hidden_size], which the next call overwrites."""
@@ -160,7 +178,7 @@ class NativeDecoder:
         rows, hidden = hidden.shape[0], hidden.contiguous()
         if self._logits.shape[0] < rows:
             self._logits = torch.empty(rows * 5 // 4 + 1, self.config.vocab_size)
-        size = -(-rows // 16) * 16 * self.config.hidden_size * self._embed.element_size()
+        size = -(-rows // 16) * 16 * self.config.hidden_size * self._dtype.itemsize
         self._kernels.logits(
             ctypes.byref(self._model),
             hidden.data_ptr(),
@@ -175,8 +193,8 @@ class NativeDecoder:
 
     def _take(self, layer: Layer, window: int | None, rope: int) -> native.NativeLayer:
         packed = self._layer(layer, window, rope)
-        for parameter in layer.parameters():
-            parameter.data = torch.empty(0)
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            tensor.data = torch.empty(0)
         return packed
 
     def _layer(self, layer: Layer, window: int | None, rope: int) -> native.NativeLayer:
@@ -188,8 +206,8 @@ class NativeDecoder:
             attended_norm=self._weights_of(layer.attended_norm),
             output_norm=self._weights_of(layer.output_norm),
             qk_norm=None if attention.qk_norm is None else self._floats(attention.qk_norm),
-            qkv=self._linear(attention.qkv_proj.weight, attention.qkv_proj.bias),
-            output=self._linear(attention.o_proj.weight, attention.o_proj.bias),
+            qkv=self._matrix(attention.qkv_proj),
+            output=self._matrix(attention.o_proj),
             sinks=None if attention.sinks is None else self._floats(attention.sinks),
             window=window or 0,
             rope=rope,
@@ -204,8 +222,7 @@ class NativeDecoder:
         return packed
 
     def _mlp(self, mlp: MLP) -> tuple[native.NativeLinear, native.NativeLinear]:
-        gate_up, down = mlp.gate_up_proj, mlp.down_proj
-        return self._linear(gate_up.weight, gate_up.bias, is_gated=True), self._linear(down.weight, down.bias)
+        return self._matrix(mlp.gate_up_proj, is_gated=True), self._matrix(mlp.down_proj)
 
     def _experts(self, experts: Experts, config: ExpertsConfig) -> native.NativeExperts:
         router = self._linear(experts.router, experts.router_bias, is_plain=True)
@@ -247,6 +264,27 @@ class NativeDecoder:
     def _weights_of(self, norm: torch.nn.RMSNorm | None) -> int | None:
         return None if norm is None else self._floats(norm.weight)
 
+    def _matrix(self, layer: torch.nn.Module, is_gated: bool = False) -> native.NativeLinear:
+        """Pack a layer's matrix, in blocks if it is one of codes in groups."""
+        if not isinstance(layer, GroupedLinear):
+            assert isinstance(layer, torch.nn.Linear)
+            return self._linear(layer.weight, layer.bias, is_gated)
+        groups, packed = native.NativeGrouping(*layer.grouping), self._packed[self._num_packed :]
+        self._num_packed += _whole_lines(layer.packed_bytes)
+        leasts = layer.leasts.data_ptr() if groups.has_leasts else None
+        shape = layer.out_features, layer.in_features
+        self._kernels.pack_blocks(
+            layer.codes.data_ptr(),
+            layer.scales.data_ptr(),
+            leasts,
+            ctypes.byref(groups),
+            *shape,
+            is_gated,
+            packed.data_ptr(),
+        )
+        bias = None if layer.bias is None else self._floats(layer.bias)
+        return native.NativeLinear(packed.data_ptr(), None, bias, *shape, groups=groups)
+
     def _linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None, is_gated: bool = False, is_plain: bool = False
     ) -> native.NativeLinear:
@@ -278,6 +316,11 @@ class NativeDecoder:
         return kept.data_ptr()
 
 
+def _whole_lines(num_bytes: int) -> int:
+    """Return the bytes of the cache lines that so many bytes take."""
+    return -(-num_bytes // 64) * 64
+
+
 def _all(decoder: Decoder) -> Iterator[tuple[torch.Tensor, bool]]:
     """Yield all matrices that are packed, or stacks of them, and whether they are plain: never quantized."""
     for module in decoder.modules():
@@ -287,5 +330,5 @@ def _all(decoder: Decoder) -> Iterator[tuple[torch.Tensor, bool]]:
             yield module.router, True
             yield module.gate_up_proj, False
             yield module.down_proj, False
-    if decoder.lm_head is None:
+    if decoder.lm_head is None and isinstance(decoder.embed, torch.nn.Embedding):
         yield decoder.embed.weight, False

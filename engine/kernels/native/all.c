@@ -3,6 +3,7 @@
 #include "attention_cascade.c"
 #include "attention_decode.c"
 #include "attention_extend.c"
+#include "blocks.c"
 #include "decoder.c"
 #include "delta_net.c"
 #include "delta_prompt.c"

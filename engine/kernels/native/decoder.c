@@ -170,9 +170,13 @@ static void embed_phase(ThreadTeam *team, const Model *model, const Batch *batch
 {
     int angles = model->num_ropes * model->head_dim / 2;
     for (int token; (token = team_take(team, batch->num_tokens)) < batch->num_tokens;) {
+        float *x = buffers->x + (size_t)token * model->hidden;
         const elem *row = model->embed + (size_t)batch->token_ids[token] * model->hidden;
-        for (int i = 0; i < model->hidden; i += LANES)
-            vstore(buffers->x + (size_t)token * model->hidden + i, vload_elem(row + i));
+        if (model->embed)
+            for (int i = 0; i < model->hidden; i += LANES)
+                vstore(x + i, vload_elem(row + i));
+        else
+            NAME(widen_output)(&model->table, (int)batch->token_ids[token], model->embedding_scale, x);
         for (int i = 0; i < angles; i++) {
             float angle = (float)batch->positions[token] * model->inv_freq[i];
             buffers->cosines[(size_t)token * angles + i] = cosf(angle) * model->rope_factors[i];

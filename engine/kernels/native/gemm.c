@@ -134,22 +134,21 @@ static void multiply_panels(const Linear *linear, const elem *a, ptrdiff_t lda, 
                             float *c, ptrdiff_t ldc)
 {
     int inputs = round_up(linear->inputs, 32);
-    size_t size = (size_t)PANEL * inputs;
-    const int8_t *bytes = (const int8_t *)linear->packed + panel * size;
-    const elem *elems = (const elem *)linear->packed + panel * size;
+    size_t size = (size_t)inputs / 32 * panel_bytes(linear);
+    const char *packed = (const char *)linear->packed + panel * size;
 #ifdef WIDENS
-    bool is_int8 = linear->scales != NULL;
-    if (rows >= (is_int8 ? WIDE_ROWS_INT8 : WIDE_ROWS)) {
-        NAME(panels_multiply_widened)(a, lda, rows, is_int8 ? (const void *)bytes : elems, is_int8, panels, inputs, c,
-                                      ldc);
+    if (rows >= (linear->scales || linear->groups.bits ? WIDE_ROWS_QUANTIZED : WIDE_ROWS)) {
+        NAME(panels_multiply_widened)(a, lda, rows, linear, packed, panels, inputs, c, ldc);
         return;
     }
 #endif
-    for (int p = 0; p < panels; p++)
-        if (linear->scales)
-            NAME(panel_multiply_int8)(a, lda, rows, bytes + p * size, inputs, c + p * PANEL, ldc);
+    for (int p = 0; p < panels; p++, packed += size, c += PANEL)
+        if (linear->groups.bits)
+            NAME(panel_multiply_blocks)(a, lda, rows, packed, &linear->groups, inputs, c, ldc);
+        else if (linear->scales)
+            NAME(panel_multiply_int8)(a, lda, rows, (const int8_t *)packed, inputs, c, ldc);
         else
-            NAME(panel_multiply)(a, lda, rows, elems + p * size, inputs, c + p * PANEL, ldc, false);
+            NAME(panel_multiply)(a, lda, rows, (const elem *)packed, inputs, c, ldc, false);
 }
 
 /* Compute one item of the product of a[rows][lda] and a matrix; `c` has room for PRODUCTS. */

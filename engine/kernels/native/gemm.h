@@ -32,17 +32,41 @@ void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *pa
 void NAME(panel_multiply_int8)(const elem *a, ptrdiff_t lda, int rows, const int8_t *panel, int inputs, float *c,
                                ptrdiff_t ldc);
 
+/* Return the bytes of 32 inputs of a panel whose inputs have scales in groups. */
+static inline int block_bytes(const Grouping *groups)
+{
+    return 32 / groups->inputs * PANEL * groups->scale_bytes * (groups->has_leasts ? 2 : 1) + 128 * groups->bits;
+}
+
+/* Widen inputs, a multiple of 32, of a panel that consists of blocks (blocks.c). */
+void NAME(widen_blocks)(const Grouping *groups, const char *blocks, int inputs, elem *to);
+
+/* Write one output of such a matrix, times `factor`, to[inputs], rounded as numbers of `elem` and their products are. */
+void NAME(widen_output)(const Linear *linear, int output, float factor, float *to);
+
+/* Multiply with such a panel, into c. */
+void NAME(panel_multiply_blocks)(const elem *a, ptrdiff_t lda, int rows, const char *panel, const Grouping *groups,
+                                 int inputs, float *c, ptrdiff_t ldc);
+
+/* Return the bytes of 32 inputs of any panel. */
+static inline int panel_bytes(const Linear *linear)
+{
+    if (linear->groups.bits)
+        return block_bytes(&linear->groups);
+    return 32 * PANEL * (linear->scales ? 1 : (int)sizeof(elem));
+}
+
 /* Where bfloat16 has no dot products, many rows and their panels are widened to float32 first, a slice at a time. */
 #if defined(RAYDIX_BF16) && !defined(__AVX512BF16__)
 #define WIDENS
 #define WIDE_ROWS 16     /* From so many rows on, that costs less than widening in each product. */
-#define WIDE_ROWS_INT8 8 /* The same for panels of bytes, which are widened in any case. */
+#define WIDE_ROWS_QUANTIZED 8 /* The same for quantized panels, which are widened in any case. */
 #define WIDE_MOST_ROWS 256
 
-/* c[rows][panels * 32] = a[rows][inputs] * packed consecutive panels, of bytes if so, else of elem: the same sums as
- * panel_multiply and panel_multiply_int8 find. rows: at most WIDE_MOST_ROWS. */
-void NAME(panels_multiply_widened)(const elem *a, ptrdiff_t lda, int rows, const void *packed, bool is_int8, int panels,
-                                   int inputs, float *c, ptrdiff_t ldc);
+/* c[rows][panels * 32] = a[rows][inputs] * packed, consecutive panels of `linear`: the same sums as the functions above
+ * find. rows: at most WIDE_MOST_ROWS. */
+void NAME(panels_multiply_widened)(const elem *a, ptrdiff_t lda, int rows, const Linear *linear, const char *packed,
+                                   int panels, int inputs, float *c, ptrdiff_t ldc);
 #endif
 
 /* Pack rows (outputs) of `inputs` elements each, `stride` apart, into one panel; missing rows are zeros. */

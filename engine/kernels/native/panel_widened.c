@@ -52,26 +52,36 @@ static void multiply_fetching(const float *a, int rows, const float *panel, int 
     }
 }
 
-void NAME(panels_multiply_widened)(const elem *a, ptrdiff_t lda, int rows, const void *packed, bool is_int8, int panels,
-                                   int inputs, float *c, ptrdiff_t ldc)
+/* Widen a slice of a panel of `linear`. */
+static void widen_slice(const Linear *linear, const char *slice, int inputs, float *to)
+{
+    if (linear->groups.bits) { /* Rounded as they are for few rows. */
+        _Alignas(64) elem rounded[SLICE * PANEL];
+        NAME(widen_blocks)(&linear->groups, slice, inputs, rounded);
+        widen_elems(rounded, inputs, to);
+    } else if (linear->scales) {
+        widen_bytes((const int8_t *)slice, inputs, to);
+    } else {
+        widen_elems((const elem *)slice, inputs, to);
+    }
+}
+
+void NAME(panels_multiply_widened)(const elem *a, ptrdiff_t lda, int rows, const Linear *linear, const char *packed,
+                                   int panels, int inputs, float *c, ptrdiff_t ldc)
 {
     _Alignas(64) float wide_rows[WIDE_MOST_ROWS * SLICE], wide_panel[SLICE * PANEL];
-    size_t item = is_int8 ? 1 : sizeof(elem);
+    size_t step = panel_bytes(linear), size = inputs / 32 * step; /* of 32 inputs, and of a panel */
     for (int first = 0; first < inputs; first += SLICE) {
         int count = inputs - first < SLICE ? inputs - first : SLICE;
         for (int r = 0; r < rows; r++)
             for (int i = 0; i < count; i += LANES)
                 vstore(wide_rows + r * SLICE + i, vload_elem(a + r * lda + first + i));
         for (int p = 0; p < panels; p++) {
-            const char *slice = (const char *)packed + ((size_t)p * inputs + first) * PANEL * item;
-            if (is_int8)
-                widen_bytes((const int8_t *)slice, count, wide_panel);
-            else
-                widen_elems((const elem *)slice, count, wide_panel);
-            const char *next_slices = (const char *)packed + (size_t)(first + SLICE) * PANEL * item;
-            const char *next = p + 1 < panels ? slice + (size_t)inputs * PANEL * item : next_slices;
+            const char *slice = packed + p * size + first / 32 * step;
+            widen_slice(linear, slice, count, wide_panel);
+            const char *next = p + 1 < panels ? slice + size : packed + (first + SLICE) / 32 * step;
             multiply_fetching(wide_rows, rows, wide_panel, count, c + p * PANEL, ldc, first > 0, next,
-                              count * PANEL * (int)item);
+                              count / 32 * (int)step);
         }
     }
 }

@@ -52,17 +52,7 @@ static inline void widen_vector(const int8_t *from, elem *to)
     *(vu_anywhere *)to = ((vu)even >> 16) | ((vu)odd & 0xffff0000u);
 }
 #else
-static inline void widen_vector(const int8_t *from, elem *to)
-{
-#if defined(__AVX512F__) /* GCC 12 converts vectors of bytes one element at a time. */
-    vstore(to, (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from))));
-#elif defined(__AVX2__)
-    vstore(to, (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from))));
-#else
-    for (int i = 0; i < LANES; i++)
-        to[i] = from[i];
-#endif
-}
+static inline void widen_vector(const int8_t *from, elem *to) { vstore(to, vload_bytes(from)); }
 #endif
 
 static void widen(const int8_t *from, int n, elem *to)

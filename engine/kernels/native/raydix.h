@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 12 /* engine/kernels/native.py expects the same number: raise both with each struct or call. */
+#define RAYDIX_ABI 13 /* engine/kernels/native.py expects the same number: raise both with each struct or call. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -33,13 +33,22 @@ static inline char *carve(char **at, size_t rows, size_t row_bytes)
     return start;
 }
 
+/* How a matrix is stored whose inputs have scales in groups (blocks.c). */
+typedef struct {
+    int32_t bits;        /* of a code: 4 or 8; 0: there are no groups */
+    int32_t inputs;      /* of a group: 16 or 32 */
+    int32_t scale_bytes; /* of a scale or a least value: 2 in float16, 4 in float32 */
+    int32_t has_leasts;  /* a number is scale * code + least; without, it is scale * code */
+} Grouping;
+
 /* A matrix [outputs, inputs], packed into panels of 32 outputs (gemm.h). */
 typedef struct {
-    const void *packed;  /* elem, or int8 where there are scales */
-    const float *scales; /* [outputs] of int8 weights; NULL if not quantized */
+    const void *packed;  /* elem, or int8 where there are scales, or blocks where there are groups */
+    const float *scales; /* [outputs] of int8 weights, or NULL */
     const float *bias;   /* [outputs] or NULL */
     int32_t outputs, inputs;
     float alpha, limit; /* of CLAMPED_SWIGLU (gemm.h) */
+    Grouping groups;
 } Linear;
 
 /* A mixture of experts in place of an MLP, as engine/models/experts.py defines it. */
@@ -72,7 +81,9 @@ typedef struct {
     float attention_scale, soft_cap;
     const float *inv_freq;     /* [num_ropes][head_dim / 2] radians per position */
     const float *rope_factors; /* [num_ropes][head_dim / 2] factors of cosines and sines */
-    const elem *embed;     /* [vocabulary, hidden], not packed */
+    const elem *embed;     /* [vocabulary, hidden], not packed; NULL: the table below has the embeddings */
+    Linear table;          /* [vocabulary, hidden] in groups */
+    float embedding_scale; /* of the table's embeddings */
     const Layer *layers;
     const float *norm; /* [hidden] */
     Linear head;

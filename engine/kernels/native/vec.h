@@ -70,6 +70,32 @@ static inline vf vload_bf16(const uint16_t *p)
     return (vf)(__builtin_convertvector(*(const vh_anywhere *)p, vu) << 16);
 }
 
+/* Widen finite float16. */
+static inline vf vload_half(const uint16_t *p)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+#else
+    vu bits = __builtin_convertvector(*(const vh_anywhere *)p, vu);
+    vf size = (vf)((bits & 0x7fff) << 13) * 0x1p112f; /* from float16's exponents to float32's */
+    return (vf)((vu)size | (bits & 0x8000) << 16);
+#endif
+}
+
+static inline vf vload_bytes(const int8_t *p)
+{
+#if defined(__AVX512F__) /* GCC 12 converts vectors of bytes one element at a time. */
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+#else
+    vf floats;
+    for (int lane = 0; lane < LANES; lane++)
+        floats[lane] = p[lane];
+    return floats;
+#endif
+}
+
 /* Round to the nearest, ties to even; NaN stays NaN. */
 static inline void vstore_bf16(uint16_t *p, vf x)
 {

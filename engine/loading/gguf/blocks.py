@@ -1,4 +1,6 @@
-"""Widens GGUF's blocks to plain numbers, on a CPU or a GPU. Layouts: ggml's ggml-common.h.
+"""Reads GGUF's blocks as codes with scales, and widens them to plain numbers, on a CPU or a GPU.
+
+Layouts (ggml's ggml-common.h):
 
 Q4_0 Q5_0 Q8_0    32 numbers    scale * code
 Q4_1 Q5_1         32 numbers    scale * code + least
@@ -13,7 +15,23 @@ from collections.abc import Callable, Mapping
 import torch
 
 from engine.loading.gguf.types import BlockType
+from engine.models.grouped_linear import Coded, Grouping
 
+_OF_32, _OF_256 = 2, 4
+"""Bytes of a scale: float16, and its product with another one's integer."""
+GROUPINGS: Mapping[str, Grouping] = {
+    "Q4_0": Grouping(4, 32, _OF_32, False),
+    "Q4_1": Grouping(4, 32, _OF_32, True),
+    "Q5_0": Grouping(8, 32, _OF_32, False),
+    "Q5_1": Grouping(8, 32, _OF_32, True),
+    "Q8_0": Grouping(8, 32, _OF_32, False),
+    "Q2_K": Grouping(4, 16, _OF_256, True),
+    "Q3_K": Grouping(4, 16, _OF_256, False),
+    "Q4_K": Grouping(4, 32, _OF_256, True),
+    "Q5_K": Grouping(8, 32, _OF_256, True),
+    "Q6_K": Grouping(8, 16, _OF_256, False),
+}
+"""How memory holds the numbers of each type as they are: codes of two and three bits take four, of more eight."""
 _AT_ONCE = 2**20
 """Numbers that are widened together: what is computed between stays in a CPU's cache."""
 _ON_GPU = 2**26
@@ -25,11 +43,19 @@ def widened(raw: torch.Tensor, kind: BlockType, dtype: torch.dtype) -> torch.Ten
     shape = (*raw.shape[:-1], raw.shape[-1] // kind.block_bytes * kind.block)
     blocks = raw.reshape(-1, kind.block_bytes)
     numbers = torch.empty(len(blocks), kind.block, dtype=dtype, device=raw.device)
-    widen, step = _WIDEN[kind.name], (_ON_GPU if raw.is_cuda else _AT_ONCE) // kind.block
+    codes, step = _CODES[kind.name], (_ON_GPU if raw.is_cuda else _AT_ONCE) // kind.block
     for first in range(0, len(blocks), step):
         part = blocks[first : first + step]
-        numbers[first : first + step] = widen(part).view(len(part), kind.block)
+        numbers[first : first + step] = codes(part).widened().view(len(part), kind.block)
     return numbers.view(shape)
+
+
+def coded(raw: torch.Tensor, kind: BlockType) -> Coded:
+    """Return numbers [outputs, inputs] of a type as codes, grouped as `GROUPINGS` says, from uint8 [outputs, bytes
+    of a row].
+    """
+    codes, scales, leasts = _CODES[kind.name](raw.reshape(-1, kind.block_bytes))
+    return Coded(codes.flatten(0, 1), scales.flatten(), None if leasts is None else leasts.flatten())
 
 
 def _halves(raw: torch.Tensor) -> torch.Tensor:
@@ -57,69 +83,73 @@ def _fifth_bits(raw: torch.Tensor) -> torch.Tensor:
     return bits.flatten(1).view(torch.int64)[:, 0][raw.int()].view(torch.uint8)
 
 
-def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _nibbles(blocks[:, 2:]).float().sub_(8).mul_(_halves(blocks[:, :2]))
+def _q4_0(blocks: torch.Tensor) -> Coded:
+    return Coded(_signed(_nibbles(blocks[:, 2:]), 8), _halves(blocks[:, :2]), None)
 
 
-def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _nibbles(blocks[:, 4:]).float().mul_(_halves(blocks[:, :2])).add_(_halves(blocks[:, 2:4]))
+def _q4_1(blocks: torch.Tensor) -> Coded:
+    return Coded(_nibbles(blocks[:, 4:])[:, None], _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
 
 
-def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
+def _q5_0(blocks: torch.Tensor) -> Coded:
     codes = _nibbles(blocks[:, 6:]).bitwise_or_(_fifth_bits(blocks[:, 2:6]))
-    return codes.float().sub_(16).mul_(_halves(blocks[:, :2]))
+    return Coded(_signed(codes, 16), _halves(blocks[:, :2]), None)
 
 
-def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
+def _q5_1(blocks: torch.Tensor) -> Coded:
     codes = _nibbles(blocks[:, 8:]).bitwise_or_(_fifth_bits(blocks[:, 4:8]))
-    return codes.float().mul_(_halves(blocks[:, :2])).add_(_halves(blocks[:, 2:4]))
+    return Coded(codes[:, None], _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
 
 
-def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8).float().mul_(_halves(blocks[:, :2]))
+def _q8_0(blocks: torch.Tensor) -> Coded:
+    return Coded(blocks[:, 2:].contiguous().view(torch.int8)[:, None], _halves(blocks[:, :2]), None)
 
 
-def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q2_k(blocks: torch.Tensor) -> Coded:
     scales, codes = blocks[:, :16], _bits(blocks[:, 16:80].unflatten(1, (2, 32)), 2).view(-1, 16, 16)
     own, own_least = _halves(blocks[:, 80:82]) * (scales & 15), _halves(blocks[:, 82:84]) * (scales >> 4)
-    return codes.float().mul_(own[..., None]).sub_(own_least[..., None])
+    return Coded(codes, own, own_least.neg_())
 
 
-def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q3_k(blocks: torch.Tensor) -> Coded:
     codes = _bits(blocks[:, 32:96].unflatten(1, (2, 32)), 2).view(-1, 16, 16)
     codes.bitwise_or_(_bits(blocks[:, :32], 1).view(-1, 16, 16) << 2)
     packed = blocks[:, 96:108]
     scales = _nibbles(packed[:, :8]) | _bits(packed[:, 8:], 2).flatten(1) << 4
     own = _halves(blocks[:, 108:110]) * (scales.float() - 32)
-    return codes.float().sub_(4).mul_(own[..., None])
+    return Coded(codes.view(torch.int8).sub_(4), own, None)
 
 
-def _affine_k(blocks: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+def _affine_k(blocks: torch.Tensor, codes: torch.Tensor) -> Coded:
     """Return the numbers of codes [N, 8, 32] of Q4_K or Q5_K, whose scales have six bits each."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((first & 63, (third & 15) | (first >> 6) << 4), 1)
     least = torch.cat((second & 63, (third >> 4) | (second >> 6) << 4), 1)
-    own, own_least = _halves(blocks[:, :2]) * scales, _halves(blocks[:, 2:4]) * least
-    return codes.float().mul_(own[..., None]).sub_(own_least[..., None])
+    return Coded(codes, _halves(blocks[:, :2]) * scales, (_halves(blocks[:, 2:4]) * least).neg_())
 
 
-def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q4_k(blocks: torch.Tensor) -> Coded:
     return _affine_k(blocks, _nibbles(blocks[:, 16:].unflatten(1, (4, 32))).view(-1, 8, 32))
 
 
-def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q5_k(blocks: torch.Tensor) -> Coded:
     codes = _nibbles(blocks[:, 48:].unflatten(1, (4, 32))).view(-1, 8, 32)
     return _affine_k(blocks, codes.bitwise_or_(_bits(blocks[:, 16:48], 1) << 4))
 
 
-def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q6_k(blocks: torch.Tensor) -> Coded:
     codes = _bits(blocks[:, :128].unflatten(1, (2, 64)), 4).view(-1, 16, 16)
     codes.bitwise_or_(_bits(blocks[:, 128:192].unflatten(1, (2, 32)), 2).view(-1, 16, 16) << 4)
     scales = blocks[:, 192:208].contiguous().view(torch.int8).float() * _halves(blocks[:, 208:210])
-    return codes.float().sub_(32).mul_(scales[..., None])
+    return Coded(codes.view(torch.int8).sub_(32), scales, None)
 
 
-_WIDEN: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+def _signed(codes: torch.Tensor, middle: int) -> torch.Tensor:
+    """Return int8 [N, 1, n] of uint8 [N, n], less the code that stands for zero."""
+    return codes.view(torch.int8).sub_(middle)[:, None]
+
+
+_CODES: Mapping[str, Callable[[torch.Tensor], Coded]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

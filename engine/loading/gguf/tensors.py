@@ -15,15 +15,17 @@ from typing import Any
 import torch
 
 from engine.files import open_regular
-from engine.loading.gguf.blocks import widened
+from engine.loading.gguf.blocks import GROUPINGS, coded, widened
 from engine.loading.gguf.files import read_model
 from engine.loading.gguf.names import our_names
 from engine.loading.gguf.reader import GGUFTensor
 from engine.loading.gguf.types import TYPES
 from engine.loading.mapped_tensors import MappedTensor
-from engine.loading.tensor_groups import TensorGroup
+from engine.loading.target_parts import WeightTarget
+from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.weight_streaming import Stored
 from engine.models.errors import ModelLoadError
+from engine.models.grouped_linear import GroupedLinear, Grouping, joined
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCKS = {kind.name: kind for kind in TYPES.values() if not kind.is_plain}
@@ -73,6 +75,41 @@ def widening(group: TensorGroup, present: Mapping[str, MappedTensor], dtype: tor
         for tensor, kind in zip(group.tensors, kinds, strict=True)
     )
     return replace(group, tensors=expected, store=store, into=None)
+
+
+def kept_grouping(tensors: Mapping[str, WeightTarget], present: Mapping[str, MappedTensor]) -> Grouping | None:
+    """Return how the native kernels' memory holds a matrix that consists of these tensors as it is, whatever
+    their types; None if one of them is plain or changes while it is loaded.
+    """
+    kinds = []
+    for name, target in tensors.items():
+        is_changed = target.added is not None or target.view is not None or target.is_turned
+        if is_changed or not _has_all_inputs(target) or name not in present or present[name].dtype not in _BLOCKS:
+            return None
+        kinds.append(GROUPINGS[present[name].dtype])
+    return joined(kinds)
+
+
+def _has_all_inputs(target: WeightTarget) -> bool:
+    """Whether a rank's part of a matrix consists of whole rows, which blocks are part of."""
+    inputs = target.shape[-1]
+    return all(isinstance(own, slice) and own.indices(inputs) == (0, inputs, 1) for own in target.part[1:])
+
+
+def kept_group(layer: GroupedLinear, name: str, target: WeightTarget, dtype: str) -> TensorGroup:
+    """Return how a tensor of blocks becomes rows of a layer that keeps them."""
+
+    def store(tensors: list[torch.Tensor]) -> None:
+        found = coded(tensors[0][target.part[:1]], _BLOCKS[dtype])
+        for scales in (found.scales, found.leasts):
+            if scales is not None and not scales.isfinite().all():
+                raise ModelLoadError(
+                    f"{name} has scales that are infinite or no numbers; download the model again"
+                )
+        assert isinstance(target.rows, slice)
+        layer.put(target.rows, found)
+
+    return TensorGroup((Expected(name, target.shape, (dtype,)),), store)
 
 
 def _dtype(tensor: GGUFTensor) -> torch.dtype:

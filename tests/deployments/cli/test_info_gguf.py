@@ -22,15 +22,31 @@ def test_types_of_numbers_and_what_becomes_of_them(
     path = write_gguf(
         save_tiny("llama2", tmp_path / "model"),
         tmp_path / "gguf" / "model.gguf",
-        {"ffn": Kind.Q8_0, "attn_q": Kind.Q4_1},
+        {"ffn": Kind.Q8_0, "attn_q": Kind.Q4_1, "attn_output": Kind.Q4_1},
         {"attention.clamp_kqv": 8.0},
     )
     info.run(str(path.parent if by_directory else path), page_size=16, dtype="auto", device="cpu")
     shown = " ".join(capsys.readouterr().out.split())
     assert "LlamaForCausalLM" in shown
     assert f"{size_text(path.stat().st_size)} in GGUF, 1 file(s)" in shown
-    assert "of it Q8_0 │ 9 tensors, 86.1 KiB, widened to float32" in shown
-    assert "of it Q4_1 │ 3 tensors, 33.8 KiB, widened to float32" in shown
-    assert "of it F32 │ 18 tensors" in shown
+    assert "of it Q8_0 │ 9 tensors, 86.1 KiB, stay as they are" in shown
+    assert "of it Q4_1 │ 3 tensors, 33.8 KiB, stay as they are" in shown
+    widened = "3 tensors, 33.8 KiB, widened to float32: a projection that is multiplied with them is plain numbers"
+    assert widened in shown
+    assert "of it F32 │ 15 tensors" in shown
+    assert "as float32 and the file's codes" in shown
     assert "keys of the file: llama.attention.clamp_kqv" in shown
     assert "the file has llama.attention.clamp_kqv, which Raydix does not know" in shown
+
+
+def test_without_native_kernels_blocks_are_widened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    path = write_gguf(save_tiny("llama2", tmp_path), tmp_path / "model.gguf", {"ffn": Kind.Q8_0})
+    info.run(str(path), page_size=16, dtype="float16", device="cpu")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "9 tensors, 86.1 KiB, widened to float16: there are native kernels for float32 and bfloat16, not" in shown
+    )
+    assert "as float16 KV per token" in shown.replace("│ ", "").replace(" │", "")
