@@ -63,7 +63,9 @@ def render(template: str) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(digits=digits, median=statistics.median, percent=percent, row=row, tera=tera, times=times)
+    environment.filters.update(
+        digits=digits, median=statistics.median, percent=percent, row=row, tera=tera, times=times
+    )
     results = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))}
     return re.sub(r"\n{3,}", "\n\n", environment.get_template(template).render(results)).lstrip()
 

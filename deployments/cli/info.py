@@ -125,8 +125,8 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
 
 def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfig) -> None:
     """Add what the model's files hold without use, and the keys for which a start would be refused."""
-    from engine.loading.contents import unused_encoder_tensors, unused_tensors
     from engine.loading.unused import Unused
+    from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
 
     try:
         if isinstance(facts, EncoderConfig):

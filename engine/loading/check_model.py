@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.loading.contents import unused_encoder_tensors, unused_tensors
 from engine.loading.gguf.files import SUFFIX
 from engine.loading.model_directory import demo_model_path, described_on_hub, gguf_on_hub, local_model
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
+from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
 from engine.loading.weight_files import weight_files
 from engine.models.any_model import model_facts
 from engine.models.config import ModelConfig

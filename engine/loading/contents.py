@@ -1,57 +1,22 @@
-"""Checks the names, shapes and types of a checkpoint's tensors, which its files' headers state.
-
-Of most models without torch, which takes seconds to import: a start that would fail fails at once.
-"""
+"""Checks the names, shapes and types of a checkpoint's tensors, which its files' headers state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
 
-from engine.loading.encoder_targets import LEFT_OUT, encoder_prefix, encoder_targets
+from engine.loading.encoder_targets import LEFT_OUT, encoder_prefix
 from engine.loading.gemma4_targets import is_kv_of
-from engine.loading.gguf.documents import is_gguf
-from engine.loading.mapped_tensors import MappedTensor, open_tensors
-from engine.loading.targets import HEAD, weight_targets
+from engine.loading.mapped_tensors import MappedTensor
+from engine.loading.targets import HEAD
 from engine.loading.tensor_groups import Expected
-from engine.loading.weight_files import weight_files
 from engine.models.config import ModelConfig
 from engine.models.encoders.config import EncoderConfig
 from engine.models.errors import ModelLoadError
-from engine.parallel.shard import Shard
 
 _UNREAD = ("input_scale", "activation_scale", "g_idx", "weight_shape")
 """Tensors of quantized matrices that are not needed: each token's activations are rounded by their own scale."""
 _KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
 """Scales for KV in eight bits, also in plain checkpoints. Those of `engine.kv_dtype: fp8` are measured here."""
-
-
-def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = False) -> list[str]:
-    """Return the names of a decoder's tensors that are not loaded. The files' headers are checked as loading
-    them does. Raises ModelLoadError.
-    """
-    if config.weight_format is None and config.experts is None and not is_gguf(directory):
-        with ExitStack() as stack:
-            tensors = open_tensors(weight_files(directory), stack, is_read=False)
-            # Otherwise it is the files that say whether there is a head, which may differ from the table.
-            if config.tied_embeddings != any(name.endswith(HEAD) for name in tensors):
-                targets = weight_targets(config, Shard(), tensors)
-                expected = [Expected(name, target.shape) for name, target in targets.items()]
-                return check_decoder_tensors(tensors, expected, config)
-    from engine.loading import weights  # torch
-
-    return weights.unused_tensors(directory, config, needs_head=needs_head)
-
-
-def unused_encoder_tensors(directory: Path, config: EncoderConfig) -> list[str]:
-    """Return the names of a checkpoint's tensors that are not loaded. Raises ModelLoadError."""
-    with ExitStack() as stack:
-        tensors = open_tensors(weight_files(directory), stack, is_read=False)
-        targets = encoder_targets(config, encoder_prefix(tensors))
-        return check_encoder_tensors(
-            tensors, [Expected(name, target.shape) for name, target in targets.items()], config
-        )
 
 
 def check_encoder_tensors(

@@ -84,7 +84,7 @@ def load_decoder(
 
 
 def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = False) -> list[str]:
-    """Do what `contents.unused_tensors` does, for every model."""
+    """Do what `unused_tensors.unused_tensors` does, for every model."""
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
         config = _with_head(config, tensors, is_needed=needs_head)
