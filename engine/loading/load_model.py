@@ -272,7 +272,7 @@ class _Loading:
             needs_head=tasks_of(config.tasks, self._directory) != ("embed",),
             keeps_blocks=is_native and config.quantization is None,
         )
-        return NativeDecoder(decoder, config.quantization) if is_native else decoder
+        return NativeDecoder(decoder, self._dtype, config.quantization) if is_native else decoder
 
     def _check_quantization(self, not_native: str) -> None:
         """Raise ValueError if the weights or the kernels do not support `quantization`.

@@ -77,13 +77,13 @@ def _missing(config: ModelConfig) -> list[str]:
 class NativeDecoder:
     """A decoder's packed weights and the workspace of its steps. For one thread at a time."""
 
-    def __init__(self, decoder: Decoder, quantization: Quantization | None = None) -> None:
-        """Pack the weights of `decoder`, float32 or bfloat16 on a CPU. Each layer's own weights are freed once
-        packed, so that memory never holds all of them twice. Raises native.NativeUnavailable.
+    def __init__(self, decoder: Decoder, dtype: torch.dtype, quantization: Quantization | None = None) -> None:
+        """Pack the weights of `decoder`, float32 or bfloat16 (`dtype`) on a CPU. Each layer's own weights are
+        freed once packed, so that memory never holds all of them twice. Raises native.NativeUnavailable.
         """
         self.config = config = decoder.config
         self._quantization = quantization
-        self._dtype = decoder.norm.weight.dtype
+        self._dtype = dtype
         self._kernels = native.kernels(self._dtype)
         self._kept: list[object] = []  # The structs point to these.
         grouped = [module for module in decoder.modules() if isinstance(module, GroupedLinear)]

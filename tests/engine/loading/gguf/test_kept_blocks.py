@@ -102,7 +102,7 @@ def memory(path: Path, dtype: torch.dtype, keeps: bool) -> int:
     """Bytes of a native decoder's weights."""
     config = ModelConfig.from_directory(path)
     decoder = load_decoder(path, config, dtype, torch.device("cpu"), keeps_blocks=keeps)
-    return NativeDecoder(decoder).weight_bytes
+    return NativeDecoder(decoder, dtype).weight_bytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -123,12 +123,18 @@ def test_results_are_those_of_widened_weights(wide: Path, tmp_path: Path, kinds:
     assert expected.std() > 0.01
 
 
-def test_embeddings_are_scaled_as_widened_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scaled_embeddings_and_norms_of_another_type_are_those_of_widened_weights(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Gemma's norms are float32 beside matrices of bfloat16."""
     options = {"query_pre_attn_scalar": 32, "tie_word_embeddings": True}
     directory = save_tiny("gemma2", tmp_path / "model", **options)
     path = write_gguf(directory, tmp_path / "model.gguf", {"token_embd": Kind.Q8_0, "blk": Kind.Q4_0})
-    ours, expected = (logits(loaded(path, keeps, dtype="float32")) for keeps in (True, False))
+    ours, expected = (logits(loaded(path, keeps, dtype=dtype)) for keeps in (True, False))
     assert torch.equal(ours, expected)
+    by_torch = logits(loaded(path, False, dtype=dtype, attention="reference"))
+    assert (expected - by_torch).abs().max() < (1e-3 if dtype == "float32" else 0.1) * by_torch.abs().max()
 
 
 def test_memory_is_smaller(wide: Path, tmp_path: Path) -> None:
