@@ -33,7 +33,7 @@ ENGINES = RAYDIX, "llamacpp"
 
 
 def jobs(vocabulary: int, seed: int) -> dict[str, Job]:
-    """The workloads by name; prompts are drawn anew for each seed, so that no cache holds them."""
+    """Return the workloads by name. Each seed gives other prompts, so that no cache holds them."""
     draw = random.Random(seed)
 
     def prompts(count: int, length: int) -> list[list[int]]:

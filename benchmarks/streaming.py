@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _in_mode(mode: str, options: argparse.Namespace) -> list[Row]:
-    """Measure in a process of its own. Raises CalledProcessError when it fails; it has printed why."""
+    """Measure in a separate process. Raises CalledProcessError when that fails; its output says why."""
     with tempfile.TemporaryDirectory() as directory:
         found = Path(directory) / "rows.json"
         command = [sys.executable, "-m", "benchmarks.streaming", "--only", mode, "--json", str(found)]

@@ -30,7 +30,7 @@ LOCAL_ENVIRONMENT = {
     # it off. Where they may not, Ray's node has the address 127.0.0.1, and all that Ray starts listens there; else
     # its servers, and three pages of metrics that ask for no token, listen on all interfaces.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Every process of this Ray needs it, and the first ones are waiting for the command meanwhile.
+    # Each process of this Ray imports Serve. The first ones do so while the command still starts Ray.
     "RAY_preload_python_modules": "ray.serve",
 }
 """Set as well where Ray is started for this machine alone, and where such a Ray is joined: otherwise Ray takes a

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.loading.gguf.files import SUFFIX
-from engine.loading.model_directory import demo_model_path, described_on_hub, gguf_on_hub, local_model
+from engine.loading.model_directory import described_on_hub, gguf_on_hub, local_model
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
 from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
 from engine.loading.weight_files import weight_files
@@ -63,8 +63,6 @@ def _check_names(config: EngineConfig, directory: Path, names: Collection[str]) 
 
 def _check_files(config: EngineConfig, directory: Path) -> None:
     facts, tasks = _check_settings(config, directory)
-    if directory == demo_model_path():  # part of Raydix: its files are tested, and looking takes a start a second
-        return
     if isinstance(facts, EncoderConfig):
         unused_encoder_tensors(directory, facts)
     else:

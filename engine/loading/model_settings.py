@@ -1,4 +1,4 @@
-"""Which settings of an engine suit its model: others are refused at its start, and never done wrongly."""
+"""Checks that an engine's settings suit its model, so that a start with others is refused."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class KeptBlocks(NamedTuple):
     """Names of the tensors, as safetensors files have them."""
     num_numbers: int
     num_bytes: int
-    """Bytes that they take in memory."""
+    """Bytes that the kept blocks take in memory."""
 
 
 def kept_blocks(directory: Path, config: ModelConfig) -> KeptBlocks:

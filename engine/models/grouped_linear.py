@@ -41,7 +41,7 @@ class Grouping(NamedTuple):
 
 
 def joined(kinds: Iterable[Grouping]) -> Grouping:
-    """Return the smallest grouping that holds numbers of all of these as they are."""
+    """Return the smallest grouping that can hold the numbers of all these groupings exactly."""
     bits, inputs, scale_bytes, leasts = (set(each) for each in zip(*kinds, strict=True))
     fits = max(bits) == 4 and len(leasts) == 1  # with least values, codes of four bits have another range
     return Grouping(4 if fits else 8, min(inputs), max(scale_bytes), max(leasts))

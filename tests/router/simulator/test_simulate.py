@@ -42,8 +42,8 @@ def test_every_policy_serves_everything(results: dict[str, Result]) -> None:
         assert result.ttft_p50 <= result.ttft_p95 <= result.ttft_p99
 
 
-def test_cost_has_the_shortest_waits(results: dict[str, Result]) -> None:
-    """Beside `sticky` it is so on recorded conversations (benchmarks/routing.py), and nearly so on these."""
+def test_cost_has_shorter_waits_than_all_but_sticky(results: dict[str, Result]) -> None:
+    """`sticky` waits less on this small fleet, and longer on recorded conversations (benchmarks/routing.py)."""
     waits = {name: result.ttft_p95 for name, result in results.items() if name not in ("cost", "cost_fetch")}
     assert results["cost"].ttft_p95 < 1.1 * waits.pop("sticky")
     assert results["cost"].ttft_p95 < min(waits.values())
