@@ -70,6 +70,11 @@ def cases(max_bytes: int) -> Iterator[Case]:
     yield Case(
         "3 prompts of 131,000 ids, echoed", COMPLETIONS, f'{model}"prompt":[{longest}],"echo":true}}'.encode()
     )
+    # Special tokens are not part of the text, so no few of them tell how the text of a prompt ends.
+    special = ",".join(["[" + ",".join(["0"] * 131_000) + "]"] * 3)
+    yield Case(
+        "3 prompts of 131,000 special ids, n=16", COMPLETIONS, f'{model}"prompt":[{special}],"n":16}}'.encode()
+    )
     many = ",".join(["[5,6]"] * 64)
     yield Case("64 prompts, echoed", COMPLETIONS, f'{model}"prompt":[{many}],"echo":true}}'.encode())
     yield Case("64 prompts, 16 answers each", COMPLETIONS, f'{model}"prompt":[{many}],"best_of":16}}'.encode())

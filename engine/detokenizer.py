@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import codecs
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import filterfalse, islice
 from typing import Protocol
 
 from engine.structs import Struct
@@ -27,7 +27,7 @@ from engine.tokenizer import Tokenizer
 _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, so at most this many replacement characters may still become another one.
 _MAX_OPEN = 3
-# Tokens of a prompt that are decoded before its output; more where the first begins inside a character.
+# Tokens of a prompt that are decoded before its output. Each that shows text has a byte or more.
 _CONTEXT = 16
 # Bytes that never become a character keep the window open, so a window with more tokens is cut to the last ones.
 _MAX_WINDOW, _KEPT_WINDOW = 32, 16
@@ -63,8 +63,8 @@ class TokenDecoder(Protocol):
         """Return the text that is not certain, when no more tokens come."""
         ...
 
-    def shows(self, token_id: int) -> bool:
-        """Return whether a token is part of the text, even if it is one that completes no character."""
+    def shown(self, token_ids: Iterable[int]) -> Iterator[int]:
+        """Yield the tokens that are part of the text, including those that complete no character."""
         ...
 
 
@@ -83,18 +83,28 @@ class Detokenizer:
     def decoder(self, keep: Collection[str] = (), after: Sequence[int] = ()) -> TokenDecoder:
         """Create the decoder of one text, which leaves out all special tokens but `keep`.
 
-        The text continues that of the tokens `after`, or begins anew if there are none. O(1) in their number,
-        unless most of them show no text.
+        The text continues that of the tokens `after`, of which only their `context` counts. Without any it begins
+        anew.
         """
-        kept = frozenset(self.specials.keys() & set(keep))
+        kept = self._kept(keep)
         decoder = self._new(kept)
-        shown, context = filter(decoder.shows, reversed(after)), list[int]()
-        while further := list(islice(shown, len(context) or _CONTEXT)):
-            context = further[::-1] + context
+        context = _last_shown(decoder, after)
+        # The context may begin inside a character, whose other bytes are these tokens at most.
+        for start in range(min(len(context), 1 + _MAX_OPEN)):
             decoder = self._new(kept)
-            if not decoder.push(context).startswith(_REPLACEMENT):  # else the context may begin inside a character
+            if not decoder.push(context[start:]).startswith(_REPLACEMENT):
                 break
         return decoder
+
+    def context(self, keep: Collection[str], after: Sequence[int]) -> list[int]:
+        """Return the tokens of `after` on which the text that follows depends: the last that show text.
+
+        O(1) in their number, unless most of them show none.
+        """
+        return _last_shown(self._new(self._kept(keep)), after)
+
+    def _kept(self, keep: Collection[str]) -> frozenset[str]:
+        return frozenset(self.specials.keys() & set(keep))
 
     def _new(self, kept: frozenset[str]) -> TokenDecoder:
         if self._bytes is None:
@@ -106,6 +116,11 @@ class Detokenizer:
 
     def _hidden(self, kept: frozenset[str]) -> frozenset[int]:
         return frozenset(self.specials[text] for text in self.specials.keys() - kept)
+
+
+def _last_shown(decoder: TokenDecoder, token_ids: Sequence[int]) -> list[int]:
+    """Return the last tokens that are part of the text."""
+    return list(islice(decoder.shown(reversed(token_ids)), _CONTEXT))[::-1]
 
 
 class TextStream:
@@ -203,9 +218,9 @@ class ByteDecoder:
         """Whether a character is not complete."""
         return bool(self._open)
 
-    def shows(self, token_id: int) -> bool:
-        """Return whether a token is part of the text."""
-        return bool(self._table.by_id.get(token_id))
+    def shown(self, token_ids: Iterable[int]) -> Iterator[int]:
+        """Yield the tokens that are part of the text."""
+        return filter(self._table.by_id.get, token_ids)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that they make certain."""
@@ -243,9 +258,11 @@ class WindowDecoder:
         """Whether there were tokens that are part of the text."""
         return bool(self._ids)
 
-    def shows(self, token_id: int) -> bool:
-        """Return whether a token is part of the text."""
-        return self._text([token_id]) != "" if self._hidden is None else token_id not in self._hidden
+    def shown(self, token_ids: Iterable[int]) -> Iterator[int]:
+        """Yield the tokens that are part of the text."""
+        if self._hidden is None:
+            return (token for token in token_ids if self._text([token]))
+        return filterfalse(self._hidden.__contains__, token_ids)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that they make certain."""

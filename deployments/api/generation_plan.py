@@ -101,6 +101,9 @@ def engine_requests(
         count, num_texts = 1, answer.num_choices
     if count > answer.num_choices:  # Candidates are ranked by log-probability.
         sampling = replace(sampling, logprobs=sampling.logprobs or 0)
+    keep = None if request.skip_special_tokens is False else plan.parse_spec.marks
+    codec = plan.served.codec
+    contexts = [codec.context(keep, prompt.token_ids) if plan.continues_text else [] for prompt in answer.prompts]
     asked: list[tuple[GenerateRequest, list[OutputParser]]] = []
     for index in range(len(answer.prompts) * count):
         prompt_ids = answer.prompts[index // count].token_ids
@@ -121,22 +124,22 @@ def engine_requests(
         # What is pooled has no text, so that one parser does for all.
         is_needed = sampling.pooling is None or not asked
         count_texts = num_texts if is_needed else 0
-        texts = [_parser(plan, sampling, prompt_ids) for _ in range(count_texts)]
+        texts = [_parser(plan, sampling, keep, contexts[index // count]) for _ in range(count_texts)]
         asked.append((generate, texts or asked[0][1]))
     return asked
 
 
-def _parser(plan: GenerationPlan, sampling: SamplingParams, prompt_ids: Sequence[int]) -> OutputParser:
-    """Return the parser of one choice."""
-    request, codec = plan.request, plan.served.codec
-    keep = None if request.skip_special_tokens is False else plan.parse_spec.marks
-    after = prompt_ids if plan.continues_text else ()
+def _parser(
+    plan: GenerationPlan, sampling: SamplingParams, keep: Collection[str] | None, context: Sequence[int]
+) -> OutputParser:
+    """Return the parser of one choice, whose text keeps these special tokens and continues that of `context`."""
+    codec = plan.served.codec
     text = codec.text_stream(
         sampling.stop,
         min_tokens=sampling.min_tokens,
         keep=keep,
-        includes_stop=bool(request.include_stop_str_in_output),
-        after=after,
+        includes_stop=bool(plan.request.include_stop_str_in_output),
+        after=context,
     )
-    spelled = None if sampling.logprobs is None else SpelledText(codec.decoder(keep, after))
+    spelled = None if sampling.logprobs is None else SpelledText(codec.decoder(keep, context))
     return OutputParser(text, plan.parse_spec, spelled)

@@ -130,9 +130,13 @@ class TextCodec:
     def decoder(self, keep: Collection[str] | None = (), after: Sequence[int] = ()) -> TokenDecoder:
         """Create the decoder of one text with the specials `keep`, or all of them for None.
 
-        The text continues that of the tokens `after`.
+        The text continues that of the tokens `after`, of which their `context` is enough.
         """
         return self._detokenizer.decoder(self._detokenizer.specials if keep is None else keep, after)
+
+    def context(self, keep: Collection[str] | None, after: Sequence[int]) -> list[int]:
+        """Return the last tokens of `after`, on which alone the text that follows depends."""
+        return self._detokenizer.context(self._detokenizer.specials if keep is None else keep, after)
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - lives as long as the process, like the codec
     def single_token(self, text: str) -> int | None:

@@ -70,7 +70,7 @@ class SpelledText:
 
     def _decode(self, token: TokenLogprobs) -> None:
         """Add a token to the open group."""
-        group, is_shown = self._open, self._decoder.shows(token.token_id)
+        group, is_shown = self._open, token.token_id in self._decoder.shown([token.token_id])
         is_first = is_shown and not self._decoder.has_begun
         group.is_mixed = group.is_mixed or bool(group.tokens and not is_shown)
         group.tokens.append(FirstToken(*structs.astuple(token)) if is_first else token)

@@ -62,6 +62,7 @@ NAMED = {
     "prompt: commas",
     "131,000 tokens",
     "3 prompts of 131,000 ids, echoed",
+    "3 prompts of 131,000 special ids, n=16",
     "64 prompts, 16 answers each",
     "parameters: lists",
     "messages of blocks",

@@ -7,7 +7,7 @@ text calls   in turns; calls spelled as their format has it, or as models write 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -124,9 +124,9 @@ class _Pieces:
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = pieces
 
-    def shows(self, token_id: int) -> bool:
+    def shown(self, token_ids: Iterable[int]) -> Iterator[int]:
         """Implement `TokenDecoder`."""
-        return True
+        return iter(token_ids)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Implement `TokenDecoder`."""
