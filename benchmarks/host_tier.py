@@ -30,8 +30,8 @@ from benchmarks.peers.models import make_model
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_tier.settings import KVTier
+from engine.request import KVSource
 from engine.sampling_params import SamplingParams
-from engine.scheduling.peers import KVSource
 
 PREFIX_TOKENS = 4096
 PAGE_SIZE = 16

@@ -11,8 +11,7 @@ from engine.drafting.settings import Speculation
 from engine.generation_defaults import checked_defaults
 from engine.kv_tier.settings import KVTier
 from engine.machine import cpu_list
-from engine.scheduling.queue_policy import POLICIES
-from engine.scheduling.settings import SchedulerSettings
+from engine.scheduling.settings import POLICIES, SchedulerSettings
 from engine.tasks import TASKS, Task
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -182,7 +181,7 @@ class EngineConfig(SchedulerSettings):
         if self.windowed_kv not in get_args(WindowedKV):
             raise ValueError(f'windowed_kv must be "auto", "on" or "off", got {self.windowed_kv!r}')
         if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}; got {self.policy!r}")
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}; got {self.policy!r}")
         if not 0 < self.priority_half_life_s <= _LONGEST_HALF_LIFE_S:
             raise ValueError(
                 f"priority_half_life_s must be above 0 and at most {_LONGEST_HALF_LIFE_S:g}, "

@@ -27,12 +27,12 @@ from engine.loop import EngineLoop
 from engine.machine import prepare_process
 from engine.models.encoders.config import is_encoder
 from engine.precompute import Precomputed, precompute
-from engine.request import Request
+from engine.request import KVSource, Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.host_kv import HostKV
 from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.lower_tier import LowerTier
-from engine.scheduling.peers import NO_PEERS, KVPeers, KVSource, PageMemory
+from engine.scheduling.peers import NO_PEERS, KVPeers, PageMemory
 from engine.scheduling.plan import Runner
 from engine.scheduling.scheduler import Scheduler
 from engine.tasks import TASKS, Task, not_served, tasks_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +11,6 @@ from cache import Lease, Namespace
 from engine.beam_search import BeamSearch
 from engine.pooling import Pooling
 from engine.sampling_params import SamplingParams
-from engine.scheduling.peers import KVSource
 from engine.stream_delta import Timings
 
 if TYPE_CHECKING:
@@ -28,6 +27,15 @@ class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class KVSource(NamedTuple):
+    """Where the KV of a request's beginning can be fetched from."""
+
+    peer: Hashable
+    """The engine that has it, as who moves pages names it."""
+    num_tokens: int
+    """Leading tokens whose KV it is said to hold."""
 
 
 class QueuePosition(NamedTuple):

@@ -22,8 +22,7 @@ from engine.engine import Engine
 from engine.errors import EngineStopped, NeverFits, QueueFull
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.spec import Grammar
-from engine.request import Request
-from engine.scheduling.peers import KVSource
+from engine.request import KVSource, Request
 from engine.tasks import check_task
 from router.addresses import KVAddress
 

@@ -21,8 +21,8 @@ from deployments.wire.deadlines.time_limit import timeout
 from engine.engine import Engine, model_directory
 from engine.errors import EngineBroken
 from engine.precompute import Precomputed, precompute
+from engine.request import KVSource
 from engine.sampling_params import SamplingParams
-from engine.scheduling.peers import KVSource
 from engine.tokenizer import load_tokenizer
 from router.hot_prefixes import HotPrefix
 

@@ -22,10 +22,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.files import make_folder
+from engine.kernels.float8 import multiplies_fp8
 from engine.models.decoder import Decoder
 from engine.models.experts import Experts
 from engine.models.json_files import parse_json
-from engine.models.linear import FP8, Fp8Linear, PlainLinear, multiplies_fp8
+from engine.models.linear import FP8, Fp8Linear, PlainLinear
 
 logger = logging.getLogger(__name__)
 

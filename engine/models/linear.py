@@ -11,19 +11,16 @@ Four-bit weights are widened inside the product by a Triton kernel for few rows 
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.kernels.float8 import BLOCK_INPUTS, BLOCK_OUTPUTS, multiplies_fp8
+
 FP8 = torch.float8_e4m3fn
 _FP8_MAX = 448.0
-BLOCK_INPUTS = 128
-"""Inputs that share a scale in an `Fp8BlockLinear`."""
-BLOCK_OUTPUTS = 32
-"""Outputs that share a scale in memory; a checkpoint's block has a multiple of these."""
 KERNEL_ROWS = 64
 """Maximum number of rows for the int4 kernel, which reads a quarter of what a 16-bit matrix takes. For more rows,
 widening the matrix once costs less than doing it in each of the kernel's tiles."""
@@ -263,14 +260,3 @@ class Int4Linear(QuantizedLinear):
             product = int4_linear(x, self.packed, self.scales, self.zeros, self.group_size)
             return product if self.bias is None else product + self.bias
         return F.linear(x, self.dequantized().to(x.dtype), self.bias)
-
-
-@functools.cache
-def multiplies_fp8(device: torch.device) -> bool:
-    """Whether a GPU has products of float8, and so makes such numbers too."""
-    return torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def makes_fp8(device: torch.device) -> bool:
-    """Whether kernels can round to float8 and multiply such numbers: Triton's interpreter can."""
-    return device.type != "cuda" or multiplies_fp8(device)

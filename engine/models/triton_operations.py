@@ -6,12 +6,13 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.kernels.float8 import makes_fp8
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.route import route
 from engine.kernels.triton.silu import gated_fp8, gelu_mul, silu_mul
-from engine.models.linear import Rounded, makes_fp8
+from engine.models.linear import Rounded
 from engine.models.operations import Rotary
 
 

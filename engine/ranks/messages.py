@@ -24,7 +24,7 @@ from engine.graphs.step_graphs import DecodeSize
 from engine.runner.prepared_step import PreparedStep
 from engine.sampling.pooled import PooledRow
 from engine.sampling.prompt_logprobs import PromptSpan
-from engine.scheduling.host_pool import PagePair, StateCopy
+from engine.scheduling.plan import PagePair, StateCopy
 
 T = TypeVar("T")
 MAX_REPORT_BYTES = 2**20

@@ -14,6 +14,7 @@ from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
 from engine.attention.page_memory import BytesOfPages
 from engine.attention.part_reader import PartReader
+from engine.attention.places import Places
 from engine.attention.state_slots import StateSlots
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
@@ -32,7 +33,7 @@ from engine.models.layer_groups import LayerGroups
 from engine.models.native_decoder import NativeDecoder
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.sampler import shared
-from engine.runner.prepared_step import Places, PreparedStep
+from engine.runner.prepared_step import PreparedStep
 from engine.runner.replayed_step import ReplayedStep
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokenReader, TokensUnderway

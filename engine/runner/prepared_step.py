@@ -16,27 +16,15 @@ import torch
 from cache import PageCopy
 from engine.attention.batch import AttentionBatch, Ints
 from engine.attention.pinned import on_device
+from engine.attention.places import Places
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING
 from engine.sampling.pooled import PooledRow, rows_to_pool
 from engine.sampling.prompt_logprobs import PromptSpan, spans_to_score
 from engine.sampling.row import SamplingRow
-from engine.scheduling.host_pool import PagePair, StateCopy
-from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
+from engine.scheduling.plan import Chunk, PagePair, StateCopy, StepPlan, StepResult, num_accepted
 
 _NONE = np.array([], dtype=np.int64)
-
-
-class Places:
-    """The layout of pages and of states, and the row of the last prepared step that belongs to each request."""
-
-    def __init__(self, page_size: int, null_page: int, null_slot: int | None = None, num_groups: int = 1) -> None:
-        """`num_groups`: groups of layers with page tables of their own."""
-        self.page_size = page_size
-        self.null_page = null_page
-        self.null_slot = null_slot
-        self.num_groups = num_groups
-        self.rows: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from cache.page_keys import PageKeys
 from cache.page_tier import TierPage
-from engine.request import Request
+from engine.request import KVSource, Request
 from engine.scheduling.host_pool import HostPool
 from engine.scheduling.lower_tier import LowerTier
-from engine.scheduling.peers import NO_PEERS, KVPeers, KVSource
+from engine.scheduling.peers import NO_PEERS, KVPeers
 
 _LONGEST_WAIT_S = 30.0
 """A tier that is slower than this has broken down."""

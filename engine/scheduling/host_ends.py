@@ -19,7 +19,8 @@ from cache.node import Node
 from cache.page_keys import PageKeys, key_beside, key_inside
 from cache.radix_tree import page_of
 from cache.windows import WindowTails
-from engine.scheduling.host_pool import Copies, HostPool, StateCopy
+from engine.scheduling.host_pool import Copies, HostPool
+from engine.scheduling.plan import StateCopy
 
 
 class HostEnd(NamedTuple):

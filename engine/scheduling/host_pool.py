@@ -13,16 +13,7 @@ from typing import NamedTuple
 
 from cache.page_tier import PageTier
 from cache.prefix_log import PrefixLog
-
-PagePair = tuple[int, int]
-"""A device page and a host page, one of which is copied to the other."""
-
-
-class StateCopy(NamedTuple):
-    """A slot of recurrent states, and the host pages to which its content is copied, or from which it comes."""
-
-    slot: int
-    hosts: tuple[int, ...]
+from engine.scheduling.plan import PagePair, StateCopy
 
 
 class Copies(NamedTuple):

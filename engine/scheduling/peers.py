@@ -10,20 +10,12 @@ a prompt's start, and name a prompt by its namespace and tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from cache.node import Namespace
+from engine.request import KVSource
 from engine.scheduling.lower_tier import NOTHING_FINISHED, Finished
-
-
-class KVSource(NamedTuple):
-    """Where the KV of a request's beginning can be fetched from."""
-
-    peer: Hashable
-    """The engine that has it, as who moves pages names it."""
-    num_tokens: int
-    """Leading tokens whose KV it is said to hold."""
 
 
 class LentPages(NamedTuple):

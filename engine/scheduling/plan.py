@@ -11,15 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cache import LeaseWindow, PageCopy, ScratchRows, StateStep
 from engine.logprobs import PackedLogprobs
 from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
-from engine.scheduling.host_pool import PagePair, StateCopy
 from engine.stream_delta import StreamDelta
 from engine.structs import Struct
+
+PagePair = tuple[int, int]
+"""A device page and a host page, one of which is copied to the other."""
+
+
+class StateCopy(NamedTuple):
+    """A slot of recurrent states, and the host pages to which its content is copied, or from which it comes."""
+
+    slot: int
+    hosts: tuple[int, ...]
 
 
 class Chunk(Struct, frozen=True, gc=False):

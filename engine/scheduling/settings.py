@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+POLICIES = ("fair", "fcfs", "priority")
+"""The names of the policies in `engine/scheduling/queue_policy.py`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from engine.scheduling.host_pool import HostAccount, HostPool, PagePair
+from engine.scheduling.host_pool import HostAccount, HostPool
+from engine.scheduling.plan import PagePair
 
 _SMOOTHING = 0.2
 

@@ -12,7 +12,8 @@ import pytest
 
 from cache import Namespace
 from engine.engine import Engine
-from engine.scheduling.peers import KVSource, LentPages
+from engine.request import KVSource
+from engine.scheduling.peers import LentPages
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.stream_delta import StreamDelta
 from tests.engine.support.in_process_peers import InProcessPeers

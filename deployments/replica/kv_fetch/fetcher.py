@@ -42,8 +42,9 @@ from deployments.wire.messages import pack_tokens
 from deployments.wire.sockets import connect_peer
 from deployments.wire.wake_up import WakeUp
 from engine.awake_clock import AwakeClock
+from engine.request import KVSource
 from engine.scheduling.lower_tier import Finished
-from engine.scheduling.peers import KVSource, PageMemory, PeerTotals
+from engine.scheduling.peers import PageMemory, PeerTotals
 from router.addresses import KVAddress
 
 logger = logging.getLogger("ray.serve")

@@ -6,28 +6,38 @@
     int4     sum over groups of inputs of (x @ (q - z)^T) * s
 
 A GPU without float8 products gets x as it is, sx left out, and float8 weights as bytes, which are widened in
-registers. Sums are float32. A matrix's parts lie as in the linear layer of its kind (`engine.models.linear`).
+registers. Sums are float32. A matrix's parts lie as in the linear layer of its kind (`engine.models.linear`), by
+whose names it is told from the others.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.float8 import BLOCK_INPUTS, BLOCK_OUTPUTS, makes_fp8
 from engine.kernels.triton.fp8 import round_rows
 from engine.kernels.triton.int4_gemm import MAX_BLOCK_J
-from engine.models.linear import BLOCK_INPUTS, BLOCK_OUTPUTS, Fp8BlockLinear, Int4Linear, makes_fp8
-from engine.models.operations import Matrices
 
 _PLAIN, _FP8, _BLOCKS, _INT4 = (tl.constexpr(kind) for kind in range(4))
 _MOST_COLUMNS_INT4 = 128
 _BLOCK_OUTPUTS = tl.constexpr(BLOCK_OUTPUTS)
 _WIDENING = tl.constexpr(2.0**120)
 """What float8_e4m3fn's bits have to be multiplied by where float32 has such bits: 2^(127 - 7), for the biases."""
+
+
+class Stacked(Protocol):
+    """The matrices of all experts, as linear layers of one kind have them (`engine.models.matrix_stack`)."""
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """What the layers call their tensors: those of all experts, [E, ...]."""
+        ...
 
 
 class ExpertMatrices(NamedTuple):
@@ -44,23 +54,25 @@ class ExpertMatrices(NamedTuple):
     """Inputs that share a scale."""
 
     @classmethod
-    def of(cls, matrices: Matrices, device: torch.device) -> ExpertMatrices:
-        """Return what kernels are told of these matrices on such a device."""
+    def of(cls, matrices: torch.Tensor | Stacked, device: torch.device) -> ExpertMatrices:
+        """Return what kernels are told of these matrices, [E, outputs, inputs], on such a device."""
         if isinstance(matrices, torch.Tensor):
             return cls._plain(matrices)
-        first, tensors = matrices.layers[0], matrices.tensors
-        sizes = first.out_features, first.in_features
-        if isinstance(first, Int4Linear):
-            own = tensors["packed"], tensors["scales"], tensors["zeros"]
-            return cls(_INT4.value, *own, *sizes, first.group_size)
+        tensors = matrices.tensors
+        if "packed" in tensors:
+            packed, scales, zeros = tensors["packed"], tensors["scales"], tensors["zeros"]
+            outputs, inputs = packed.shape[1], 2 * packed.shape[2]
+            return cls(_INT4.value, packed, scales, zeros, outputs, inputs, inputs // scales.shape[1])
         weight = tensors["weight"]
         if "scale" not in tensors:
             return cls._plain(weight)
+        _, outputs, inputs = weight.shape
+        scale = tensors["scale"]
+        is_blocked = scale.ndim == 3
         if not makes_fp8(device):
             weight = weight.view(torch.uint8)
-        is_blocked = isinstance(first, Fp8BlockLinear)
-        kind, group = (_BLOCKS.value, BLOCK_INPUTS) if is_blocked else (_FP8.value, first.in_features)
-        return cls(kind, weight, tensors["scale"], None, *sizes, group)
+        kind, group = (_BLOCKS.value, BLOCK_INPUTS) if is_blocked else (_FP8.value, inputs)
+        return cls(kind, weight, scale, None, outputs, inputs, group)
 
     @classmethod
     def _plain(cls, weight: torch.Tensor) -> ExpertMatrices:

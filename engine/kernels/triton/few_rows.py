@@ -16,14 +16,13 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.float8 import BLOCK_INPUTS
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.split_k import counters, num_shares, sum_shares
 from engine.kernels.triton.tile import is_interpreted, start
 
 MAX_ROWS = 8
 """Maximum number of rows."""
-BLOCK_INPUTS = 128
-"""Inputs that share a scale, in blocks."""
 _BLOCK_N = 64
 _BLOCK_BYTES = 256
 """Bytes of an output's weights that are read at once; a block's, if there are blocks."""

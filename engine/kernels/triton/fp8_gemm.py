@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.few_rows import BLOCK_INPUTS, MAX_ROWS, fp8_few_rows
+from engine.kernels.float8 import BLOCK_INPUTS
+from engine.kernels.triton.few_rows import MAX_ROWS, fp8_few_rows
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.tile import is_interpreted, start
 

@@ -16,13 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.expert_products import ExpertMatrices, multiplied
+from engine.kernels.triton.expert_products import ExpertMatrices, Stacked, multiplied
 from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import power_of_2, shared_memory
 from engine.kernels.triton.tile import is_interpreted, start
 from engine.models.experts_config import Clamp
-from engine.models.operations import Matrices
 
 
 class _Shape(NamedTuple):
@@ -70,19 +69,19 @@ def experts_mlp(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: Matrices,
-    down: Matrices,
+    gate_up: torch.Tensor | Stacked,
+    down: torch.Tensor | Stacked,
     first_expert: int,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     clamp: Clamp | None = None,
 ) -> torch.Tensor:
     """Implement `engine.models.operations.ExpertsMLP` without waiting for the device."""
-    (num_tokens, hidden), per_token, num_experts = x.shape, chosen.shape[1], len(down)
+    (num_tokens, hidden), per_token = x.shape, chosen.shape[1]
     if not num_tokens:
         return torch.empty_like(x)
     num_pairs = num_tokens * per_token
     first, second = (ExpertMatrices.of(matrices, x.device) for matrices in (gate_up, down))
-    inner = second.inputs
+    num_experts, inner = len(second.weight), second.inputs
     bias, bias_down = (None, None) if biases is None else biases
     shape = next(shape for most, shape in _SHAPES if num_pairs <= most * num_experts)
     order, tiles = expert_tiles(chosen, num_experts, first_expert, shape.rows)

@@ -10,7 +10,7 @@ from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
 from engine.attention.state_slots import StateSlots
 from engine.models.parts import DeltaNetConfig
-from engine.scheduling.host_pool import StateCopy
+from engine.scheduling.plan import StateCopy
 
 OUT = [(5, 0), (2, 1), (7, 2), (1, 6), (0, 4), (6, 5)]
 

@@ -12,6 +12,7 @@ import torch
 
 from cache import Namespace, PageCopy, StateStep
 from engine.attention.batch import AttentionBatch
+from engine.attention.places import Places
 from engine.graphs.decode_graphs import GraphStep, RecordedSampler
 from engine.graphs.row_assignment import RowChanges
 from engine.graphs.step_graphs import DecodeSize
@@ -26,7 +27,7 @@ from engine.ranks.messages import (
     to_device,
 )
 from engine.request import PENDING, Request
-from engine.runner.prepared_step import Places, PreparedStep
+from engine.runner.prepared_step import PreparedStep
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk, StepPlan
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from cache import Namespace
 from cache.page_keys import PageKeys
+from engine.request import KVSource
 from engine.scheduling.host_pool import HostAccount
-from engine.scheduling.peers import KVSource, PeerTotals
+from engine.scheduling.peers import PeerTotals
 from engine.scheduling.plan import StepPlan
 from tests.engine.scenarios.conftest import Make
 from tests.engine.scenarios.conftest import engine as engine

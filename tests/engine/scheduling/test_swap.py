@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, PagePair
+from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool
+from engine.scheduling.plan import PagePair
 from engine.scheduling.swap import SwapSpace
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from cache import Namespace
 from engine.engine import Engine
+from engine.request import KVSource
 from engine.scheduling.lower_tier import Finished
-from engine.scheduling.peers import KVSource, LentPages, PageMemory, PeerTotals
+from engine.scheduling.peers import LentPages, PageMemory, PeerTotals
 
 _Fetch = tuple[KVSource, Namespace, list[int], int, list[int]]
 

@@ -17,7 +17,7 @@ from deployments.replica.kv_fetch.exchange import KVExchange
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.ranks import pages_of_ranks
-from engine.scheduling.peers import KVSource
+from engine.request import KVSource
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.stream_delta import StreamDelta
 from tests.engine.support.in_process_peers import read_pages
