@@ -23,11 +23,11 @@ import zmq.asyncio
 
 from deployments.api.text_codec import TextCodec
 from deployments.config.args import ModelArgs
-from engine.config import EngineConfig
-from engine.engine import Engine, model_directory
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
-from engine.tokenizer import load_tokenizer
+from engine.program.engine import Engine, model_directory
+from engine.settings.config import EngineConfig
+from engine.text.tokenizer import load_tokenizer
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 
 CONFIG = EngineConfig(model="demo", device="cpu", dtype="float32", kv_pages=4096, threads=1)
 

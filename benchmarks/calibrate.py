@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from engine.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.program.llm import LLM
+from engine.values.sampling_params import SamplingParams
 from router.simulator.service import ServiceModel
 
 BATCHES = (1, 2, 4, 8, 16)

@@ -34,12 +34,12 @@ from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages
 from engine.attention.native import NativeAttention
-from engine.config import Cascade, EngineConfig
-from engine.engine import Engine
 from engine.kernels import native
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk
+from engine.program.engine import Engine
+from engine.settings.config import Cascade, EngineConfig
+from engine.values.plan import Chunk
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ROWS, PREFIXES = (2, 8, 32), (512, 1024, 4096)

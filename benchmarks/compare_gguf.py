@@ -25,7 +25,7 @@ from benchmarks.peers import summary
 from benchmarks.peers.process import RAYDIX, REPOSITORY, Peer
 from benchmarks.peers.protocol import Job, Settings
 from benchmarks.peers.summary import Sample
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 
 PROMPTS, PROMPT = 4, 1024
 STREAMS, ANSWER, BEGIN = 8, 96, 32

@@ -45,10 +45,10 @@ from deployments.telemetry.garbage import GarbagePauses
 from deployments.wire import messages
 from deployments.wire.handshake import Context, Socket
 from deployments.wire.sockets import connect_dealer
-from engine.config import EngineConfig
-from engine.engine import Engine, LoadedRunner
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Step, StepPlan, StepResult, StepUnderway
+from engine.program.engine import Engine, LoadedRunner
+from engine.settings.config import EngineConfig
+from engine.values.plan import Step, StepPlan, StepResult, StepUnderway
+from engine.values.sampling_params import SamplingParams
 from router.addresses import ReplicaAddress
 
 NUM_CACHED, NUM_NEW = 80, 10

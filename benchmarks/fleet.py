@@ -44,7 +44,7 @@ from deployments.telemetry.loop_lag import LoopLag
 from deployments.wire.messages import Generate, Load
 from deployments.wire.open_files import allow_open_files
 from deployments.wire.server import WireServer, WireTimings
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 from router.addresses import ReplicaAddress
 from router.fleet import Fleet
 from router.placer import Placer

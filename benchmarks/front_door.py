@@ -55,8 +55,8 @@ from benchmarks.peers.process import REPOSITORY, PeerFailed
 from benchmarks.peers.protocol import Settings
 from benchmarks.peers.servers import SERVERS, Running, serving
 from benchmarks.private_ray import free_port
-from engine.config import EngineConfig
-from engine.engine import model_directory
+from engine.program.engine import model_directory
+from engine.settings.config import EngineConfig
 
 BARE = ("starlette", "prototype")
 IN_TURNS = (*BARE, "direct")

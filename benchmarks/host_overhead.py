@@ -25,11 +25,11 @@ import time
 from pathlib import Path
 
 from benchmarks.null_model import NullRunner
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.sampling_params import SamplingParams
+from engine.program.engine import Engine
 from engine.scheduling.stats import StepStats
-from engine.stream_delta import StreamDelta
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 
 NUM_PROMPT = 100
 WARM_UP = 40

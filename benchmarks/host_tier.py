@@ -27,11 +27,11 @@ from typing import Any
 from benchmarks import this_machine
 from benchmarks.lending_engine import Transport, exchange_of, lending
 from benchmarks.peers.models import make_model
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kv_tier.settings import KVTier
-from engine.request import KVSource
-from engine.sampling_params import SamplingParams
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.settings.kv_tier import KVTier
+from engine.values.request import KVSource
+from engine.values.sampling_params import SamplingParams
 
 PREFIX_TOKENS = 4096
 PAGE_SIZE = 16

@@ -46,8 +46,8 @@ from benchmarks.stream_client import Answer, StreamClient, all_at_once
 from deployments.app import bind_engines, bind_ingress
 from deployments.config.args import AppArgs
 from deployments.hub.deployment import MetricsHub
-from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
 
 ROLES = {
     "Ingress": "ingress",

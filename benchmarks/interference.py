@@ -27,10 +27,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 
 LONG_PROMPT = 3500
 PROMPTS = {"long": 2000, "small": 50, "medium": 100}

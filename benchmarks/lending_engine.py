@@ -11,10 +11,10 @@ from typing import Literal
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
 from deployments.replica.kv_fetch.exchange import KVExchange
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.precompute import precompute
-from engine.sampling_params import SamplingParams
+from engine.program.engine import Engine
+from engine.program.precompute import precompute
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
 from router.addresses import KVAddress
 
 Transport = Literal["zmq", "nixl"]

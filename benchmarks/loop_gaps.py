@@ -36,10 +36,10 @@ from deployments.client.protocol import FleetHealth, GenerateRequest, Turn
 from deployments.client.timeline import Timeline
 from deployments.config.settings import ChatSettings
 from deployments.telemetry.garbage import GarbagePauses
-from engine.loading.model_directory import demo_model_path
-from engine.logprobs import TokenLogprobs
-from engine.stream_delta import StreamDelta
-from engine.tokenizer import load_tokenizer
+from engine.model_files.model_directory import demo_model_path
+from engine.text.tokenizer import load_tokenizer
+from engine.values.logprobs import TokenLogprobs
+from engine.values.stream_delta import StreamDelta
 
 TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call>{% endif %}"

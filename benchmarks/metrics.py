@@ -29,12 +29,12 @@ from benchmarks.null_model import NullRunner
 from deployments.api.record import RequestRecord
 from deployments.api.request_metrics import RequestMetrics
 from deployments.replica.metrics import EngineMetrics
-from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.program.engine import Engine
 from engine.runner.stage_clock import StageClock
-from engine.sampling_params import SamplingParams
 from engine.scheduling.stats import StepStats
-from engine.stream_delta import StreamDelta
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from monitoring.hub import Hub
 from monitoring.metric_table import METRICS, Part
 from monitoring.metrics import Metrics

@@ -34,9 +34,9 @@ from engine.attention.kv_pages import KVPages, store_kv
 from engine.attention.native import NativeAttention
 from engine.attention.reference import ReferenceAttention
 from engine.kernels import native
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk
+from engine.values.plan import Chunk
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 

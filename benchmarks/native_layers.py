@@ -27,11 +27,11 @@ from benchmarks.native_attention import Workload, paged_attention
 from benchmarks.this_machine import described
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
-from engine.loading.model_directory import demo_model_path
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import demo_model_path
+from engine.model_parts.parts import DeltaNetConfig
 from engine.models.delta_net import GatedDeltaNet
 from engine.models.native_delta_net import DeltaInputs, DeltaRun
-from engine.models.parts import DeltaNetConfig
 
 DELTA_NET = DeltaNetConfig(16, 32, 128, 128, 4)
 """Of Qwen3-Next-80B-A3B."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.scheduling.host_pool import HostMemory
-from engine.scheduling.lower_tier import NoLowerTier
-from engine.scheduling.plan import Step, StepPlan, StepResult
+from engine.host_tier.host_pool import HostMemory
+from engine.host_tier.lower_tier import NoLowerTier
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.plan import Step, StepPlan, StepResult
 
 
 @dataclass(frozen=True)

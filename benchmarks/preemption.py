@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.sampling_params import SamplingParams
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
 
 MODES = ("recompute", "swap", "auto")
 OVERCOMMITTED = 10

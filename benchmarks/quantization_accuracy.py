@@ -24,9 +24,9 @@ from rich.table import Table
 
 from deployments.demo_model.corpus import Fact, load_facts
 from deployments.demo_model.phrasings import LONG, SHORT
-from engine.config import DType, KVDType, Quantization
-from engine.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.program.llm import LLM
+from engine.settings.config import DType, KVDType, Quantization
+from engine.values.sampling_params import SamplingParams
 
 VARIANTS: tuple[tuple[DType, Quantization | None, KVDType], ...] = (
     ("float32", None, "auto"),

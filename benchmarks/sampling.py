@@ -28,15 +28,15 @@ import torch
 
 from benchmarks.token_options import grammars, penalties, stop_strings
 from cache import Namespace
-from engine.config import EngineConfig
 from engine.loading.load_model import load_model
 from engine.models.decoder import Decoder
-from engine.request import Request
 from engine.runner.model_runner import ModelRunner
-from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.settings.config import EngineConfig
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

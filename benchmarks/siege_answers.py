@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.config.args import AppArgs
 from deployments.config.tenants import TenantSettings
-from engine.config import EngineConfig
+from engine.settings.config import EngineConfig
 
 _ERROR_KEYS = {"message", "type", "param", "code"}
 _OF_BOUNDS = {408, 413, 429, 431, 504}

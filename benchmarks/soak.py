@@ -79,7 +79,7 @@ class Soak:
 
 def main() -> int:
     options = _options()
-    logging.getLogger("engine.loop").setLevel(logging.CRITICAL)  # steps fail on purpose
+    logging.getLogger("engine.program.loop").setLevel(logging.CRITICAL)  # steps fail on purpose
     soak = Soak(options.seed)
     began = reported = time.monotonic()
     number = options.episode or 0

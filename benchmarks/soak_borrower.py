@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from engine.request import PENDING
-from engine.scheduling.peers import LentPages
+from engine.host_tier.peers import LentPages
+from engine.values.request import PENDING
 from tests.engine.support.script import Script
 
 CHANCE = 0.1

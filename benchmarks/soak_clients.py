@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache.eviction import STRATEGIES
-from engine.beam_search import BeamParams, EarlyStopping
-from engine.sampling_params import SamplingParams
+from engine.host_tier.swap import MODES
 from engine.scheduling.queue_policy import POLICIES
-from engine.scheduling.swap import MODES
+from engine.values.beam_search import BeamParams, EarlyStopping
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.hash_model import VOCABULARY, alone
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.soak_borrower import Borrower
 from benchmarks.soak_clients import TOKEN_SECONDS, Clients, Options, Weather, draw_engine
-from engine.errors import NeverFits, QueueFull
-from engine.scheduling.plan import StepPlan
+from engine.base.errors import NeverFits, QueueFull
+from engine.values.plan import StepPlan
 from tests.engine.support import hash_model
 from tests.engine.support.script import Script
 

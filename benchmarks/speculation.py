@@ -32,7 +32,7 @@ from rich.table import Table
 
 from deployments.demo_model.corpus import load_facts
 from engine import LLM, SamplingParams, Speculation
-from engine.llm import ChatTurn, RequestOutput
+from engine.program.llm import ChatTurn, RequestOutput
 from engine.scheduling.stats import StepStats
 
 SETTINGS: dict[str, Speculation | None] = {

@@ -28,9 +28,9 @@ from deployments.client.remote_engines import RemoteEngines
 from deployments.client.serve_watcher import ServeWatcher
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.settings import EngineDeploymentSettings, WireSettings
-from engine.config import EngineConfig
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from router.state import router_state
 
 CONFIG = EngineConfig(kv_pages=65_536, max_model_len=100_000)

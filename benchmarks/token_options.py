@@ -19,18 +19,18 @@ import torch
 import deployments.demo_model
 from cache import Namespace
 from deployments.demo_model.corpus import load_facts
-from engine.detokenizer import Detokenizer, TextStream
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.compiler import Compiler, matcher_name
 from engine.grammar.constraint import Constraint
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
-from engine.request import Request
 from engine.sampling.masks import GrammarMasks
-from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sampler_for
-from engine.sampling_params import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, SamplingParams
-from engine.tokenizer import Tokenizer, load_tokenizer
+from engine.text.detokenizer import Detokenizer, TextStream
+from engine.text.tokenizer import Tokenizer, load_tokenizer
+from engine.values.request import Request
+from engine.values.sampling_params import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 DEMO_MODEL = Path(deployments.demo_model.__file__).parent
 CONTEXTS = (1_000, 4_000, 16_000, 64_000, 128_000)

@@ -28,8 +28,8 @@ from rich.table import Table
 from benchmarks import this_machine
 from deployments.api.text_codec import TextCodec
 from deployments.config.limits import Limits
-from engine.loading.model_directory import demo_model_path
-from engine.tokenizer import load_tokenizer
+from engine.model_files.model_directory import demo_model_path
+from engine.text.tokenizer import load_tokenizer
 
 ROUNDS = 30
 Messages = list[dict[str, str]]

@@ -32,9 +32,9 @@ from safetensors.torch import load_file, save_file
 
 from deployments.demo_model.corpus import Fact, load_facts
 from deployments.demo_model.phrasings import LONG, SHORT
-from engine.llm import LLM
-from engine.loading.model_directory import demo_model_path
-from engine.sampling_params import SamplingParams
+from engine.model_files.model_directory import demo_model_path
+from engine.program.llm import LLM
+from engine.values.sampling_params import SamplingParams
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position of each of eight outputs in an int32, in units of four bits."""

@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig, WindowedKV
-from engine.engine import Engine
+from engine.program.engine import Engine
 from engine.runner.model_runner import ModelRunner
-from engine.sampling_params import SamplingParams
+from engine.settings.config import EngineConfig, WindowedKV
+from engine.values.sampling_params import SamplingParams
 
 PAGE_SIZE = 16
 NUM_OUTPUT = 32

@@ -9,24 +9,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.beam_search import BeamParams as BeamParams
-    from engine.config import EngineConfig as EngineConfig
-    from engine.drafting.settings import Speculation as Speculation
-    from engine.engine import Engine as Engine
-    from engine.kv_tier.settings import KVTier as KVTier
-    from engine.llm import LLM as LLM
-    from engine.llm import RequestOutput as RequestOutput
-    from engine.sampling_params import SamplingParams as SamplingParams
+    from engine.program.engine import Engine as Engine
+    from engine.program.llm import LLM as LLM
+    from engine.program.llm import RequestOutput as RequestOutput
+    from engine.settings.config import EngineConfig as EngineConfig
+    from engine.settings.drafting import Speculation as Speculation
+    from engine.settings.kv_tier import KVTier as KVTier
+    from engine.values.beam_search import BeamParams as BeamParams
+    from engine.values.sampling_params import SamplingParams as SamplingParams
 
 _HOMES = {
-    "BeamParams": "engine.beam_search",
-    "LLM": "engine.llm",
-    "RequestOutput": "engine.llm",
-    "Engine": "engine.engine",
-    "EngineConfig": "engine.config",
-    "SamplingParams": "engine.sampling_params",
-    "KVTier": "engine.kv_tier.settings",
-    "Speculation": "engine.drafting.settings",
+    "BeamParams": "engine.values.beam_search",
+    "LLM": "engine.program.llm",
+    "RequestOutput": "engine.program.llm",
+    "Engine": "engine.program.engine",
+    "EngineConfig": "engine.settings.config",
+    "SamplingParams": "engine.values.sampling_params",
+    "KVTier": "engine.settings.kv_tier",
+    "Speculation": "engine.settings.drafting",
 }
 
 __all__ = [

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.structs import Struct
+from engine.base.structs import Struct
 from router.lower_tiers import Below
 from router.overlap import Overlap
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.structs import Struct
+from engine.base.structs import Struct
 from router.cost import (
     DEFAULT_COST,
     Candidate,

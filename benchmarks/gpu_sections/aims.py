@@ -27,7 +27,7 @@ from benchmarks.gpu_sections.launches import Launches
 from benchmarks.gpu_sections.limits import Limits
 from benchmarks.gpu_sections.workload import FULL
 from engine.attention.cudnn import SHORTEST
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 
 OURS = "triton"
 PUBLISHED: Mapping[str, float] = {"flash_attn": 648 / 989, "cudnn": 595 / 989, OURS: 477 / 989}
@@ -153,9 +153,9 @@ def _sampler_launches(params: SamplingParams) -> Counter[str]:
     from triton.runtime.interpreter import InterpretedFunction
 
     from cache import Namespace
-    from engine.request import Request
-    from engine.sampling.row import SamplingRow
     from engine.sampling.triton_chooser import TritonChooser
+    from engine.values.request import Request
+    from engine.values.sampling_row import SamplingRow
 
     names: Counter[str] = Counter()
 

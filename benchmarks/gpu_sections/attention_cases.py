@@ -11,9 +11,9 @@ from cache import Namespace
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import FP8, UNSCALED, KVScales
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk
+from engine.values.plan import Chunk
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 _SCALES: KVScales = (0.5, 0.25)
 """Scales of pages in eight bits."""

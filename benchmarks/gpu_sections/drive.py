@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from engine.engine import Engine
-from engine.errors import QueueFull
-from engine.request import Request
-from engine.sampling_params import SamplingParams
+from engine.base.errors import QueueFull
+from engine.program.engine import Engine
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 _names = count()
 _GREEDY = SamplingParams(temperature=0.0)

@@ -21,11 +21,11 @@ from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages
 from engine.attention.reference import ReferenceAttention
-from engine.engine import Engine
 from engine.models.decoder import Decoder
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk
+from engine.program.engine import Engine
+from engine.values.plan import Chunk
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 _CPU = torch.device("cpu")
 _MOST_REGRET: Mapping[str, float] = {"auto": 0.3, "fp8": 0.6}

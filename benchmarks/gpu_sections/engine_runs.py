@@ -10,8 +10,8 @@ from benchmarks.gpu_sections.drive import Trace, drive
 from benchmarks.gpu_sections.limits import Limits
 from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.workload import Workload
-from engine.engine import Engine
-from engine.sampling_params import SamplingParams
+from engine.program.engine import Engine
+from engine.values.sampling_params import SamplingParams
 
 _WARM_STEPS = 8
 SAMPLED = SamplingParams(temperature=0.6)

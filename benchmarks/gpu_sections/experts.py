@@ -13,10 +13,10 @@ from benchmarks.gpu_sections.limits import Rates
 from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.random_model import draw
 from benchmarks.gpu_sections.timing import recorded_seconds_of
+from engine.layers.linear import Fp8BlockLinear, Int4Linear, QuantizedLinear
+from engine.layers.matrix_stack import MatrixStack
+from engine.layers.operations import Matrices
 from engine.models.experts import experts_mlp
-from engine.models.linear import Fp8BlockLinear, Int4Linear, QuantizedLinear
-from engine.models.matrix_stack import MatrixStack
-from engine.models.operations import Matrices
 
 
 class _Mixture(NamedTuple):

@@ -17,13 +17,13 @@ from benchmarks.gpu_sections.timing import synchronize
 from cache import Namespace
 from engine.attention.base import AttentionShape, consider
 from engine.attention.kv_pages import FP8
-from engine.models.operations import Operations, Rotary
-from engine.models.rope import RopeConfig
+from engine.layers.operations import Operations, Rotary
+from engine.model_parts.rope import RopeConfig
 from engine.models.torch_operations import TorchOperations
-from engine.request import Request
 from engine.sampling.chooser import TorchChooser
-from engine.sampling.row import SamplingRow
-from engine.sampling_params import SamplingParams
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 _TOLERANCE: Mapping[torch.dtype, float] = {torch.bfloat16: 0.04, torch.float16: 0.005}
 """Largest error beside a size of 1: sums are float32, and operands and results are rounded to the type."""

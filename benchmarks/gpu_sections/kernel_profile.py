@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu_sections.drive import drive
 from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.workload import Workload
-from engine.engine import Engine
+from engine.program.engine import Engine
 
 PROFILED_ROWS = (1, 32)
 _STEPS = 8

@@ -18,13 +18,13 @@ from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.timing import num_copies, recorded_seconds_of, seconds_of
 from cache import Namespace
 from engine.attention.base import AttentionBackend, AttentionShape, consider
-from engine.models.operations import Rotary
-from engine.models.rope import RopeConfig
+from engine.layers.operations import Rotary
+from engine.model_parts.rope import RopeConfig
 from engine.models.select_operations import operations_for
-from engine.request import Request
-from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sampler_for
-from engine.sampling_params import SamplingParams
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 _DTYPE = torch.bfloat16
 

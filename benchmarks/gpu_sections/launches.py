@@ -83,9 +83,9 @@ def _names(raw: Mapping[str, Any], quantization: str | None, rows: int) -> tuple
     from engine.kernels.float8 import BLOCK_INPUTS
     from engine.kernels.triton import rows as row_kernels
     from engine.kernels.triton.fp8 import round_rows
+    from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Rounded
+    from engine.layers.operations import Rotary
     from engine.models.decoder import Decoder
-    from engine.models.linear import Fp8BlockLinear, Fp8Linear, Rounded
-    from engine.models.operations import Rotary
     from engine.models.triton_operations import TritonOperations
     from engine.sampling.graph_chooser import triton_graph_chooser
 

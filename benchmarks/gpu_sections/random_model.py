@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
 from engine.loading.load_model import load_model
 from engine.loading.weights import allocate, plan_loading
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
 from engine.parallel.collective import ALONE
+from engine.program.engine import Engine
 from engine.runner.model_runner import ModelRunner
+from engine.settings.config import EngineConfig
 
 
 def load_engine(raw: Mapping[str, Any], directory: Path, **settings: Any) -> Engine:

@@ -13,7 +13,7 @@ class Raydix:
 
     def __init__(self, settings: Settings) -> None:
         from engine import LLM
-        from engine.config import EngineConfig
+        from engine.settings.config import EngineConfig
 
         self.version = version("raydix")
         pages = (

@@ -130,7 +130,7 @@ def _vllm_options(settings: Settings, port: int) -> list[str]:
 
 def _raydix_config(settings: Settings, name: str, ingresses: int) -> dict[str, Any]:
     """A Serve config: one engine, everything as it ships but device, precision, threads and room for KV."""
-    from engine.config import EngineConfig
+    from engine.settings.config import EngineConfig
 
     page_size = EngineConfig(model=settings.model).page_size
     engine: dict[str, Any] = {

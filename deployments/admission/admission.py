@@ -34,7 +34,7 @@ from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
 from deployments.wire.deadlines.time_limit import timeout
 from deployments.wire.messages import Backlog
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 from monitoring.metrics import Metrics, Series
 
 TICK_S = 0.01

@@ -47,8 +47,8 @@ from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.requested import RequestedTools, requested_tools
 from deployments.config.limits import Limits
-from engine.logprobs import TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.values.logprobs import TokenLogprobs
+from engine.values.sampling_params import SamplingParams
 
 
 async def plan_chat(

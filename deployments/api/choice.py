@@ -10,8 +10,8 @@ from msgspec import Struct, structs
 from deployments.api.errors import RETRY_AFTER_S, ApiError, invalid
 from deployments.api.output.output_parser import OutputParser, ToolCallDelta
 from deployments.api.output.spelled_text import SpelledText
-from engine.logprobs import PackedLogprobs, TokenLogprobs
-from engine.stream_delta import FinishReason, StreamDelta
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs
+from engine.values.stream_delta import FinishReason, StreamDelta
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from deployments.client.outgoing import TURN_TOKENS, sending_cost
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Timeline
 from deployments.wire.deadlines.time_limit import TimeLimit
-from engine.beam_search import Hypothesis
-from engine.stream_delta import StreamDelta
+from engine.values.beam_search import Hypothesis
+from engine.values.stream_delta import StreamDelta
 
 logger = logging.getLogger(__name__)
 

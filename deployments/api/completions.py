@@ -47,7 +47,7 @@ from deployments.api.request.structured import requested_grammar
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.config.limits import Limits
-from engine.logprobs import TokenLogprobs
+from engine.values.logprobs import TokenLogprobs
 
 
 async def plan_completion(limits: Limits, served: ServedModel, request: CompletionRequest) -> GenerationPlan:

@@ -19,7 +19,7 @@ from deployments.api.request.sampling import at_most_tokens, for_choice
 from deployments.api.service import ServedModel
 from deployments.client.protocol import GenerateRequest
 from deployments.config.tenants import Tenant
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 
 OnEnd = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
 """Called with the end of an answer, encoded, before that is sent; returns what is sent in its place."""

@@ -19,7 +19,7 @@ from deployments.api.choices import Choices
 from deployments.api.output.response_encoder import ResponseContext
 from deployments.api.request_metrics import Endpoint, RequestMetrics
 from deployments.client.protocol import Overloaded, Unavailable
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 
 CLIENT_LEFT = 499
 """Status of an answer whose client disconnected before it began."""

@@ -18,7 +18,7 @@ from deployments.client.protocol import EngineClient, ModelSwitch
 from deployments.config.limits import Limits
 from deployments.config.settings import SloSettings
 from deployments.config.version import raydix_version
-from engine.tasks import Task
+from engine.model_config.tasks import Task
 from monitoring.metrics import Metrics
 
 

@@ -20,9 +20,9 @@ from deployments.api.output.reasoning import THINK
 from deployments.api.tokenizer_info import tokenizer_info
 from deployments.config.limits import Limits
 from deployments.config.settings import ChatSettings
-from engine.detokenizer import Detokenizer, TextStream, TokenDecoder
-from engine.token_bytes import spelled_bytes
-from engine.tokenizer import Tokenizer, decoding_backend
+from engine.text.detokenizer import Detokenizer, TextStream, TokenDecoder
+from engine.text.token_bytes import spelled_bytes
+from engine.text.tokenizer import Tokenizer, decoding_backend
 
 MANY_TOKENS = 1024
 """Tokens whose text takes long enough that other threads should run meanwhile."""

@@ -23,7 +23,7 @@ from deployments.api.choice import Choice
 from deployments.api.output.response_encoder import EncodedPrompt
 from deployments.api.record import ChoiceTimes, GenerationStart, RequestRecord
 from deployments.client.timeline import Timeline
-from engine.stream_delta import Timings
+from engine.values.stream_delta import Timings
 
 Number = TypeVar("Number", int, float)
 

@@ -9,7 +9,7 @@ from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.unread import UnreadMemory
 from deployments.api.off_loop import num_threads
 from deployments.api.service import ApiService
-from engine.machine import usable_cores
+from engine.base.machine import usable_cores
 
 
 class Workroom:

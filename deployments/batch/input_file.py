@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from deployments.batch.errors import BatchFileError
-from engine.files import open_regular
+from engine.base.files import open_regular
 
 URLS = (
     "/v1/chat/completions",

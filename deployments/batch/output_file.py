@@ -24,7 +24,7 @@ import msgspec
 from deployments.batch.errors import BatchFileError
 from deployments.batch.input_file import BatchFile, InvalidLine
 from deployments.batch.runner import IGNORED_FIELDS, NoReply, Reply
-from engine.files import open_or_create, open_regular, rewrite
+from engine.base.files import open_or_create, open_regular, rewrite
 
 _NONE = -1
 

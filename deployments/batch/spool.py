@@ -26,7 +26,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from deployments.config.files import FileSettings
-from engine.files import NotRegular, TooLarge, make_folder, new_file, open_or_create, read_bytes
+from engine.base.files import NotRegular, TooLarge, make_folder, new_file, open_or_create, read_bytes
 
 R = TypeVar("R")
 ABSENT = (FileNotFoundError, NotADirectoryError, NotRegular, TooLarge)

@@ -31,7 +31,7 @@ from deployments.batch.spool import (
     remove,
     write_record,
 )
-from engine.files import PRIVATE_FOLDER, new_file, open_or_create, open_regular, read_bytes
+from engine.base.files import PRIVATE_FOLDER, new_file, open_or_create, open_regular, read_bytes
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from deployments.batch.spool import SpoolFull, TenantFolder, entries, lock, read_record, remove, write_record
-from engine.files import make_folder
+from engine.base.files import make_folder
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 ABOUT, CONTENT = "about.json", "content"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deployments.batch.input_file import InvalidLine, read_lines
 from deployments.batch.stored_batches import LineProblem
-from engine.files import open_regular
+from engine.base.files import open_regular
 
 MOST_PROBLEMS = 100
 """Problems that are told of one file."""

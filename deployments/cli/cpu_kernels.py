@@ -9,8 +9,8 @@ import torch
 from engine.attention.base import AttentionShape, preferred, sorted_out
 from engine.attention.native import NativeAttention
 from engine.kernels import native
+from engine.model_config.config import ModelConfig
 from engine.models import native_delta_net
-from engine.models.config import ModelConfig
 from engine.models.native_decoder import unsupported
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

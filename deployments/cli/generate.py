@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deployments.cli.errors import UserError, one_line
-from engine.loading.model_directory import resolve_model
+from engine.model_files.model_directory import resolve_model
 
 if TYPE_CHECKING:
     from engine import RequestOutput

@@ -15,21 +15,21 @@ from rich.text import Text
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.units import count_text, size_text
-from engine.config import GPU_DEFAULTS, DType, EngineConfig
-from engine.loading.gguf.documents import is_gguf
-from engine.loading.gguf.files import read_model
-from engine.loading.gguf.names import our_names
-from engine.loading.gguf.types import BlockType
+from engine.base.errors import ModelLoadError
+from engine.base.machine import usable_cores
+from engine.gguf.documents import is_gguf
+from engine.gguf.files import read_model
+from engine.gguf.names import our_names
+from engine.gguf.types import BlockType
 from engine.loading.kv_memory import available_ram, beside_slots, pages_for, slots_for
-from engine.loading.model_directory import resolve_metadata
 from engine.loading.windowed import layer_groups
-from engine.machine import usable_cores
-from engine.models.any_model import model_facts
-from engine.models.config import ELEMENT_BYTES, ModelConfig
-from engine.models.encoders.config import EncoderConfig
-from engine.models.errors import ModelLoadError
-from engine.models.json_files import parse_json
-from engine.models.layer_groups import LayerGroups
+from engine.model_config.any_model import model_facts
+from engine.model_config.config import ELEMENT_BYTES, ModelConfig
+from engine.model_config.encoder import EncoderConfig
+from engine.model_config.layer_groups import LayerGroups
+from engine.model_files.json_files import parse_json
+from engine.model_files.model_directory import resolve_metadata
+from engine.settings.config import GPU_DEFAULTS, DType, EngineConfig
 
 if TYPE_CHECKING:
     from engine.loading.weights import KeptBlocks

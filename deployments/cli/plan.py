@@ -17,7 +17,7 @@ from deployments.cli.planning.known import Gpu, PlannedModel, gpu_named, planned
 from deployments.cli.planning.load import STEADY, RequestShape
 from deployments.cli.planning.replica import Assumptions, ReplicaPlan, smallest_replica
 from deployments.cli.planning.report import CapacityPlan, as_json, plan_for, warnings
-from engine.config import GPU_DEFAULTS, DType, EngineConfig, KVDType, Quantization
+from engine.settings.config import GPU_DEFAULTS, DType, EngineConfig, KVDType, Quantization
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from rich.table import Table
 from deployments.cli.planning.replica import RUNS_WEIGHT_TYPES
 from deployments.cli.planning.report import CapacityPlan, full_batch, warnings, weight_table, with_and_without
 from deployments.cli.units import count_text, seconds_text, size_text
-from engine.models.config import ELEMENT_BYTES
-from engine.models.layer_groups import LayerGroups
+from engine.model_config.config import ELEMENT_BYTES
+from engine.model_config.layer_groups import LayerGroups
 
 
 def show(plan: CapacityPlan, console: Console) -> None:

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from deployments.cli.errors import UserError
 from deployments.cli.units import size_text
-from engine.files import make_folder, new_file, open_regular
-from engine.loading.pulled_models import CACHE_VARIABLE, PULLED_MODELS, PulledModel, place_of
+from engine.base.files import make_folder, new_file, open_regular
+from engine.model_files.pulled_models import CACHE_VARIABLE, PULLED_MODELS, PulledModel, place_of
 
 _PIECE_BYTES = 2**20
 _NO_CONNECTION = re.compile(r"Retrying \(|Connection|timed? ?out|ProxyError|SSLError", re.IGNORECASE)

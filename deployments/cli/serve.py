@@ -47,7 +47,7 @@ from deployments.config.chosen import Effective
 from deployments.control.hardware import cluster as cluster_machine
 from deployments.control.hardware import this_machine
 from deployments.control.model_files import facts, known_facts
-from engine.config import EngineConfig
+from engine.settings.config import EngineConfig
 from router.ray_internals import deploy, ended_ray_processes, few_ray_processes, serve_namespace
 
 if TYPE_CHECKING:
@@ -260,8 +260,8 @@ def _check_models(named: list[tuple[str, str | None]], read: Callable[[EngineCon
 
 def _downloaded(config: EngineConfig) -> object:
     """Download a model here, with a progress bar; replicas then load it from the cache. Raises ValueError."""
-    from engine.loading.model_directory import resolve_model
-    from engine.models.any_model import model_facts
+    from engine.model_config.any_model import model_facts
+    from engine.model_files.model_directory import resolve_model
 
     return model_facts(resolve_model(config.model, config.model_revision))
 

@@ -21,7 +21,7 @@ from deployments.wire.connection import WireConnection
 from deployments.wire.deadlines.deadline import awake_now
 from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, NotRun, Trial
 from deployments.wire.turn_budget import TurnBudget
-from engine.stream_delta import STEP_FAILED, StreamDelta
+from engine.values.stream_delta import STEP_FAILED, StreamDelta
 from router.addresses import KVAddress
 from router.decisions import as_json
 from router.fleet import Fleet

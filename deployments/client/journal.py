@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from deployments.client.protocol import GenerateRequest
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 
 
 class Journal:

@@ -20,7 +20,7 @@ from deployments.client.attempt_failure import AttemptFailure
 from deployments.client.protocol import GenerateRequest
 from deployments.client.stream import Stream
 from deployments.wire.connection import WireConnection
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 from router.addresses import KVAddress
 from router.hot_prefixes import HotPrefix
 

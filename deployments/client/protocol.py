@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from deployments.client.timeline import Timeline
 from deployments.wire.messages import RefusalKind
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 
 
 class GenerateRequest(Struct, frozen=True):

@@ -45,7 +45,7 @@ from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
 from deployments.wire.sockets import make_context
 from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
-from engine.stream_delta import STEP_FAILED, StreamDelta
+from engine.values.stream_delta import STEP_FAILED, StreamDelta
 from monitoring.metrics import Metrics
 from router.addresses import ReplicaAddress, is_store
 from router.decisions import as_json

@@ -17,7 +17,7 @@ from deployments.client.futures import retrieve
 from deployments.client.journal import Journal
 from deployments.client.protocol import GenerateRequest, Turn
 from deployments.client.timeline import ReplicaSpan, Timeline
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 
 
 class Stream:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.stream_delta import StreamDelta, Timings
+from engine.values.stream_delta import StreamDelta, Timings
 
 
 @dataclass(slots=True)

@@ -33,10 +33,10 @@ from deployments.config.settings import (
 )
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import KeyHash, TenantSettings, distinct_tenants
-from engine.config import EngineConfig
-from engine.drafting.settings import Speculation
-from engine.kv_tier.settings import KVTier
-from engine.machine import CpuPolicy
+from engine.base.machine import CpuPolicy
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
+from engine.settings.kv_tier import KVTier
 from router.placer import PlacerSettings
 
 ENGINE_DEPLOYMENT = "EngineReplica"
@@ -182,7 +182,7 @@ class AppArgs(AccessSettings):
     """What the operator puts in front of prompts: every engine replica computes it once, for all tenants."""
 
     cpu_policy: CpuPolicy = "batch"
-    """How the kernel gives cores to the threads of engines and ingresses, see `engine.machine.use_cpu_policy`."""
+    """How the kernel gives cores to the threads of engines and ingresses: `engine.base.machine.use_cpu_policy`."""
 
     admission: AdmissionSettings = AdmissionSettings()
     """When requests wait in the ingress, and for how long."""

@@ -20,12 +20,12 @@ from typing import Any
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.machine import Hardware
 from deployments.config.settings import ResponseSettings
-from engine.config import GPU_DEFAULTS, EngineConfig
+from engine.base.machine import FEW_CORES, shared_threads
 from engine.loading.kv_memory import check_room
-from engine.machine import FEW_CORES, shared_threads
-from engine.models.config import ELEMENT_BYTES, ModelConfig
-from engine.models.encoders.config import EncoderConfig
+from engine.model_config.config import ELEMENT_BYTES, ModelConfig
+from engine.model_config.encoder import EncoderConfig
 from engine.parallel.shard import Shard, possible_sizes
+from engine.settings.config import GPU_DEFAULTS, EngineConfig
 
 RESERVE_BYTES = 2 * 2**30
 """Memory of a GPU that is not counted on for weights and KV when the number of GPUs is chosen: CUDA's context, the

@@ -1,6 +1,6 @@
 """Bounds of a single HTTP request. Each is a field with its unit, and can be set in the YAML.
 
-Where the engine has a bound of its own (`engine.sampling_params`), a limit can be set below it, not above.
+Where the engine has a bound of its own (`engine.values.sampling_params`), a limit can be set below it, not above.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from engine import sampling_params as engine_bounds
+from engine.values import sampling_params as engine_bounds
 
 MIB = 2**20
 

@@ -19,7 +19,7 @@ class HardwareNode:
     """A machine on which engines and ingresses can run."""
 
     cores: int
-    """Cores that its processes may use, as `engine.machine.usable_cores` counts them."""
+    """Cores that its processes may use, as `engine.base.machine.usable_cores` counts them."""
     cpus: float
     """Most CPUs that Ray can count there."""
     gpus: tuple[VisibleGpu, ...] = ()

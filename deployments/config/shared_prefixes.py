@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from deployments.config.settings import Settings
-from engine.files import read_text
+from engine.base.files import read_text
 
 _MAX_BYTES = 2**26
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from deployments.config.machine import Hardware, HardwareNode, VisibleGpu
 from deployments.control.nvml import NvmlDevice, NvmlError, devices, load_nvml
-from engine.files import users_cache
-from engine.machine import started_with, usable_cores
+from engine.base.files import users_cache
+from engine.base.machine import started_with, usable_cores
 
 logger = logging.getLogger("ray.serve")
 ANSWER_S = 30.0

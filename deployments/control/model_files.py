@@ -8,9 +8,9 @@ from typing import Any
 
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.control.surge import has_room
-from engine.config import EngineConfig
-from engine.models.config import ModelConfig
-from engine.models.encoders.config import EncoderConfig
+from engine.model_config.config import ModelConfig
+from engine.model_config.encoder import EncoderConfig
+from engine.settings.config import EngineConfig
 
 logger = logging.getLogger("ray.serve")
 ANSWER_S = 120.0
@@ -52,8 +52,8 @@ def fault_of(config: EngineConfig) -> str | None:
 
 def facts(config: EngineConfig) -> ModelConfig | EncoderConfig:
     """Return what the files of an engine's model say of it, on this machine or the hub. Raises ValueError."""
-    from engine.loading.model_directory import described_on_hub, local_model
-    from engine.models.any_model import model_facts
+    from engine.model_config.any_model import model_facts
+    from engine.model_files.model_directory import described_on_hub, local_model
 
     local = local_model(config.model, config.model_revision)
     return model_facts(local or described_on_hub(config.model, config.model_revision)[0])

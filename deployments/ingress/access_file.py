@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from deployments.config.args import AccessSettings, AppArgs
 from deployments.config.faults import first_fault
-from engine.files import read_text
+from engine.base.files import read_text
 
 _MAX_BYTES = 2**26
 

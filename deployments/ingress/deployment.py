@@ -47,7 +47,7 @@ from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.telemetry.tracing import open_tracing
 from deployments.wire.open_files import allow_open_files
-from engine.machine import return_memory, use_cpu_policy
+from engine.base.machine import return_memory, use_cpu_policy
 from monitoring.metrics import Metrics
 from router.ray_internals import keep_calls_on_this_machine, request_namer, serve_is_stopping
 

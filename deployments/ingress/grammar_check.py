@@ -21,8 +21,8 @@ from deployments.admission.fair_threads import FairThreads
 from deployments.api.off_loop import working_for
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
-from engine.bounded_cache import BoundedCache
-from engine.errors import InvalidGrammar
+from engine.base.bounded_cache import BoundedCache
+from engine.base.errors import InvalidGrammar
 from engine.grammar.spec import Grammar, MatcherName
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary

@@ -33,16 +33,16 @@ from deployments.ingress.engine_handles import EngineHandles
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics import IngressMetrics
 from deployments.wire.deadlines.time_limit import timeout
-from engine.config import EngineConfig
-from engine.engine import model_directory
-from engine.generation_defaults import generation_defaults
 from engine.grammar.vocabulary import Vocabulary
-from engine.loading.model_directory import fingerprint
-from engine.models.any_model import model_facts
-from engine.models.config import ModelConfig
-from engine.models.encoders.config import EncoderConfig
-from engine.tasks import Task, tasks_of
-from engine.tokenizer import Tokenizer, load_tokenizer
+from engine.model_config.any_model import model_facts
+from engine.model_config.config import ModelConfig
+from engine.model_config.encoder import EncoderConfig
+from engine.model_config.tasks import Task, tasks_of
+from engine.model_files.model_directory import fingerprint
+from engine.program.engine import model_directory
+from engine.settings.config import EngineConfig
+from engine.settings.generation_defaults import generation_defaults
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 from monitoring.metrics import Metrics
 from router.state import router_state
 

@@ -4,7 +4,7 @@
     engine thread    step, step, step ──▶ on_events ──▶ wire, metrics, calls of `generate`
     event loop       Serve's hooks, `watch`, `generate`
 
-`check_health` checks that the engine's steps still finish, and succeed (`engine/self_test.py`).
+`check_health` checks that the engine's steps still finish, and succeed (`engine/program/self_test.py`).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from deployments.telemetry.live_level import LiveLevel, Reconfigured
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.wire.server import WireServer
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.machine import (
+from engine.base.machine import (
     prepare_process,
     shared_threads,
     usable_cores,
     use_cpu_policy,
     was_started_with,
 )
+from engine.program.engine import Engine
 from engine.scheduling.stats import StepStats
-from engine.stream_delta import STEP_FAILED, StreamDelta
+from engine.settings.config import EngineConfig
+from engine.values.stream_delta import STEP_FAILED, StreamDelta
 from monitoring.metrics import Metrics
 from router.addresses import store_name
 from router.ray_internals import keep_calls_on_this_machine, serve_is_stopping, target_replicas

@@ -18,12 +18,12 @@ from deployments.admission.fair_threads import FairThreads
 from deployments.replica.load import DrainRate
 from deployments.wire.messages import CLEARED_TOKENS, Generate, KVOrigin, RefusalKind, unpack_tokens
 from deployments.wire.server import WireServer
-from engine.engine import Engine
-from engine.errors import EngineStopped, NeverFits, QueueFull
+from engine.base.errors import EngineStopped, NeverFits, QueueFull
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.spec import Grammar
-from engine.request import KVSource, Request
-from engine.tasks import check_task
+from engine.model_config.tasks import check_task
+from engine.program.engine import Engine
+from engine.values.request import KVSource, Request
 from router.addresses import KVAddress
 
 logger = logging.getLogger("ray.serve")

@@ -10,12 +10,12 @@ import contextlib
 import math
 from pathlib import Path
 
-from engine.engine import Engine
-from engine.errors import EngineBroken
-from engine.files import make_folder
-from engine.pooling import Pooling
-from engine.precompute import precompute
-from engine.sampling_params import SamplingParams
+from engine.base.errors import EngineBroken
+from engine.base.files import make_folder
+from engine.program.engine import Engine
+from engine.program.precompute import precompute
+from engine.values.pooling import Pooling
+from engine.values.sampling_params import SamplingParams
 
 
 class EngineUnhealthy(RuntimeError):

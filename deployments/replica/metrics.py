@@ -7,10 +7,10 @@ from operator import add
 
 from cache.page_ages import EvictedPage
 from engine.grammar.compiler import Compiler
-from engine.precompute import Precomputed
+from engine.program.precompute import Precomputed
+from engine.program.self_test import FailureCause
 from engine.scheduling.stats import PHASES, EngineLoad, StageSeconds, StepStats
-from engine.self_test import FailureCause
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
 _TIER = "device"

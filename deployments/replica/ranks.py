@@ -13,9 +13,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.machine import prepare_process
+from engine.base.machine import prepare_process
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
 
 if TYPE_CHECKING:
     from engine.ranks.launcher import RankSpec

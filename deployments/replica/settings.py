@@ -10,7 +10,7 @@ from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import ChatSettings, HealthSettings, MetricsSettings, WarmUpSettings, WireSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.wire.server import WireTimings
-from engine.machine import CpuPolicy
+from engine.base.machine import CpuPolicy
 from router.roles import Role
 
 

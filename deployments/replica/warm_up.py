@@ -18,12 +18,12 @@ from cache import Namespace
 from deployments.config.settings import ChatSettings, WarmUpSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.wire.deadlines.time_limit import timeout
-from engine.engine import Engine, model_directory
-from engine.errors import EngineBroken
-from engine.precompute import Precomputed, precompute
-from engine.request import KVSource
-from engine.sampling_params import SamplingParams
-from engine.tokenizer import load_tokenizer
+from engine.base.errors import EngineBroken
+from engine.program.engine import Engine, model_directory
+from engine.program.precompute import Precomputed, precompute
+from engine.text.tokenizer import load_tokenizer
+from engine.values.request import KVSource
+from engine.values.sampling_params import SamplingParams
 from router.hot_prefixes import HotPrefix
 
 logger = logging.getLogger("ray.serve")

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any
 
-from engine.huge_pages import collapse_memory
+from engine.base.huge_pages import collapse_memory
 from monitoring.metrics import Metrics
 
 YOUNG = (1_000, 5)

@@ -17,8 +17,8 @@ from deployments.wire.handshake import Context
 from deployments.wire.messages import Load
 from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable
 from deployments.wire.turn_budget import TURN_BLOCKS, TurnBudget
-from engine.awake_clock import AwakeClock
-from engine.stream_delta import StreamDelta
+from engine.base.awake_clock import AwakeClock
+from engine.values.stream_delta import StreamDelta
 from router.addresses import ReplicaAddress
 
 logger = logging.getLogger("ray.serve")

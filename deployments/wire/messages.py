@@ -32,8 +32,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from router.member import ReplicaLoad
 
 WIRE_VERSION = 15

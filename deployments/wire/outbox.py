@@ -20,8 +20,8 @@ from typing import cast
 from msgspec import structs
 
 from deployments.wire import messages
-from engine.logprobs import TokenLogprobs
-from engine.stream_delta import StreamDelta
+from engine.values.logprobs import TokenLogprobs
+from engine.values.stream_delta import StreamDelta
 
 MAX_BATCH_BYTES = 2**20
 """About the most bytes of tokens in a message: an ingress's event loop decodes it at once."""

@@ -18,7 +18,7 @@ from deployments.wire.handshake import Socket
 from deployments.wire.messages import Load
 from deployments.wire.outbox import Outbox
 from deployments.wire.session import Session
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 
 
 class Sender:

@@ -46,8 +46,8 @@ from deployments.wire.sender import Sender
 from deployments.wire.session import Session
 from deployments.wire.sockets import bind, descriptor, is_readable, make_router
 from deployments.wire.wake_up import WakeUp
-from engine.awake_clock import AwakeClock
-from engine.stream_delta import StreamDelta
+from engine.base.awake_clock import AwakeClock
+from engine.values.stream_delta import StreamDelta
 
 logger = logging.getLogger("ray.serve")
 

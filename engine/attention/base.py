@@ -13,7 +13,7 @@ import torch
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.packages import capability, trtllm_misfit
-from engine.models.parts import AttentionConfig
+from engine.model_parts.parts import AttentionConfig
 
 
 @dataclass(frozen=True, slots=True)

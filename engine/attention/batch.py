@@ -19,7 +19,7 @@ import torch
 
 from engine.attention.pinned import on_device
 from engine.attention.state_batch import StateBatch
-from engine.scheduling.plan import Chunk
+from engine.values.plan import Chunk
 
 Ints = npt.NDArray[np.int64]
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from engine.attention.copy_streams import CopyStreams, Event, StreamName, streams_of
 from engine.attention.kv_pages import KVPages
 from engine.attention.pinned import on_device
-from engine.scheduling.plan import StateCopy
+from engine.values.plan import StateCopy
 
 _NUM_SLOTS = 4
 _SLOT_BYTES = 16 * 2**20

@@ -14,10 +14,10 @@ import torch
 from cache import PageCopy
 from engine.attention.pinned import on_device
 from engine.attention.state_slots import LayerState, StateSlots
-from engine.host_memory import untouched_zeros
+from engine.base.host_memory import untouched_zeros
 from engine.kernels import native
-from engine.models.config import ModelConfig
-from engine.models.layer_groups import LayerGroups, Place, one_group
+from engine.model_config.config import ModelConfig
+from engine.model_config.layer_groups import LayerGroups, Place, one_group
 
 FP8 = torch.float8_e4m3fn
 """Element type of 8-bit pages."""

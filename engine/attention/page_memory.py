@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
-from engine.scheduling.peers import PageRegion
+from engine.host_tier.peers import PageRegion
 
 
 class BytesOfPages:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engine.attention.page_memory import BytesOfPages
-from engine.scheduling.peers import PageReading
+from engine.host_tier.peers import PageReading
 
 _STOP_S = 5.0
 

@@ -15,7 +15,7 @@ import torch
 
 from cache import StateStep
 from engine.attention.pinned import on_device
-from engine.scheduling.plan import Chunk
+from engine.values.plan import Chunk
 
 
 @dataclass(frozen=True, slots=True)

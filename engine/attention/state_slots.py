@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from engine.host_memory import untouched_zeros
-from engine.models.config import ModelConfig
-from engine.models.parts import DeltaNetConfig
+from engine.base.host_memory import untouched_zeros
+from engine.model_config.config import ModelConfig
+from engine.model_parts.parts import DeltaNetConfig
 
 
 class LayerState(NamedTuple):

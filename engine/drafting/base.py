@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.request import Request
+from engine.values.request import Request
 
 
 class Drafter(Protocol):

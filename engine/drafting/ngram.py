@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from engine.request import Request
+from engine.values.request import Request
 
 _MOST_PLACES = 16
 """Maximum number of earlier places compared per draft, the latest first."""

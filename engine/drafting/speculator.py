@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.drafting.base import Drafter
 from engine.drafting.payoff import DraftCost, Payoff
-from engine.request import Request
+from engine.values.request import Request
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from engine.bounded_cache import BoundedCache
-from engine.errors import InvalidGrammar
+from engine.base.bounded_cache import BoundedCache
+from engine.base.errors import InvalidGrammar
 from engine.grammar.compiled import CompiledGrammar, weight
 from engine.grammar.ebnf import ROOT, as_ebnf
 from engine.grammar.flat_rules import with_flat_rules

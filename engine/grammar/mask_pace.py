@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from engine.machine import usable_cores
+from engine.base.machine import usable_cores
 
 LATE_SECONDS = 0.002
 """Seconds for a mask above which steps do not wait for it."""

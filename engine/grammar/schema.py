@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.languages import contradicts_itself, texts_of_pattern
 from engine.grammar.least_set import least_set
 from engine.grammar.schema_keywords import NAMED, NO_SCHEMAS, is_vacuous

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
-from engine.awake_clock import LOOK_S, Patience
-from engine.errors import InvalidGrammar
+from engine.base.awake_clock import LOOK_S, Patience
+from engine.base.errors import InvalidGrammar
 from engine.grammar.heap import allocated_bytes
 from engine.grammar.spec import Grammar, MatcherName
 from engine.grammar.vocabulary import LoadedVocabulary, Vocabulary

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

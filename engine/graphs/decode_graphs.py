@@ -26,12 +26,12 @@ from engine.attention.places import Places
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
 from engine.graphs.step_graphs import Capture, DecodeSize, DecodeSizes, StepGraphs
-from engine.logprobs import TokenLogprobs
-from engine.request import PENDING
 from engine.sampling.graph_chooser import GraphChooser, fits_forward, fits_graph, fits_masked_graph, is_cut
 from engine.sampling.masks import Failures, GrammarMasks, StaticMasks
-from engine.sampling.row import SamplingRow
-from engine.scheduling.plan import Chunk, PagePair, StepPlan
+from engine.values.logprobs import TokenLogprobs
+from engine.values.plan import Chunk, PagePair, StepPlan
+from engine.values.request import PENDING
+from engine.values.sampling_row import SamplingRow
 
 Decode = Callable[[torch.Tensor, AttentionBatch, torch.Tensor], None]
 """Maps int64 token ids [R] and their batch to logits, which it writes to float32 [R, V]; writes the tokens' KV."""

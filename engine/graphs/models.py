@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 
 
 def why_not_model(model: ModelConfig) -> str | None:

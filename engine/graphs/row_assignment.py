@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from cache import Lease
 from engine.attention.batch import pages_of, rows_of
-from engine.request import PENDING
 from engine.sampling.graph_chooser import inverse_temperature
-from engine.scheduling.plan import Chunk
+from engine.values.plan import Chunk
+from engine.values.request import PENDING
 
 # The fields of a row, each identified by the number of words before it.
 SEED, INVERSE, TOP_P, MIN_P, POSITION, TOKEN, IN_USE, NUM_PROMPT, TOP_K, TABLE = 0, 2, 4, 6, 8, 9, 10, 11, 12, 13

@@ -9,14 +9,14 @@ from typing import Protocol
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.config import EngineConfig
 from engine.graphs.draft_graphs import draft_sizes
 from engine.graphs.models import why_not_model
 from engine.graphs.piece_graphs import piece_sizes
 from engine.graphs.row_assignment import TABLE
 from engine.graphs.spread_graphs import LONGEST, spread_sizes
 from engine.graphs.step_graphs import DecodeSizes, contexts_up_to, sizes_up_to
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.settings.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 

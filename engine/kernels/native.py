@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import torch
 
-from engine.host_memory import untouched_zeros
+from engine.base.host_memory import untouched_zeros
 
 logger = logging.getLogger(__name__)
 

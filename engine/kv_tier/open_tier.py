@@ -6,11 +6,11 @@ import contextlib
 from pathlib import Path
 
 from engine.attention.host_pages import HostKVPages
-from engine.files import PRIVATE_FOLDER
+from engine.base.files import PRIVATE_FOLDER
 from engine.kv_tier.page_file import RankFiles
 from engine.kv_tier.page_files import PageFiles
 from engine.kv_tier.page_mover import PageMover
-from engine.kv_tier.settings import KVTier
+from engine.settings.kv_tier import KVTier
 
 
 def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str, num_ranks: int = 1) -> PageMover:

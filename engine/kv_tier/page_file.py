@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.files import PRIVATE_FOLDER, open_regular, rewrite
+from engine.base.files import PRIVATE_FOLDER, open_regular, rewrite
 
 SUFFIX, WRITING = ".kv", ".part"
 _MAGIC = b"RDXKV\x02\x00\x00"

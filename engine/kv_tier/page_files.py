@@ -30,9 +30,9 @@ from typing import NamedTuple
 
 from cache.block_counts import BlockCounts
 from cache.store_log import StoreLog
-from engine.files import rewrite
+from engine.base.files import rewrite
 from engine.kv_tier.page_file import WRITING, RankFiles, SpoiltFile
-from engine.models.json_files import parse_json
+from engine.model_files.json_files import parse_json
 
 logger = logging.getLogger(__name__)
 

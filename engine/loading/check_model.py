@@ -6,18 +6,18 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from engine.config import EngineConfig
-from engine.loading.gguf.files import SUFFIX
-from engine.loading.model_directory import described_on_hub, gguf_on_hub, local_model
+from engine.gguf.files import SUFFIX
 from engine.loading.model_settings import check_encoder_settings, check_recurrent, max_model_len
 from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
-from engine.loading.weight_files import weight_files
-from engine.models.any_model import model_facts
-from engine.models.config import ModelConfig
-from engine.models.encoders.config import EncoderConfig
+from engine.model_config.any_model import model_facts
+from engine.model_config.config import ModelConfig
+from engine.model_config.encoder import EncoderConfig
+from engine.model_config.tasks import Task, tasks_of
+from engine.model_files.model_directory import described_on_hub, gguf_on_hub, local_model
+from engine.model_files.weight_files import weight_files
 from engine.parallel.shard import check_divides
-from engine.tasks import Task, tasks_of
-from engine.tokenizer import load_tokenizer
+from engine.settings.config import EngineConfig
+from engine.text.tokenizer import load_tokenizer
 
 
 def check_model(config: EngineConfig) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine.loading.gguf.documents import is_gguf
-from engine.loading.gguf.tensors import open_gguf, stored_gguf
+from engine.gguf.documents import is_gguf
+from engine.loading.gguf_tensors import open_gguf, stored_gguf
 from engine.loading.mapped_tensors import MappedTensor, open_tensors
-from engine.loading.weight_files import weight_files
 from engine.loading.weight_streaming import Stored, stored_tensors
+from engine.model_files.weight_files import weight_files
 
 
 def open_checkpoint(model: Path, stack: ExitStack) -> dict[str, MappedTensor]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from engine.base.errors import ModelLoadError
 from engine.loading.encoder_targets import LEFT_OUT, encoder_prefix
 from engine.loading.gemma4_targets import is_kv_of
 from engine.loading.mapped_tensors import MappedTensor
 from engine.loading.targets import HEAD
 from engine.loading.tensor_groups import Expected
-from engine.models.config import ModelConfig
-from engine.models.encoders.config import EncoderConfig
-from engine.models.errors import ModelLoadError
+from engine.model_config.config import ModelConfig
+from engine.model_config.encoder import EncoderConfig
 
 _UNREAD = ("input_scale", "activation_scale", "g_idx", "weight_shape")
 """Tensors of quantized matrices that are not needed: each token's activations are rounded by their own scale."""

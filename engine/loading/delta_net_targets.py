@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from engine.loading.target_parts import Places, WeightTarget, fused, summed, whole
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from engine.parallel.shard import Shard
 
 

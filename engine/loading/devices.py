@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.config import DType
-from engine.models.config import WeightType
+from engine.model_config.config import WeightType
+from engine.settings.config import DType
 
 
 def device_named(name: str) -> torch.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from engine.loading.target_parts import WeightTarget, fused, whole
-from engine.models.encoders.config import EncoderConfig
+from engine.model_config.encoder import EncoderConfig
 
 LEFT_OUT = ("pooler.", "embeddings.position_ids")
 """What embeddings and scores do not need: the state of the first token for the next sentence, a range."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.loading.target_parts import WeightTarget, whole
-from engine.models.config import ModelConfig
-from engine.models.experts_config import ExpertsConfig
-from engine.models.parts import LayerInputsConfig
+from engine.model_config.config import ModelConfig
+from engine.model_parts.experts_config import ExpertsConfig
+from engine.model_parts.parts import LayerInputsConfig
 from engine.parallel.shard import Shard
 
 Targets = Iterator[tuple[str, WeightTarget]]

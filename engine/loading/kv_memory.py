@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from engine.config import EngineConfig
-from engine.models.config import ModelConfig
-from engine.models.layer_groups import LayerGroups
+from engine.model_config.config import ModelConfig
+from engine.model_config.layer_groups import LayerGroups
+from engine.settings.config import EngineConfig
 
 
 def pages_for(

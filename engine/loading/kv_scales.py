@@ -13,9 +13,9 @@ from cache import Namespace
 from engine.attention.kv_pages import MAX_FP8, KVPages
 from engine.models.decoder import Decoder, Layer
 from engine.models.delta_net import GatedDeltaNet
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 _MAX_TOKENS = 512
 _HEADROOM = 4.0

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
+from engine.base.machine import default_threads
 from engine.loading.contents import check_encoder_tensors
 from engine.loading.devices import device_named, dtype_of
 from engine.loading.encoder_targets import encoder_prefix, encoder_targets
 from engine.loading.mapped_tensors import open_tensors
-from engine.loading.model_directory import fingerprint, resolve_model
 from engine.loading.model_settings import check_encoder_settings
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.unused import Unused
-from engine.loading.weight_files import weight_files
 from engine.loading.weight_streaming import stored_tensors, stream_groups
 from engine.loading.weights import allocate, copy_groups
-from engine.machine import default_threads
-from engine.models.encoders.config import EncoderConfig
+from engine.model_config.encoder import EncoderConfig
+from engine.model_files.model_directory import fingerprint, resolve_model
+from engine.model_files.weight_files import weight_files
 from engine.models.encoders.encoder import EncoderModel
 from engine.runner.encoder_runner import EncoderRunner
+from engine.settings.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 

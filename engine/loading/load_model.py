@@ -15,7 +15,7 @@ from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
 from engine.attention.layer_groups import GroupedAttention, shapes
 from engine.attention.state_slots import StateSlots
-from engine.config import EngineConfig
+from engine.base.machine import default_threads
 from engine.graphs.setup import (
     Graphs,
     capture_all,
@@ -36,22 +36,22 @@ from engine.loading.kv_memory import (
     slots_for,
 )
 from engine.loading.kv_scales import KVScaleCalibration
-from engine.loading.model_directory import fingerprint, resolve_model
 from engine.loading.model_settings import check_recurrent, max_drafts, max_model_len
 from engine.loading.product_choice import choose_products
 from engine.loading.step_memory import measure_step
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
 from engine.loading.weights import load_decoder, prefers_input_major
 from engine.loading.windowed import layer_groups
-from engine.machine import default_threads
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_config.layer_groups import LayerGroups
+from engine.model_config.tasks import tasks_of
+from engine.model_files.model_directory import fingerprint, resolve_model
 from engine.models.decoder import Decoder
-from engine.models.layer_groups import LayerGroups
 from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.parallel.collective import ALONE, Collective
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.plan import StepPlan
-from engine.tasks import tasks_of
+from engine.settings.config import EngineConfig
+from engine.values.plan import StepPlan
 
 logger = logging.getLogger(__name__)
 

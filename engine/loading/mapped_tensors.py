@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from engine.files import checked
-from engine.models.errors import ModelLoadError
+from engine.base.errors import ModelLoadError
+from engine.base.files import checked
 
 if TYPE_CHECKING:
     import torch

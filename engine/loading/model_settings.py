@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.config import EngineConfig
-from engine.models.config import ModelConfig
-from engine.models.encoders.config import EncoderConfig
+from engine.model_config.config import ModelConfig
+from engine.model_config.encoder import EncoderConfig
+from engine.settings.config import EngineConfig
 
 _ONLY: dict[str, object] = {
     "tensor_parallel_size": 1,

@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.files import make_folder
+from engine.base.files import make_folder
 from engine.kernels.float8 import multiplies_fp8
+from engine.layers.linear import FP8, Fp8Linear, PlainLinear
+from engine.model_files.json_files import parse_json
 from engine.models.decoder import Decoder
 from engine.models.experts import Experts
-from engine.models.json_files import parse_json
-from engine.models.linear import FP8, Fp8Linear, PlainLinear
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def _plain_pair(
 
 def _fp8_pair(layer: Fp8Linear, device: torch.device, rows: int) -> tuple[Work, Work]:
     from engine.kernels.triton.few_rows import fp8_few_rows
-    from engine.models.linear import Rounded
+    from engine.layers.linear import Rounded
 
     x = torch.zeros(rows, layer.in_features, device=device).to(FP8)
     rounded = Rounded(x, torch.ones(rows, device=device), torch.bfloat16)

@@ -24,14 +24,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from engine.base.errors import ModelLoadError
 from engine.kernels.float8 import BLOCK_INPUTS, BLOCK_OUTPUTS
+from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
 from engine.loading.mapped_tensors import MappedTensor
 from engine.loading.target_parts import Own, WeightTarget
 from engine.loading.tensor_groups import FLOATS, Expected, TensorGroup
-from engine.models.errors import ModelLoadError
+from engine.model_parts.formats import Fp8Format, Int4Format, Int8Format, KeptFormat, WeightFormat, is_ignored
 from engine.models.experts import Experts
-from engine.models.formats import Fp8Format, Int4Format, Int8Format, KeptFormat, WeightFormat, is_ignored
-from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
 
 MATRICES = ("qkv_proj", "qkv_a_proj", "q_b_proj", "in_proj", "o_proj", "gate_up_proj", "down_proj")
 """The layers that may be quantized."""

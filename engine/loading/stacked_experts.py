@@ -14,10 +14,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from engine.layers.linear import Fp8Linear
 from engine.loading.target_parts import WeightTarget
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.models.experts import Experts
-from engine.models.linear import Fp8Linear
 
 STACKED = ("gate_up_proj", "down_proj")
 """What files call the tensors of all of a layer's experts."""

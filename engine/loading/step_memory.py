@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 from cache import Namespace
-from engine.config import EngineConfig
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, Runner, StepPlan
+from engine.settings.config import EngineConfig
+from engine.values.plan import Chunk, Runner, StepPlan
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 
 def measure_step(

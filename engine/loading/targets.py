@@ -16,9 +16,9 @@ import numpy as np
 from engine.loading.delta_net_targets import delta_net_targets
 from engine.loading.gemma4_targets import beside_targets, branch_targets, inputs_targets
 from engine.loading.target_parts import Own, Places, WeightTarget, fused, summed, whole
-from engine.models.config import ModelConfig
-from engine.models.experts_config import ExpertsConfig
-from engine.models.parts import LatentAttentionConfig, MLPConfig
+from engine.model_config.config import ModelConfig
+from engine.model_parts.experts_config import ExpertsConfig
+from engine.model_parts.parts import LatentAttentionConfig, MLPConfig
 from engine.parallel.shard import Shard
 
 HEAD = "lm_head.weight"

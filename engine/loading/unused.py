@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.generation_defaults import unused_recommendations
-from engine.loading.gguf.documents import is_gguf
-from engine.loading.weight_files import weight_files
-from engine.models.config_keys import UnusedKeys
-from engine.models.errors import ModelLoadError
+from engine.base.errors import ModelLoadError
+from engine.gguf.documents import is_gguf
+from engine.model_files.weight_files import weight_files
+from engine.model_parts.config_keys import UnusedKeys
+from engine.settings.generation_defaults import unused_recommendations
 
 logger = logging.getLogger(__name__)
 

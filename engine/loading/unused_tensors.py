@@ -8,15 +8,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from engine.gguf.documents import is_gguf
 from engine.loading.contents import check_decoder_tensors, check_encoder_tensors
 from engine.loading.encoder_targets import encoder_prefix, encoder_targets
-from engine.loading.gguf.documents import is_gguf
 from engine.loading.mapped_tensors import open_tensors
 from engine.loading.targets import HEAD, weight_targets
 from engine.loading.tensor_groups import Expected
-from engine.loading.weight_files import weight_files
-from engine.models.config import ModelConfig
-from engine.models.encoders.config import EncoderConfig
+from engine.model_config.config import ModelConfig
+from engine.model_config.encoder import EncoderConfig
+from engine.model_files.weight_files import weight_files
 from engine.parallel.shard import Shard
 
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 
 from cache import Namespace
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, StepPlan, StepResult
+from engine.values.plan import Chunk, StepPlan, StepResult
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

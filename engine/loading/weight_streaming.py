@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import torch
 
-from engine.files import open_fd, open_regular
+from engine.base.errors import ModelLoadError
+from engine.base.files import open_fd, open_regular
 from engine.loading.tensor_groups import TensorGroup
-from engine.models.errors import ModelLoadError
 
 _MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors library."""

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 
 from engine.kernels import native
+from engine.layers.grouped_linear import GroupedLinear
+from engine.layers.linear import QuantizedLinear
 from engine.loading.checkpoint import open_checkpoint, stored_checkpoint
 from engine.loading.contents import check_decoder_tensors
-from engine.loading.gguf.tensors import kept_group, kept_grouping, widening
+from engine.loading.gguf_tensors import kept_group, kept_grouping, widening
 from engine.loading.mapped_tensors import MappedTensor, release
 from engine.loading.mxfp4 import mxfp4_group
 from engine.loading.quantized_layers import Matrix, is_stored_plain, quantize_layers, widened_group
@@ -27,12 +29,10 @@ from engine.loading.targets import HEAD, weight_targets
 from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.loading.unused import Unused
 from engine.loading.weight_streaming import stream_groups
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_parts.formats import Fp8Format, KeptFormat, WeightFormat
 from engine.models.decoder import Decoder
 from engine.models.experts import Experts
-from engine.models.formats import Fp8Format, KeptFormat, WeightFormat
-from engine.models.grouped_linear import GroupedLinear
-from engine.models.linear import QuantizedLinear
 from engine.parallel.collective import ALONE, Collective
 
 logger = logging.getLogger(__name__)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.config import EngineConfig
-from engine.models.config import ModelConfig
-from engine.models.layer_groups import LayerGroups
+from engine.model_config.config import ModelConfig
+from engine.model_config.layer_groups import LayerGroups
+from engine.settings.config import EngineConfig
 
 _SHORT = 2
 """A window is worth pages of its own if the longest request is at least so many times as long."""

@@ -21,16 +21,16 @@ from engine.attention.chunked import ChunkedStep
 from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.attention.layer_groups import steps_of
 from engine.attention.state_slots import LayerState
-from engine.models.config import ModelConfig
+from engine.layers.linear import Rounded, multiply, rounds
+from engine.layers.operations import Operations, Rotary
+from engine.model_config.config import ModelConfig
+from engine.model_parts.parts import LatentAttentionConfig
 from engine.models.delta_net import GatedDeltaNet
 from engine.models.experts import Experts
 from engine.models.experts_beside import ExpertsBeside
 from engine.models.latent_attention import LatentAttention
 from engine.models.layer_inputs import InputBranch, LayerInputs
-from engine.models.linear import Rounded, multiply, rounds
 from engine.models.mlp import MLP
-from engine.models.operations import Operations, Rotary
-from engine.models.parts import LatentAttentionConfig
 from engine.models.select_operations import operations_for
 from engine.models.variations import later_scales, norm_all_heads, normed_heads, scaled_logits, with_normed_values
 from engine.parallel.collective import ALONE, Collective

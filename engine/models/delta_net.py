@@ -25,9 +25,9 @@ from torch import nn
 from engine.attention.base import AttentionStep
 from engine.attention.state_batch import StateRow
 from engine.attention.state_slots import LayerState
-from engine.models.config import ModelConfig
+from engine.layers.operations import Operations
+from engine.model_config.config import ModelConfig
 from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads, unsupported
-from engine.models.operations import Operations
 
 _PIECE = 64
 _UNIT_EPS = 1e-6

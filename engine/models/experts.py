@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.models.experts_config import Clamp, ExpertsConfig
-from engine.models.matrix_stack import MatrixStack
+from engine.layers.matrix_stack import MatrixStack
+from engine.layers.operations import Matrices, Operations
+from engine.model_parts.experts_config import Clamp, ExpertsConfig
+from engine.model_parts.parts import MLPConfig
 from engine.models.mlp import MLP
-from engine.models.operations import Matrices, Operations
-from engine.models.parts import MLPConfig
 
 
 class Experts(nn.Module):
@@ -105,7 +105,7 @@ class Experts(nn.Module):
 
 
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Implement `engine.models.operations.Route` in torch.
+    """Implement `engine.layers.operations.Route` in torch.
 
     Ties between experts are broken as `torch.topk` breaks them. Shares stay float32 where transformers
     rounds Qwen3's to the model's type.

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.layers.linear import rounds
+from engine.layers.operations import Operations
+from engine.model_parts.experts_config import ExpertsConfig
+from engine.model_parts.parts import MLPConfig
 from engine.models.experts import experts_mlp, route
-from engine.models.experts_config import ExpertsConfig
-from engine.models.linear import rounds
 from engine.models.mlp import MLP
-from engine.models.operations import Operations
-from engine.models.parts import MLPConfig
 from engine.parallel.collective import Collective
 
 

@@ -22,10 +22,10 @@ from torch import nn
 
 from engine.attention.base import AttentionStep
 from engine.attention.kv_pages import UNSCALED, store_kv
-from engine.models.config import ModelConfig
-from engine.models.linear import Rounded, rounds
-from engine.models.operations import Operations
-from engine.models.parts import LatentAttentionConfig
+from engine.layers.linear import Rounded, rounds
+from engine.layers.operations import Operations
+from engine.model_config.config import ModelConfig
+from engine.model_parts.parts import LatentAttentionConfig
 
 _EPS = 1e-6
 """Of the norms of compressed queries and keys, whatever the model's other norms have."""

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.models.operations import Operations
-from engine.models.parts import LayerInputsConfig
+from engine.layers.operations import Operations
+from engine.model_parts.parts import LayerInputsConfig
 
 
 class LayerInputs(nn.Module):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.models.linear import Rounded, rounds
-from engine.models.operations import Operations
-from engine.models.parts import MLPConfig
+from engine.layers.linear import Rounded, rounds
+from engine.layers.operations import Operations
+from engine.model_parts.parts import MLPConfig
 
 
 class MLP(nn.Module):

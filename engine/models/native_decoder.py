@@ -17,17 +17,17 @@ from engine.attention.base import AttentionStep
 from engine.attention.kv_pages import KVPages
 from engine.attention.layer_groups import steps_of
 from engine.attention.native import NativeStep
-from engine.config import Quantization
-from engine.host_memory import untouched_zeros
+from engine.base.host_memory import untouched_zeros
 from engine.kernels import native
-from engine.models.config import ModelConfig
+from engine.layers.grouped_linear import GroupedLinear
+from engine.layers.operations import Rotary
+from engine.model_config.config import ModelConfig
+from engine.model_config.layer_groups import Place
+from engine.model_parts.experts_config import ExpertsConfig
 from engine.models.decoder import Attention, Decoder, Layer
 from engine.models.experts import Experts
-from engine.models.experts_config import ExpertsConfig
-from engine.models.grouped_linear import GroupedLinear
-from engine.models.layer_groups import Place
 from engine.models.mlp import MLP
-from engine.models.operations import Rotary
+from engine.settings.config import Quantization
 
 _MOST_EXPERTS = 1024
 """Most experts of a layer, as in experts.c."""

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
-from engine.models.parts import DeltaNetConfig
+from engine.model_parts.parts import DeltaNetConfig
 
 _MOST_DIM = 512
 """Largest dimension of heads, as in delta_net.c."""

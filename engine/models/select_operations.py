@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from engine.attention.batch import AttentionBatch
-from engine.models.operations import Operations, Rotary
+from engine.layers.operations import Operations, Rotary
 from engine.models.torch_operations import TorchOperations
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales, store_kv
+from engine.layers.linear import Rounded
+from engine.layers.operations import Rotary
 from engine.models.experts import experts_mlp, route
-from engine.models.linear import Rounded
-from engine.models.operations import Rotary
 
 
 class TorchOperations:

@@ -12,8 +12,8 @@ from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.route import route
 from engine.kernels.triton.silu import gated_fp8, gelu_mul, silu_mul
-from engine.models.linear import Rounded
-from engine.models.operations import Rotary
+from engine.layers.linear import Rounded
+from engine.layers.operations import Rotary
 
 
 class TritonOperations:

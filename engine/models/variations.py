@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine.models.parts import AttentionConfig, LaterScale, Scales
+from engine.model_parts.parts import AttentionConfig, LaterScale, Scales
 from engine.parallel.collective import Collective
 
 

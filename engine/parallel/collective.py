@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from engine.models.linear import Rounded
-from engine.models.operations import Operations
+from engine.layers.linear import Rounded
+from engine.layers.operations import Operations
 from engine.parallel.one_shot import OneShotSum, open_one_shot
 from engine.parallel.shard import Shard
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.kernels.float8 import makes_fp8
-from engine.models.linear import Rounded
+from engine.layers.linear import Rounded
 from engine.parallel.peer_memory import PeerMemory, open_peer_memory
 from engine.parallel.shard import Shard
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.logprobs import TokenLogprobs
 from engine.parallel.collective import Collective
 from engine.sampling.native import NativeSampler
-from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler
+from engine.values.logprobs import TokenLogprobs
+from engine.values.sampling_row import SamplingRow
 
 
 class SharedSampler:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.config import EngineConfig
-from engine.models.config import ModelConfig
-from engine.models.experts_config import ExpertsConfig
-from engine.models.parts import AttentionConfig, DeltaNetConfig, LayerKind, MLPConfig
+from engine.model_config.config import ModelConfig
+from engine.model_parts.experts_config import ExpertsConfig
+from engine.model_parts.parts import AttentionConfig, DeltaNetConfig, LayerKind, MLPConfig
+from engine.settings.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from engine.awake_clock import AwakeClock
-from engine.errors import RankLost
+from engine.base.awake_clock import AwakeClock
+from engine.base.errors import RankLost
 from engine.ranks.launcher import Workers
 
 logger = logging.getLogger(__name__)

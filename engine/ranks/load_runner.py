@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
 from engine.loading.load_model import load_model
 from engine.runner.model_runner import ModelRunner
+from engine.settings.config import EngineConfig
 
 if TYPE_CHECKING:
     from engine.ranks.launcher import WorkerLauncher

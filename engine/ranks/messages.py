@@ -17,14 +17,14 @@ import torch
 from cache import PageCopy
 from engine.attention.batch import AttentionBatch
 from engine.attention.pinned import on_device
-from engine.config import EngineConfig
 from engine.graphs.decode_graphs import GraphStep, RecordedSampler
 from engine.graphs.row_assignment import RowChanges
 from engine.graphs.step_graphs import DecodeSize
 from engine.runner.prepared_step import PreparedStep
 from engine.sampling.pooled import PooledRow
 from engine.sampling.prompt_logprobs import PromptSpan
-from engine.scheduling.plan import PagePair, StateCopy
+from engine.settings.config import EngineConfig
+from engine.values.plan import PagePair, StateCopy
 
 T = TypeVar("T")
 MAX_REPORT_BYTES = 2**20

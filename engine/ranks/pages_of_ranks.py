@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.attention.page_memory import BytesOfPages
+from engine.host_tier.peers import PageReading
 from engine.ranks.messages import LendPage, PagePart, StoredPage
-from engine.scheduling.peers import PageReading
 
 _MOST_UNSTORED = 32
 """Pages on their way to a rank; so many wait there at most while it computes a step."""

@@ -20,9 +20,8 @@ from typing import cast
 
 import torch
 
-from engine.awake_clock import LOOK_S, Patience
-from engine.config import EngineConfig
-from engine.errors import RankLost
+from engine.base.awake_clock import LOOK_S, Patience
+from engine.base.errors import RankLost
 from engine.kv_tier.rank_pages import Moved
 from engine.parallel.collective import HOST, Collective, join, open_store
 from engine.parallel.shard import Shard
@@ -47,6 +46,7 @@ from engine.ranks.messages import (
     encode,
     read_report,
 )
+from engine.settings.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 

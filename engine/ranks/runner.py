@@ -15,13 +15,12 @@ from functools import partial
 
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import RankLost
+from engine.base.errors import RankLost
 from engine.graphs.decode_graphs import GraphStep
 from engine.kv_tier.page_mover import PageMover
 from engine.loading.load_model import load_model
-from engine.loading.model_directory import resolve_model
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import resolve_model
 from engine.parallel.shard import check_divides
 from engine.ranks.launcher import LocalProcesses, WorkerLauncher
 from engine.ranks.messages import ReplayTask, StepTask, to_device
@@ -30,7 +29,8 @@ from engine.ranks.rank_group import RankGroup
 from engine.ranks.worker import device_name
 from engine.runner.model_runner import ModelRunner
 from engine.runner.prepared_step import PreparedStep
-from engine.scheduling.plan import Step, StepPlan, StepResult, StepUnderway, result_of
+from engine.settings.config import EngineConfig
+from engine.values.plan import Step, StepPlan, StepResult, StepUnderway, result_of
 
 _HOST = torch.device("cpu")
 

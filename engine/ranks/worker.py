@@ -42,7 +42,7 @@ from engine.ranks.messages import (
     read_work,
 )
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.plan import StepUnderway
+from engine.values.plan import StepUnderway
 
 
 def work(spec: RankSpec, leave: Callable[[], None]) -> None:

@@ -12,21 +12,21 @@ from functools import partial
 import torch
 
 from engine.attention.pinned import on_host
-from engine.machine import usable_cores
+from engine.base.machine import usable_cores
+from engine.host_tier.host_pool import HostMemory
+from engine.host_tier.lower_tier import LowerTier, NoLowerTier
+from engine.model_config.encoder import EncoderConfig
 from engine.models.encoders.batch import EncoderBatch
-from engine.models.encoders.config import EncoderConfig
 from engine.models.encoders.encoder import EncoderModel
 from engine.sampling.pooled import packed
-from engine.scheduling.host_pool import HostMemory
-from engine.scheduling.lower_tier import LowerTier, NoLowerTier
-from engine.scheduling.plan import Step, StepPlan, StepResult
+from engine.values.plan import Step, StepPlan, StepResult
 
 _SPARE_PAGES = 4
 """Pages of each request beyond its prompt's, which the scheduler promises for tokens that never come."""
 
 
 class EncoderRunner:
-    """A loaded encoder. Implements `engine.engine.LoadedRunner`."""
+    """A loaded encoder. Implements `engine.program.engine.LoadedRunner`."""
 
     is_encoder = True
     num_state_slots = 0

@@ -16,6 +16,7 @@ from engine.attention.page_memory import BytesOfPages
 from engine.attention.part_reader import PartReader
 from engine.attention.places import Places
 from engine.attention.state_slots import StateSlots
+from engine.base.machine import usable_cores
 from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
 from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
 from engine.graphs.piece_graphs import PieceGraphs
@@ -23,13 +24,13 @@ from engine.graphs.row_assignment import RowLayout
 from engine.graphs.spread_graphs import LONGEST, SpreadGraphs, spread_sizes
 from engine.graphs.step_graphs import Capture, CutCapture, DecodeSizes, contexts_up_to, sizes_up_to
 from engine.graphs.token_graphs import TokenGraphs
+from engine.host_tier.host_pool import HostMemory
+from engine.host_tier.lower_tier import LowerTier, NoLowerTier
 from engine.kv_tier.open_tier import open_tier, rank_files
 from engine.kv_tier.rank_pages import Moved, RankPages
-from engine.kv_tier.settings import KVTier
-from engine.machine import usable_cores
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_config.layer_groups import LayerGroups
 from engine.models.decoder import Decoder
-from engine.models.layer_groups import LayerGroups
 from engine.models.native_decoder import NativeDecoder
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.sampler import shared
@@ -42,9 +43,8 @@ from engine.sampling.masks import GrammarMasks
 from engine.sampling.pooled import pool
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
-from engine.scheduling.host_pool import HostMemory
-from engine.scheduling.lower_tier import LowerTier, NoLowerTier
-from engine.scheduling.plan import Step, StepPlan, StepResult, result_of
+from engine.settings.kv_tier import KVTier
+from engine.values.plan import Step, StepPlan, StepResult, result_of
 
 
 class ModelRunner:
@@ -77,7 +77,7 @@ class ModelRunner:
         self.attention_name = attention.name
         self.max_model_len = model_config.max_position_embeddings
         self.fingerprint = ""
-        """Of the model's files (`engine.loading.model_directory.fingerprint`); "" when it was not loaded from
+        """Of the model's files (`engine.model_files.model_directory.fingerprint`); "" when it was not loaded from
         files."""
         self._decoder = decoder
         self._attention = attention

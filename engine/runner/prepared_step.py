@@ -17,12 +17,12 @@ from cache import PageCopy
 from engine.attention.batch import AttentionBatch, Ints
 from engine.attention.pinned import on_device
 from engine.attention.places import Places
-from engine.logprobs import PackedLogprobs, TokenLogprobs
-from engine.request import PENDING
 from engine.sampling.pooled import PooledRow, rows_to_pool
 from engine.sampling.prompt_logprobs import PromptSpan, spans_to_score
-from engine.sampling.row import SamplingRow
-from engine.scheduling.plan import Chunk, PagePair, StateCopy, StepPlan, StepResult, num_accepted
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs
+from engine.values.plan import Chunk, PagePair, StateCopy, StepPlan, StepResult, num_accepted
+from engine.values.request import PENDING
+from engine.values.sampling_row import SamplingRow
 
 _NONE = np.array([], dtype=np.int64)
 

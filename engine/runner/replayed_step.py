@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.logprobs import TokenLogprobs
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokensUnderway
-from engine.scheduling.plan import StepResult
+from engine.values.logprobs import TokenLogprobs
+from engine.values.plan import StepResult
 
 
 class ReplayedStep:

@@ -11,9 +11,9 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from engine.sampling.row import SamplingRow
 from engine.sampling.token_counts import is_penalized
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 
 def is_adjusted(row: SamplingRow) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.pinned import on_host
-from engine.logprobs import TokenLogprobs
-from engine.sampling.row import SamplingRow
+from engine.values.logprobs import TokenLogprobs
+from engine.values.sampling_row import SamplingRow
 
 
 def is_beam_row(row: SamplingRow) -> bool:

@@ -11,7 +11,7 @@ from engine.sampling.adjust import adjust, is_adjusted
 from engine.sampling.beam_candidates import is_beam_row
 from engine.sampling.distribution import draw, probabilities
 from engine.sampling.noise import uniform
-from engine.sampling.row import SamplingRow
+from engine.values.sampling_row import SamplingRow
 
 INVALID = -1
 """Returned instead of a token if the row's logits hold NaN or infinity, or every token was forbidden."""

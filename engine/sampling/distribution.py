@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 
 _CANDIDATES = 256
 """Number of most likely tokens that are ranked at first, for top-k and top-p."""

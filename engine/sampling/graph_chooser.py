@@ -12,8 +12,8 @@ import torch
 
 from engine.sampling.chooser import INVALID
 from engine.sampling.distribution import truncate
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk
+from engine.values.plan import Chunk
+from engine.values.sampling_params import SamplingParams
 
 
 class RowParams(NamedTuple):

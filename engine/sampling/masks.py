@@ -16,7 +16,7 @@ from engine.grammar.constraint import Constraint, ConstraintStatus
 from engine.grammar.failure import GrammarFailure
 from engine.grammar.mask_pace import LATE_SECONDS
 from engine.sampling.adjust import forbidden_ends
-from engine.sampling.row import SamplingRow
+from engine.values.sampling_row import SamplingRow
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels.native import Kernels, SampledRow, Workspace
-from engine.logprobs import TokenLogprobs
 from engine.sampling.adjust import forbidden_ends, must_go_on
 from engine.sampling.beam_candidates import beam_candidates
 from engine.sampling.masks import Failures, GrammarMasks, Masks
-from engine.sampling.row import SamplingRow
 from engine.sampling.token_counts import TokenCounts, is_penalized
-from engine.sampling_params import SamplingParams
+from engine.values.logprobs import TokenLogprobs
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 _ROW = np.dtype(SampledRow)
 

@@ -1,4 +1,4 @@
-"""Takes from a step what requests want of its hidden states instead of a token: see `engine.pooling`."""
+"""Takes from a step what requests want of its hidden states instead of a token: see `engine.values.pooling`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.attention.pinned import on_device, on_host
-from engine.scheduling.plan import StepPlan
+from engine.values.plan import StepPlan
 
 
 class Head(Protocol):

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from engine.attention.pinned import on_device, on_host
-from engine.logprobs import PackedLogprobs
-from engine.scheduling.plan import Chunk
+from engine.values.logprobs import PackedLogprobs
+from engine.values.plan import Chunk
 
 SLICE_BYTES = 64 * 2**20
 """Bytes of float32 logits held at a time. Their log-softmax takes as much again, comparing them a quarter."""

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from engine.attention.pinned import on_device, on_host
-from engine.logprobs import TokenLogprobs
 from engine.sampling.adjust import is_adjusted
 from engine.sampling.prompt_logprobs import SLICE_BYTES
-from engine.sampling.row import SamplingRow
+from engine.values.logprobs import TokenLogprobs
+from engine.values.sampling_row import SamplingRow
 
 
 class SampledLogprobs:

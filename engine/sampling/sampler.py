@@ -9,13 +9,13 @@ from collections.abc import Collection, Sequence
 import torch
 
 from engine.kernels import native
-from engine.logprobs import TokenLogprobs
 from engine.sampling.beam_candidates import beam_candidates, is_beam_row
 from engine.sampling.chooser import Chooser, TorchChooser
 from engine.sampling.masks import GrammarMasks
 from engine.sampling.native import NativeSampler
-from engine.sampling.row import SamplingRow
 from engine.sampling.sampled_logprobs import SampledLogprobs
+from engine.values.logprobs import TokenLogprobs
+from engine.values.sampling_row import SamplingRow
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 
 from engine.attention.pinned import on_device
-from engine.request import Request
-from engine.sampling.row import SamplingRow
-from engine.sampling_params import SamplingParams
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 _Counts = npt.NDArray[np.int32]
 

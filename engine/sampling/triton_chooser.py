@@ -17,9 +17,9 @@ from engine.attention.pinned import on_device
 from engine.kernels.triton import sample
 from engine.sampling.adjust import forbidden_ends, is_adjusted, must_go_on
 from engine.sampling.chooser import draws
-from engine.sampling.row import SamplingRow
 from engine.sampling.token_counts import TokenCounts, is_penalized
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 
 class TritonChooser:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cache import KVCacheManager, Lease
-from engine.beam_search import BeamCandidate, BeamSearch
-from engine.errors import NeverFits
-from engine.logprobs import TokenLogprobs
-from engine.request import Request, Status
+from engine.base.errors import NeverFits
+from engine.values.beam_search import BeamCandidate, BeamSearch
+from engine.values.logprobs import TokenLogprobs
+from engine.values.request import Request, Status
 
 
 def check(request: Request, width: int, cache: KVCacheManager, max_running: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cache import KVCacheManager
-from engine.errors import NeverFits
-from engine.request import Request
+from engine.base.errors import NeverFits
 from engine.scheduling import beam_group
+from engine.values.request import Request
 
 
 def check_fits(request: Request, max_model_len: int, cache: KVCacheManager, max_running: int) -> None:

@@ -15,13 +15,13 @@ import enum
 from collections.abc import Sequence
 
 from cache import Found, KVCacheManager, Lease, Match, OutOfPages
-from engine.request import Request, Status
+from engine.host_tier.host_kv import HostKV
 from engine.scheduling import beam_group, recurrent
-from engine.scheduling.host_kv import HostKV
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.tenant_shares import to_give_way
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
+from engine.values.request import Request, Status
 
 # Tokens by which a preempted request, and all that run beside it, must have room to grow before it is admitted
 # again: twice this after the first preemption.

@@ -16,13 +16,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine.request import Request, Status
 from engine.scheduling.kv_allocator import AdmissionOutcome, KVAllocator
-from engine.scheduling.plan import Chunk
 from engine.scheduling.prefill_budget import Room
 from engine.scheduling.round_robin import DeficitRoundRobin
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import precedence
+from engine.values.plan import Chunk
+from engine.values.request import Request, Status
 
 # Waiting prompts of a queue beyond this many are not considered for the step's remaining room.
 _WINDOW = 64

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from engine.request import QueuePosition, Request
+from engine.values.request import QueuePosition, Request
 
 
 class QueuePolicy(Protocol):

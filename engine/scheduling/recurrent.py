@@ -14,7 +14,7 @@ import bisect
 from collections.abc import Sequence
 
 from cache import StateStep
-from engine.request import Request
+from engine.values.request import Request
 
 
 def begin(request: Request, num_seen: int, page_size: int, *, keeps_start: bool = False) -> None:

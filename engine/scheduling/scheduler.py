@@ -22,26 +22,26 @@ from collections.abc import Iterable, Sequence
 from cache import CacheStats, KVCacheManager, Namespace, PageAccount
 from engine.drafting.speculator import Speculator
 from engine.grammar.failure import explain
-from engine.logprobs import PackedLogprobs, TokenLogprobs
-from engine.request import PENDING, Request, Status
-from engine.sampling.row import SamplingRow
+from engine.host_tier.host_kv import HostKV
+from engine.host_tier.lender import Lender
+from engine.host_tier.peers import LentPages
 from engine.scheduling import beam_group
 from engine.scheduling.fits import check_fits
-from engine.scheduling.host_kv import HostKV
 from engine.scheduling.kv_allocator import KVAllocator
-from engine.scheduling.lender import Lender
-from engine.scheduling.peers import LentPages
-from engine.scheduling.plan import Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.prefill_sharing import PrefillSharing
 from engine.scheduling.queue_policy import policy_named, position_of
 from engine.scheduling.recurrent import plan_state
-from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.tenant_shares import Sharers, in_turn, within_shares
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
-from engine.stream_delta import STEP_FAILED, FinishReason, StreamDelta
+from engine.settings.scheduling import SchedulerSettings
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs
+from engine.values.plan import Chunk, StepPlan, StepResult
+from engine.values.request import PENDING, Request, Status
+from engine.values.sampling_row import SamplingRow
+from engine.values.stream_delta import STEP_FAILED, FinishReason, StreamDelta
 
 
 class Scheduler:

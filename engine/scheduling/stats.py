@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cache import CacheStats, PageAccount, StateAccount
-from engine.scheduling.host_pool import HostAccount, HostTraffic
-from engine.scheduling.lower_tier import TierTotals
-from engine.scheduling.peers import PeerTotals
-from engine.structs import Struct, field
+from engine.base.structs import Struct, field
+from engine.host_tier.host_pool import HostAccount, HostTraffic
+from engine.host_tier.lower_tier import TierTotals
+from engine.host_tier.peers import PeerTotals
 
 PHASES = ("prefill", "decode", "mixed")
 """What the batch of a step may hold: prompts, decoding requests, or both."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cache import PageCopy
-from engine.request import Request
-from engine.scheduling.host_pool import Copies
-from engine.scheduling.plan import Chunk, StepPlan
-from engine.stream_delta import StreamDelta
+from engine.host_tier.host_pool import Copies
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import Request
+from engine.values.stream_delta import StreamDelta
 
 
 class StepBuilder:

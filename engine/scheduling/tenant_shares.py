@@ -12,7 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from engine.request import Request
+from engine.values.request import Request
 
 MOST_TENANTS = 8
 """Tenants whose numbers of requests are reported. The others have no more than the least of these."""

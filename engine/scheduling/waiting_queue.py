@@ -7,8 +7,8 @@ from collections.abc import Iterator, KeysView
 from itertools import chain
 from operator import attrgetter
 
-from engine.errors import QueueFull
-from engine.request import Request
+from engine.base.errors import QueueFull
+from engine.values.request import Request
 
 precedence = attrgetter("queue_position")
 """Sort key: requests are admitted in this order and preempted in the reverse one."""

@@ -1,6 +1,6 @@
 """Memory below a simulated replica's device: its settings, and the engine's own host tier on simulated pages.
 
-    the device evicts a prefix ──▶ engine.scheduling.host_prefixes decides ──▶ host pages ──▶ back before a prefill
+    the device evicts a prefix ──▶ engine.host_tier.host_prefixes decides ──▶ host pages ──▶ back before a prefill
 
 A page is a block of the trace, and copies take the time that the link to the host needs for its bytes.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from cache import Found, KVCacheManager, Lease, Namespace
 from cache.prefix_log import PrefixLog
 from cache.tiers import Tier
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.host_pool import HostMemory, HostPool
-from engine.scheduling.host_prefixes import HostPrefixes
+from engine.host_tier.host_pool import HostMemory, HostPool
+from engine.host_tier.host_prefixes import HostPrefixes
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 _ANY = SamplingParams()
 

@@ -8,16 +8,16 @@ import sys
 import pytest
 
 LOADS_AN_ENGINE = """
-from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.program.engine import Engine
 from deployments.replica.liveness import prove_step
 engine = Engine.from_config(EngineConfig(kv_pages=16, max_running=4))
 prove_step(engine)
 """
 READS_REQUESTS = """
 import deployments.ingress.deployment, router.ray_router
-from engine.loading.model_directory import demo_model_path
-from engine.tokenizer import load_tokenizer
+from engine.model_files.model_directory import demo_model_path
+from engine.text.tokenizer import load_tokenizer
 tokenizer = load_tokenizer(demo_model_path())
 tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True)
 """
@@ -25,8 +25,8 @@ tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_genera
 CHECKS_FILES = """
 import shutil, tempfile
 from deployments.control.model_files import fault_of
-from engine.config import EngineConfig
-from engine.loading.model_directory import demo_model_path
+from engine.settings.config import EngineConfig
+from engine.model_files.model_directory import demo_model_path
 with tempfile.TemporaryDirectory() as directory:
     model = shutil.copytree(demo_model_path(), directory, dirs_exist_ok=True)
     assert fault_of(EngineConfig(model=model)) is None

@@ -137,10 +137,10 @@ def test_every_endpoint_and_field_is_in_the_api_page() -> None:
     [
         "engine.page_sizes", "admission.max", "raydix_request_total", "raydix_requests_totals{a}", "raydix sevre",
         "raydix chat --modle x", "--verbos", "x-raydix-replicas", "POST /v1/models", "/v1/router/decision",
-        "deployments/setting.py", "max_runing", "engine/loop.py: no_such", "engine/lop.py: EngineLoop",
+        "deployments/setting.py", "max_runing", "engine/program/loop.py: no_such", "engine/lop.py: EngineLoop",
         "engine/attentions/",
-        "engine.lop.EngineLoop", "engine.loop.EngineLop", "EngineLoop.no_such", "EngineLopp",
-        "engine/loop.py: EngineLoop.no_such",
+        "engine.lop.EngineLoop", "engine.program.loop.EngineLop", "EngineLoop.no_such", "EngineLopp",
+        "engine/program/loop.py: EngineLoop.no_such",
     ],
 )  # fmt: skip
 def test_a_name_that_does_not_exist_is_noticed(span: str) -> None:
@@ -153,9 +153,11 @@ def test_a_name_that_does_not_exist_is_noticed(span: str) -> None:
         "engine.page_size", "engines.autoscaling", "tenants[].weight", 'raydix_requests_total{slo="ttft"}',
         "raydix_engine_step_seconds_bucket", "raydix info MODEL --dtype", "--policy cost", "x-ratelimit-*",
         "DELETE /v1/models/NAME", "/v1/router/decisions?limit=5", "/stats", "deployments/config/settings.py",
-        "max_running", "temperature", "SIGTERM", "engine/loop.py: EngineLoop", "engine/loop.py: EngineLoop.step",
+        "max_running", "temperature", "SIGTERM", "engine/program/loop.py: EngineLoop",
+        "engine/program/loop.py: EngineLoop.step",
         "engine/attention/",
-        "engine.loop.EngineLoop", "engine.loop", "EngineLoop.step", "tests/docs/test_names.py: problem",
+        "engine.program.loop.EngineLoop", "engine.program.loop", "EngineLoop.step",
+        "tests/docs/test_names.py: problem",
         "engine/kernels/native/gemm.[ch]",
     ],
 )  # fmt: skip

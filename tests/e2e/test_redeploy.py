@@ -33,7 +33,7 @@ from deployments.config.serve_schema import read_serve_config
 from deployments.config.tenants import hash_key
 from deployments.control.hardware import cluster
 from deployments.control.model_files import known_facts
-from engine.loading.model_directory import demo_model_path
+from engine.model_files.model_directory import demo_model_path
 from router.ray_internals import deploy, serve_details
 from tests.e2e.conftest import Service
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.beam_search import BeamParams, EarlyStopping
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.beam_search import BeamParams, EarlyStopping
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.oracle import (
     BEAM_EOS,
     assert_same_hypotheses,

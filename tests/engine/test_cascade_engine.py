@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine.config import Cascade, EngineConfig
-from engine.drafting.settings import Speculation
 from engine.kernels import native
-from engine.logprobs import TokenLogprobs
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.settings.config import Cascade, EngineConfig
+from engine.settings.drafting import Speculation
+from engine.values.logprobs import TokenLogprobs
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.steps_by_hand import random_prompt
 from tests.engine.support.whole_engines import engine_for, run_prompts, tokens_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of
 

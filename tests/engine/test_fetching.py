@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from cache import Namespace
-from engine.engine import Engine
-from engine.request import KVSource
-from engine.scheduling.peers import LentPages
+from engine.host_tier.peers import LentPages
+from engine.program.engine import Engine
 from engine.scheduling.prefill_budget import PrefillBudget
-from engine.stream_delta import StreamDelta
+from engine.values.request import KVSource
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.in_process_peers import InProcessPeers
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cache import Namespace
-from engine.engine import Engine
-from engine.scheduling.peers import LentPages
+from engine.host_tier.peers import LentPages
+from engine.program.engine import Engine
 from tests.engine.support.in_process_peers import read_pages
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of

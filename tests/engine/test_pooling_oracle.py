@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from engine import LLM
-from engine.config import EngineConfig
-from engine.drafting.settings import Speculation
-from engine.embedding import values_of
-from engine.engine import Engine
-from engine.errors import NeverFits
-from engine.pooling import Pooling
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.base.errors import NeverFits
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
+from engine.values.embedding import values_of
+from engine.values.pooling import Pooling
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.engines_on_ranks import run_on_ranks
 from tests.engine.support.oracle import oracle_greedy, oracle_logits, oracle_model, random_ids, save_tiny
 

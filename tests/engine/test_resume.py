@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.logprobs import TokenLogprobs
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.logprobs import TokenLogprobs
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.hash_model import says
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.script import EOS, Script, next_token

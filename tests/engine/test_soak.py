@@ -14,10 +14,10 @@ from cache.loans import Loan, Loans
 from cache.node import Node
 from cache.page_keys import PageKeys
 from cache.page_tier import PageTier, TierPage
-from engine.scheduling.host_pool import Copies
-from engine.scheduling.host_prefixes import HostPrefixes
+from engine.host_tier.host_pool import Copies
+from engine.host_tier.host_prefixes import HostPrefixes
+from engine.host_tier.swap import SwapSpace
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.swap import SwapSpace
 
 NUM_EPISODES = 60
 GROUPS = 4

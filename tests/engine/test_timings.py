@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.beam_search import BeamParams
-from engine.stream_delta import Timings
+from engine.values.beam_search import BeamParams
+from engine.values.stream_delta import Timings
 from tests.engine.support.script import Script
 
 

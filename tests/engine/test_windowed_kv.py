@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.drafting.settings import Speculation
-from engine.kv_tier.settings import KVTier
-from engine.sampling_params import SamplingParams
+from engine.settings.drafting import Speculation
+from engine.settings.kv_tier import KVTier
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.whole_engines import engine_for, run_prompts, tokens_of
 

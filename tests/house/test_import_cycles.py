@@ -1,4 +1,4 @@
-"""No module of ours imports itself by way of others, wherever the imports stand."""
+"""Neither a module nor a package imports itself by way of others, wherever the imports stand."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ FOLDERS = ("cache", "engine", "router", "monitoring", "deployments", "k8s", "ben
 
 def test_no_imports_form_a_cycle() -> None:
     graph = read_import_graph(ROOT, FOLDERS)
-    assert "engine.request" in graph.lines["engine.scheduling.scheduler"]
+    assert "engine.values.request" in graph.lines["engine.scheduling.scheduler"]
     assert list(graph.lines["tests.house.test_import_cycles"]) == ["tests.house.support.import_graph"]
     assert not (cycles := graph.cycles()), "\n".join(["these files import each other:", *cycles])
+
+
+def test_no_packages_form_a_cycle() -> None:
+    """Nor a package and a module beside it, at any depth: each folder has layers."""
+    graph = read_import_graph(ROOT, ("cache", "engine", "router", "monitoring"))
+    found = graph.package_cycles()
+    assert not found, "\n".join(["these import each other:", *found])
 
 
 def cycles(root: Path, **sources: str) -> list[str]:
@@ -71,3 +78,23 @@ def test_ways_that_meet_again_are_no_cycle(tmp_path: Path) -> None:
     assert (
         cycles(tmp_path, a="import p.b, p.c", b="from p import d", c="from p.d import x", d="import ray, p") == []
     )
+
+
+def test_packages_that_import_each_other_are_found(tmp_path: Path) -> None:
+    """Even where no two files do, and wherever in the tree they lie."""
+    sources = {
+        "p/__init__.py": "from p.high.a import A",
+        "p/high/a.py": "from p.low import c",
+        "p/high/b.py": "import p.base",
+        "p/low/c.py": "from p.low.deep import e",
+        "p/low/d.py": "import p.high.b",
+        "p/low/deep/e.py": "import p.base",
+        "p/base.py": "",
+    }
+    for name, source in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    graph = read_import_graph(tmp_path, ["p"])
+    assert graph.cycles() == []
+    [cycle] = graph.package_cycles()
+    assert cycle in ("p/: high -> low -> high", "p/: low -> high -> low")

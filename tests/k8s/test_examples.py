@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.cli.app import app
-from engine.config import EngineConfig
+from engine.settings.config import EngineConfig
 from tests.k8s.support.manifests import K8S, build, kustomize_command
 
 

@@ -20,7 +20,7 @@ from deployments.api.service import ApiService
 from deployments.batch.in_thread import in_thread
 from deployments.batch.spool import SpoolFull
 from deployments.batch.stored_files import FileRecord, StoredFiles
-from engine.files import checked
+from engine.base.files import checked
 
 PURPOSE = "batch"
 _LARGEST_PAGE = 10_000

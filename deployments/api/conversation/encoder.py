@@ -8,7 +8,7 @@ from deployments.api.conversation.control_guard import ControlGuard
 from deployments.api.conversation.control_tokens import ControlTokens
 from deployments.api.conversation.cuts import cut, cut_pattern
 from deployments.api.conversation.piece_cache import PieceCache
-from engine.tokenizer import Tokenizer, encoding_backend, panics_as_errors
+from engine.text.tokenizer import Tokenizer, encoding_backend, panics_as_errors
 
 LONG_TOKEN_BYTES = 6
 """Tokens have fewer bytes than this on average in nearly every text, but not in every one."""

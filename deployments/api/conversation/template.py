@@ -10,7 +10,7 @@ from typing import Any
 from deployments.api import exact_json
 from deployments.api.randomness import random_hex
 from deployments.config.settings import ChatSettings
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 

@@ -16,7 +16,7 @@ from deployments.api.request.strict_model import LEFT_OUT
 from deployments.api.request.template_options import OWN
 from deployments.api.service import ApiService
 from deployments.config.files import FileSettings
-from engine.sampling_params import (
+from engine.values.sampling_params import (
     MAX_COUNT,
     MAX_LENGTH_PENALTY,
     MAX_REPETITION_PENALTY,

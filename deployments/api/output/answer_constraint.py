@@ -16,7 +16,7 @@ from deployments.api.text_codec import TextCodec
 from deployments.api.tools.requested import RequestedTools
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from deployments.api.output.spelled_text import FirstToken
 from deployments.api.text_codec import TextCodec
-from engine.logprobs import TokenLogprobs
+from engine.values.logprobs import TokenLogprobs
 
 _LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot express."""

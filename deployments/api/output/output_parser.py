@@ -20,7 +20,7 @@ from deployments.api.tools.custom import InputText
 from deployments.api.tools.named import Functions
 from deployments.api.tools.segments import ParserDriver, Segment
 from deployments.api.tools.tool_format import ToolFormat
-from engine.detokenizer import TextStream
+from engine.text.detokenizer import TextStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from engine.detokenizer import TokenDecoder
-from engine.logprobs import TokenLogprobs
+from engine.text.detokenizer import TokenDecoder
+from engine.values.logprobs import TokenLogprobs
 
 Piece = tuple[str, list[TokenLogprobs]]
 

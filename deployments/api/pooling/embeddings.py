@@ -24,8 +24,8 @@ from deployments.api.pooling.protocol import EmbeddingsRequest
 from deployments.api.request.sampling import in_range
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
-from engine.embedding import Vector, embeddings
-from engine.pooling import Pooling
+from engine.values.embedding import Vector, embeddings
+from engine.values.pooling import Pooling
 
 STEP_NUMBERS = 16_384
 """Numbers that are encoded in one step, which holds up other threads."""

@@ -16,8 +16,8 @@ from deployments.api.pooling.protocol import PooledRequest
 from deployments.api.request.prompts import hopeless
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
-from engine.embedding import Vector, embeddings
-from engine.pooling import Pooling
+from engine.values.embedding import Vector, embeddings
+from engine.values.pooling import Pooling
 
 Pair = tuple[Text, Text]
 """A query and a document."""

@@ -18,10 +18,10 @@ from deployments.api.request.prompts import Truncation, hopeless, refuse_hopeles
 from deployments.api.request.sampling import check_hints, check_in_context, in_vocabulary
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
-from engine.embedding import Vector, values_of
-from engine.pooling import Pooling
-from engine.sampling_params import SamplingParams
-from engine.tasks import Task, not_served
+from engine.model_config.tasks import Task, not_served
+from engine.values.embedding import Vector, values_of
+from engine.values.pooling import Pooling
+from engine.values.sampling_params import SamplingParams
 
 NUMBER_CHARS = 22
 """Characters that a number takes in an answer, about."""

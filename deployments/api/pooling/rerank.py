@@ -13,7 +13,7 @@ from deployments.api.pooling.protocol import RerankRequest
 from deployments.api.request.sampling import in_range
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
-from engine.embedding import Vector
+from engine.values.embedding import Vector
 
 _RESULT_CHARS = NUMBER_CHARS + 64
 

@@ -13,7 +13,7 @@ from deployments.api.pooling.plan import NUMBER_CHARS, PooledEncoder, context_of
 from deployments.api.pooling.protocol import COUPLES, ScoreRequest
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
-from engine.embedding import Vector
+from engine.values.embedding import Vector
 
 
 async def plan_score(limits: Limits, served: ServedModel, request: ScoreRequest) -> GenerationPlan:

@@ -11,8 +11,8 @@ from deployments.api.errors import ApiError, invalid
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.sampling import in_range
 from deployments.config.limits import Limits
-from engine.beam_search import BeamParams
-from engine.sampling_params import InvalidSamplingParams, SamplingParams
+from engine.values.beam_search import BeamParams
+from engine.values.sampling_params import InvalidSamplingParams, SamplingParams
 
 
 def with_beams(

@@ -17,7 +17,7 @@ from deployments.api.errors import ApiError, invalid
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.sampling import in_range
 from deployments.config.limits import Limits
-from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs, joined
 
 logger = logging.getLogger(__name__)
 

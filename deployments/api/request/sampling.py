@@ -11,7 +11,7 @@ from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.service import ModelCard
 from deployments.config.limits import Limits
 from engine.grammar.spec import Grammar
-from engine.sampling_params import MAX_SEED, InvalidSamplingParams, SamplingParams
+from engine.values.sampling_params import MAX_SEED, InvalidSamplingParams, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 """Default of `max_tokens` for /v1/completions, as in OpenAI's API."""

@@ -17,7 +17,7 @@ from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.structural_tags import StructuralTag, tags_grammar
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.lark import SpecialId
 from engine.grammar.spec import Grammar, GrammarKind
 from engine.grammar.trial import TooComplex

@@ -19,7 +19,7 @@ from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.ids import output_id
 from deployments.api.responses.tools import ClientName
-from engine.logprobs import TokenLogprobs
+from engine.values.logprobs import TokenLogprobs
 
 Event = tuple[bytes, Sequence[bytes]]
 """The type of an event, and its fields as JSON without the braces, in pieces."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from deployments.api.responses.store import too_large
 from deployments.batch.in_thread import in_thread
 from deployments.batch.spool import ABSENT, entries, lock
-from engine.files import make_folder, new_file, open_or_create, read_bytes
+from engine.base.files import make_folder, new_file, open_or_create, read_bytes
 
 MAGIC = b"RDX1"
 RECORD_BYTES = 4096

@@ -20,7 +20,7 @@ from deployments.api.output.response_encoder import ResponseContext, encode_json
 from deployments.api.responses.answer import Event, GrowingOutput
 from deployments.api.responses.tools import ClientName
 from deployments.api.text_codec import TextCodec
-from engine.logprobs import TokenLogprobs
+from engine.values.logprobs import TokenLogprobs
 
 _ERRORS = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 

@@ -17,7 +17,7 @@ from deployments.api.tools.written_values import (
     target_of,
     values_of,
 )
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.compiler import schema_in_lark
 from engine.grammar.lark import SpecialId, literal, one_up_to_mark
 from engine.grammar.schema_keywords import OF_TEXTS, binding

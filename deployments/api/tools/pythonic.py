@@ -26,7 +26,7 @@ from deployments.api.tools.named import Functions, object_of
 from deployments.api.tools.scanner import Malformed, Scanner, is_json
 from deployments.api.tools.segments import Parser, Segment
 from deployments.api.tools.written_values import arguments_of
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.compiler import schema_in_lark
 from engine.grammar.lark import SpecialId, separated
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from deployments.api.tools.named import ANYTHING, kind_of, kinds, properties, referred
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.schema_keywords import OF_NUMBERS, OF_TEXTS, binding
 
 Schema = dict[str, Any]

@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
-from engine.loading.gguf.documents import is_gguf
-from engine.loading.model_directory import resolve_metadata
-from engine.loading.pulled_models import PULLED_MODELS
-from engine.models.config import ModelConfig
-from engine.models.encoders.config import encoder_of
-from engine.models.errors import ModelLoadError
-from engine.models.json_files import parse_json
+from engine.base.errors import ModelLoadError
+from engine.gguf.documents import is_gguf
+from engine.model_config.config import ModelConfig
+from engine.model_config.encoder import encoder_of
+from engine.model_files.json_files import parse_json
+from engine.model_files.model_directory import resolve_metadata
+from engine.model_files.pulled_models import PULLED_MODELS
 
 
 @dataclass(frozen=True, slots=True)

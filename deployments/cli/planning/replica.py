@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from deployments.cli.planning.known import Gpu
-from engine.config import DType, EngineConfig, WindowedKV
 from engine.loading.kv_memory import beside_slots, pages_for, slots_for
 from engine.loading.windowed import layer_groups
-from engine.models.config import ELEMENT_BYTES, ModelConfig
-from engine.models.layer_groups import LayerGroups
+from engine.model_config.config import ELEMENT_BYTES, ModelConfig
+from engine.model_config.layer_groups import LayerGroups
 from engine.parallel.shard import Shard, check_divides, possible_sizes
+from engine.settings.config import DType, EngineConfig, WindowedKV
 
 _ANYWHERE = frozenset(get_args(DType)) - {"auto"} | {"fp8", "int4"}
 RUNS_WEIGHT_TYPES: Mapping[str, frozenset[str]] = {"cuda": _ANYWHERE, "cpu": _ANYWHERE | {"int8"}}

@@ -12,8 +12,8 @@ from deployments.cli.planning.replica import (
     ReplicaPlan,
 )
 from deployments.replica.autoscaling import Targets
-from engine.config import Quantization, WindowedKV
-from engine.models.config import ELEMENT_BYTES
+from engine.model_config.config import ELEMENT_BYTES
+from engine.settings.config import Quantization, WindowedKV
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from deployments.config.settings import WireSettings
 from deployments.replica.kv_fetch.fetcher import KVFetcher
 from deployments.replica.kv_fetch.nixl_agent import NixlAgent, check_nixl
 from deployments.replica.kv_fetch.sender import KVSender
-from engine.engine import Engine
-from engine.scheduling.peers import PageMemory
+from engine.host_tier.peers import PageMemory
+from engine.program.engine import Engine
 
 logger = logging.getLogger("ray.serve")
 

@@ -5,7 +5,8 @@
 
 Pages come in order, each with a checksum, or are read in the other's memory (`reads.py`) and then confirmed. A
 transfer that breaks off, however it does, leaves the rest of its pages as failed: their tokens are computed. The
-time for which a replica may be silent does not count while this process stands still (`engine/awake_clock.py`).
+time for which a replica may be silent does not count while this process stands still
+(`engine/base/awake_clock.py`).
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from deployments.replica.kv_fetch.reads import CannotRead, Reading, Reads
 from deployments.wire.messages import pack_tokens
 from deployments.wire.sockets import connect_peer
 from deployments.wire.wake_up import WakeUp
-from engine.awake_clock import AwakeClock
-from engine.request import KVSource
-from engine.scheduling.lower_tier import Finished
-from engine.scheduling.peers import PageMemory, PeerTotals
+from engine.base.awake_clock import AwakeClock
+from engine.host_tier.lower_tier import Finished
+from engine.host_tier.peers import PageMemory, PeerTotals
+from engine.values.request import KVSource
 from router.addresses import KVAddress
 
 logger = logging.getLogger("ray.serve")

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from engine.scheduling.peers import PageRegion
+from engine.host_tier.peers import PageRegion
 
 _MODULES = ("nixl._api", "nixl_cu12._api", "nixl_cu13._api")
 """The package that chooses among those for versions of CUDA, and each of them alone."""

@@ -5,7 +5,7 @@
 A fetcher that can reads the pages itself: it is told where they lie, and after each window that they were lent
 until then. A loan ends with its transfer: when all is sent or read, when the fetcher stops or asks nothing for
 `silence_s`, or when its connection is gone. Transfers take turns, a page each. No time counts while this process
-stands still (`engine/awake_clock.py`).
+stands still (`engine/base/awake_clock.py`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from deployments.wire.peers import Peers
 from deployments.wire.receiver import Receiver
 from deployments.wire.sockets import bind, make_router
 from deployments.wire.wake_up import WakeUp
-from engine.awake_clock import AwakeClock
-from engine.errors import EngineStopped
-from engine.scheduling.peers import LentPages, PageMemory, PageReading
+from engine.base.awake_clock import AwakeClock
+from engine.base.errors import EngineStopped
+from engine.host_tier.peers import LentPages, PageMemory, PageReading
 from router.addresses import KVAddress
 
 logger = logging.getLogger("ray.serve")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from engine.awake_clock import LOOK_S, AwakeClock
+from engine.base.awake_clock import LOOK_S, AwakeClock
 
 BETWEEN_S = 0.02
 """Shortest time between two looks, as each costs O(deadlines)."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from engine.awake_clock import LOOK_S, AwakeClock
+from engine.base.awake_clock import LOOK_S, AwakeClock
 
 
 class SteadyClock:

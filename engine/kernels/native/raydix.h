@@ -170,7 +170,7 @@ typedef struct {
     int32_t num_tokens, num_replayed, num_kept;
 } DeltaRow;
 
-/* How a row's token is chosen: the parameters of engine/sampling_params.py, and the relevant state of the request. */
+/* How a row's token is chosen: the parameters of engine/values/sampling_params.py, and the relevant state of the request. */
 typedef struct {
     uint64_t seed;
     int64_t position;                        /* in the noise */

@@ -6,7 +6,7 @@
     int4     sum over groups of inputs of (x @ (q - z)^T) * s
 
 A GPU without float8 products gets x as it is, sx left out, and float8 weights as bytes, which are widened in
-registers. Sums are float32. A matrix's parts lie as in the linear layer of its kind (`engine.models.linear`), by
+registers. Sums are float32. A matrix's parts lie as in the linear layer of its kind (`engine.layers.linear`), by
 whose names it is told from the others.
 """
 
@@ -32,7 +32,7 @@ _WIDENING = tl.constexpr(2.0**120)
 
 
 class Stacked(Protocol):
-    """The matrices of all experts, as linear layers of one kind have them (`engine.models.matrix_stack`)."""
+    """The matrices of all experts, as linear layers of one kind have them (`engine.layers.matrix_stack`)."""
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:

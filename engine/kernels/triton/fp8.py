@@ -1,4 +1,4 @@
-"""Rounds rows to float8, as `engine.models.linear.round_fp8` does: where they are computed, or in one kernel."""
+"""Rounds rows to float8, as `engine.layers.linear.round_fp8` does: where they are computed, or in one kernel."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import power_of_2, shared_memory
 from engine.kernels.triton.tile import is_interpreted, start
-from engine.models.experts_config import Clamp
+from engine.model_parts.experts_config import Clamp
 
 
 class _Shape(NamedTuple):
@@ -75,7 +75,7 @@ def experts_mlp(
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     clamp: Clamp | None = None,
 ) -> torch.Tensor:
-    """Implement `engine.models.operations.ExpertsMLP` without waiting for the device."""
+    """Implement `engine.layers.operations.ExpertsMLP` without waiting for the device."""
     (num_tokens, hidden), per_token = x.shape, chosen.shape[1]
     if not num_tokens:
         return torch.empty_like(x)

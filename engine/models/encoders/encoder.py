@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.layers.operations import Rotary
+from engine.model_config.encoder import EncoderConfig
 from engine.models.encoders.batch import EncoderBatch
-from engine.models.encoders.config import EncoderConfig
-from engine.models.operations import Rotary
 
 
 class EncoderAttention(nn.Module):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from engine.config import EngineConfig
-from engine.engine import Engine, model_directory
 from engine.grammar.constraint import Constraint
-from engine.loading.model_directory import fingerprint
-from engine.logprobs import TokenLogprobs
-from engine.models.config import ModelConfig
-from engine.request import Request
-from engine.scheduling.host_pool import HostMemory
-from engine.scheduling.lower_tier import NoLowerTier
-from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
-from engine.tokenizer import load_tokenizer
+from engine.host_tier.host_pool import HostMemory
+from engine.host_tier.lower_tier import NoLowerTier
+from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import fingerprint
+from engine.program.engine import Engine, model_directory
+from engine.settings.config import EngineConfig
+from engine.text.tokenizer import load_tokenizer
+from engine.values.logprobs import TokenLogprobs
+from engine.values.plan import Chunk, Step, StepPlan, StepResult
+from engine.values.request import Request
 from tests.clients.support.scripts import answer
 
 _LOGPROB = -0.125

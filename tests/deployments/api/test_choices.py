@@ -8,7 +8,7 @@ from typing import Any
 from deployments.api.choices import Choices
 from deployments.client.outgoing import TURN_TOKENS
 from deployments.client.protocol import GenerateRequest, Overloaded
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 
 
 class Engines:

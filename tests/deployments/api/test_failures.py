@@ -11,7 +11,7 @@ import pytest
 
 from deployments.api import ApiService, Limits, create_app
 from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from tests.deployments.support.scripted_api import Client, ScriptedEngine, hang_up
 from tests.support.metric_values import count_of

@@ -12,7 +12,7 @@ import pytest
 
 import deployments.demo_model
 from engine.loading.load_model import load_model
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from tests.deployments.support.api_over_engines import Api, api_over
 
 VOID = r"void[max_tokens=5]: /[^\s\S]/"

@@ -18,11 +18,11 @@ from deployments.client.protocol import Overloaded
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 from deployments.ingress.grammar_check import GrammarCheck
-from engine.errors import NeverFits, QueueFull
+from engine.base.errors import NeverFits, QueueFull
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
-from engine.loading.model_directory import demo_model_path
-from engine.tokenizer import load_tokenizer
+from engine.model_files.model_directory import demo_model_path
+from engine.text.tokenizer import load_tokenizer
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 from tests.engine.support.script import Script
 

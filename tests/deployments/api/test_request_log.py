@@ -179,7 +179,7 @@ def test_what_modules_log_is_written_where_serve_writes(lines: Lines) -> None:
     log_through_serve()
     log_through_serve()
     logging.getLogger("deployments.api.http.transport").error("seen %d", 1)
-    logging.getLogger("engine.loop").debug("not at this level")
+    logging.getLogger("engine.program.loop").debug("not at this level")
     assert [(line["message"], line["levelname"]) for line in lines.all] == [("seen 1", "ERROR")]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deployments.api.text_codec import TextCodec
-from engine.loading.model_directory import demo_model_path
-from engine.tokenizer import TokenizerPanic, load_tokenizer
+from engine.model_files.model_directory import demo_model_path
+from engine.text.tokenizer import TokenizerPanic, load_tokenizer
 from tests.deployments.support.tokenizer_families import FAMILIES, tokenizer_of
 
 

@@ -15,12 +15,12 @@ from deployments.cli.cpu_kernels import attention_text, kernels_text
 from engine.attention.base import AttentionShape
 from engine.attention.triton import TritonAttention
 from engine.kernels import native
-from engine.loading.model_directory import demo_model_path
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import demo_model_path
+from engine.model_parts.experts_config import ExpertsConfig
+from engine.model_parts.parts import LaterScale
 from engine.models.delta_net import GatedDeltaNet
-from engine.models.experts_config import ExpertsConfig
 from engine.models.native_decoder import NativeDecoder
-from engine.models.parts import LaterScale
 from tests.engine.support.attention_packages import flash_module
 from tests.engine.support.oracle import MORE_FAMILIES, save_tiny
 from tests.engine.support.published_models import PUBLISHED, PUBLISHED_QUANTIZED

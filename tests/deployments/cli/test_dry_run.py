@@ -11,7 +11,7 @@ import ray
 from deployments.cli import serve
 from deployments.config.machine import Hardware, HardwareNode, VisibleGpu
 from deployments.config.tenants import hash_key
-from engine.loading.model_directory import demo_model_path
+from engine.model_files.model_directory import demo_model_path
 from tests.deployments.support.command_line import raydix
 
 GIB = 2**30

@@ -13,10 +13,10 @@ from deployments.cli.info import Machine, describe, describe_encoder
 from deployments.cli.planning.known import planned_model
 from deployments.cli.units import count_text
 from engine import EngineConfig
-from engine.loading.model_directory import demo_model_path
-from engine.models.config import ModelConfig
-from engine.models.encoders.config import EncoderConfig
-from engine.models.formats import Int4Format, Int8Format, WeightFormat
+from engine.model_config.config import ModelConfig
+from engine.model_config.encoder import EncoderConfig
+from engine.model_files.model_directory import demo_model_path
+from engine.model_parts.formats import Int4Format, Int8Format, WeightFormat
 from tests.deployments.support.command_line import raydix
 from tests.engine.support.encoders import save_encoder
 from tests.engine.support.oracle import save_tiny

@@ -20,9 +20,9 @@ from deployments.cli.planning.known import gpu_named, gpus, planned_model
 from deployments.cli.planning.load import RequestShape
 from deployments.cli.planning.replica import ReplicaPlan
 from deployments.config.args import AppArgs
-from engine.config import EngineConfig
-from engine.loading.model_directory import demo_model_path
-from engine.models.config import ELEMENT_BYTES, ModelConfig
+from engine.model_config.config import ELEMENT_BYTES, ModelConfig
+from engine.model_files.model_directory import demo_model_path
+from engine.settings.config import EngineConfig
 from tests.engine.support.published_models import PUBLISHED
 
 RUNNER = CliRunner()

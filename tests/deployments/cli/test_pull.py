@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from engine.loading import pulled_models
-from engine.loading.pulled_models import PULLED_MODELS, PulledModel, place_of
+from engine.model_files import pulled_models
+from engine.model_files.pulled_models import PULLED_MODELS, PulledModel, place_of
 from tests.deployments.support.command_line import raydix
 from tests.engine.support.gguf_models import write_gguf
 from tests.engine.support.oracle import save_tiny
@@ -72,8 +72,8 @@ def index(
     known = {NAME: published[1]}
     for module in (
         "deployments.cli.pull",
-        "engine.loading.pulled_models",
-        "engine.loading.model_directory",
+        "engine.model_files.pulled_models",
+        "engine.model_files.model_directory",
         "deployments.cli.planning.known",
     ):
         monkeypatch.setattr(f"{module}.PULLED_MODELS", known)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from deployments.client.protocol import GenerateRequest
 from deployments.wire import messages
 from deployments.wire.outbox import Outbox
-from engine.beam_search import BeamParams, Hypothesis
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.values.beam_search import BeamParams, Hypothesis
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.deployments.support.api_over_engines import PROMPT, api_over
 from tests.deployments.support.in_process_engines import SILENCE, ClientAndEngines, until
 from tests.deployments.support.time_limit import run_scenario

@@ -20,11 +20,11 @@ from benchmarks.private_ray import free_port
 from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
 from deployments.ingress.http_server import HttpServer
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kv_tier.settings import KVTier
 from engine.loading.load_model import load_model
-from engine.sampling_params import SamplingParams
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.settings.kv_tier import KVTier
+from engine.values.sampling_params import SamplingParams
 from tests.deployments.support.api_over_engines import api_over
 from tests.deployments.support.failing_steps import fail_steps
 from tests.deployments.support.forked import forked

@@ -14,8 +14,8 @@ from deployments.client.remote_engines import RemoteEngines
 from deployments.client.stream import Stream
 from deployments.replica.liveness import EngineUnhealthy
 from deployments.wire.messages import CLEARED_TOKENS
-from engine.scheduling.plan import StepPlan
-from engine.self_test import FailureCause
+from engine.program.self_test import FailureCause
+from engine.values.plan import StepPlan
 from monitoring.metrics import Metrics
 from tests.deployments.support.failing_steps import fail_steps, has_poison
 from tests.deployments.support.in_process_engines import (

@@ -12,10 +12,10 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.stream import Stream
 from deployments.wire import messages
 from deployments.wire.outbox import Outbox
-from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Step, StepPlan
-from engine.stream_delta import StreamDelta
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs, joined
+from engine.values.plan import Step, StepPlan
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.deployments.support.in_process_engines import (
     SILENCE,
     ClientAndEngines,

@@ -12,12 +12,12 @@ import pytest
 
 from deployments.client.protocol import GenerateRequest
 from deployments.config.kv_fetch import KvFetchSettings
-from engine.beam_search import BeamParams
-from engine.config import EngineConfig
-from engine.engine import LoadedRunner
 from engine.loading.load_model import load_model
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Step, StepPlan, StepResult, StepUnderway
+from engine.program.engine import LoadedRunner
+from engine.settings.config import EngineConfig
+from engine.values.beam_search import BeamParams
+from engine.values.plan import Step, StepPlan, StepResult, StepUnderway
+from engine.values.sampling_params import SamplingParams
 from monitoring.metrics import Metrics
 from router.placer import Placer, PlacerSettings
 from tests.deployments.support.in_process_engines import (

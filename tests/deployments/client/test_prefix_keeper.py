@@ -14,7 +14,7 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.kv_fetch import KvFetchSettings
 from engine.loading.load_model import load_model
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 from router.placer import Placer, PlacerSettings
 from tests.deployments.support.in_process_engines import (
     ClientAndEngines,

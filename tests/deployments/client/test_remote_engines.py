@@ -21,7 +21,7 @@ from deployments.replica.deployment import EngineReplica
 from deployments.replica.intake import Refusal
 from deployments.wire import messages
 from deployments.wire.deadlines.deadline import watch_of
-from engine.awake_clock import STILL_S, AwakeClock
+from engine.base.awake_clock import STILL_S, AwakeClock
 from engine.grammar.spec import Grammar
 from router.state import RouterState
 from tests.deployments.support.in_process_engines import (

@@ -13,8 +13,8 @@ from deployments.client.protocol import EndsEngines
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.stream import Stream
 from deployments.wire.messages import CLEARED_TOKENS
-from engine.errors import RankLost
-from engine.scheduling.plan import Step, StepPlan
+from engine.base.errors import RankLost
+from engine.values.plan import Step, StepPlan
 from monitoring.metrics import Metrics
 from router.placer import Placeable
 from tests.deployments.support.in_process_engines import (

@@ -10,7 +10,7 @@ from deployments.cli.planning.known import planned_model
 from deployments.config.args import AppArgs
 from deployments.config.chosen import CannotMeet, Effective, ModelFacts, choose
 from deployments.config.machine import Hardware, HardwareNode, VisibleGpu
-from engine.config import EngineConfig
+from engine.settings.config import EngineConfig
 
 GIB = 2**30
 SMALL, LARGE = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"

@@ -13,7 +13,7 @@ from deployments.cli import deploy
 from deployments.cli.errors import UserError
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.control.model_files import ModelFilesError, check_model_files
-from engine.loading.model_directory import demo_model_path
+from engine.model_files.model_directory import demo_model_path
 from tests.engine.support.model_hub import model_hub
 
 MISSING = {"engine": {"model": "/nonexistent/model"}}

@@ -16,9 +16,9 @@ from deployments.replica.deployment import EngineReplica
 from deployments.replica.liveness import EngineUnhealthy
 from deployments.replica.settings import ReplicaSettings
 from deployments.wire.server import WireTimings
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.grammar.spec import Grammar
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
 from tests.deployments.support.in_process_engines import CountingRunner, InProcessEngines, request, until
 
 

@@ -14,7 +14,7 @@ from deployments.replica.intake import GRAMMAR_THREADS, Refusal
 from deployments.wire.messages import CLEARED_TOKENS, Generate, Trial, pack_tokens
 from deployments.wire.server import WireTimings
 from engine.grammar.spec import Grammar
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 from tests.deployments.support.in_process_engines import InProcessEngines
 
 

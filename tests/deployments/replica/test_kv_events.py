@@ -27,10 +27,10 @@ from deployments.config.kv_events import KvEventSettings
 from deployments.replica.deployment import EngineReplica
 from deployments.replica.kv_events import KvEventPublisher
 from deployments.replica.settings import ReplicaSettings
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.loading.model_directory import demo_model_path
-from engine.sampling_params import SamplingParams
+from engine.model_files.model_directory import demo_model_path
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
 from tests.cache.support.block_mirror import prefixes
 
 

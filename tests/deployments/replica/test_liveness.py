@@ -16,8 +16,8 @@ from deployments.replica.deployment import EngineReplica
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.pod import NotReadyError, ready_engine
 from deployments.replica.settings import ReplicaSettings
-from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
 from tests.deployments.support.in_process_engines import CountingRunner
 
 

@@ -11,15 +11,15 @@ from cache import CacheStats, PageAccount, StateAccount
 from cache.page_ages import EvictedPage
 from deployments.replica.devices import gpu_utilization
 from deployments.replica.metrics import EngineMetrics
-from engine.beam_search import Hypothesis
 from engine.grammar.compiler import Compiler
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
-from engine.scheduling.host_pool import HostAccount, HostTraffic
-from engine.scheduling.lower_tier import TierTotals
-from engine.scheduling.peers import PeerTotals
+from engine.host_tier.host_pool import HostAccount, HostTraffic
+from engine.host_tier.lower_tier import TierTotals
+from engine.host_tier.peers import PeerTotals
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
-from engine.stream_delta import StreamDelta
+from engine.values.beam_search import Hypothesis
+from engine.values.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
 from tests.support.metric_values import observations_of

@@ -15,9 +15,9 @@ from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.hub.deployment import MetricsHub
 from deployments.replica.deployment import EngineReplica
 from deployments.replica.settings import ReplicaSettings
-from engine.config import EngineConfig
-from engine.engine import Engine, model_directory
-from engine.tokenizer import load_tokenizer
+from engine.program.engine import Engine, model_directory
+from engine.settings.config import EngineConfig
+from engine.text.tokenizer import load_tokenizer
 from router.fleet import Fleet
 from router.placer import Placer, PlacerSettings
 from tests.deployments.support.in_process_engines import CountingRunner, request, until

@@ -21,8 +21,8 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
-from engine.tasks import TASKS
-from engine.tokenizer import load_tokenizer
+from engine.model_config.tasks import TASKS
+from engine.text.tokenizer import load_tokenizer
 from tests.deployments.support.in_process_engines import ClientAndEngines, InProcessEngines
 
 PROMPT = list(range(100, 120))

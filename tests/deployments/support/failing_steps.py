@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.scheduling.plan import Step, StepPlan
+from engine.values.plan import Step, StepPlan
 from tests.deployments.support.in_process_engines import CountingRunner
 
 

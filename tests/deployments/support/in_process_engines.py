@@ -19,14 +19,14 @@ from deployments.config.settings import HealthSettings
 from deployments.replica.deployment import EngineReplica
 from deployments.replica.settings import ReplicaSettings
 from deployments.wire.server import WireTimings
-from engine.config import EngineConfig
-from engine.engine import Engine, LoadedRunner
-from engine.logprobs import PackedLogprobs, TokenLogprobs
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.host_pool import HostMemory
-from engine.scheduling.lower_tier import NoLowerTier
-from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
+from engine.host_tier.host_pool import HostMemory
+from engine.host_tier.lower_tier import NoLowerTier
+from engine.program.engine import Engine, LoadedRunner
+from engine.settings.config import EngineConfig
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs
+from engine.values.plan import Chunk, Step, StepPlan, StepResult
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 from monitoring.metrics import Metrics
 from router.addresses import KVAddress, ReplicaAddress
 from router.fleet import Fleet

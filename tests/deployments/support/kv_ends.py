@@ -16,9 +16,9 @@ from deployments.replica.kv_fetch.fetcher import KVFetcher
 from deployments.replica.kv_fetch.nixl_agent import NixlAgent
 from deployments.replica.kv_fetch.sender import KVSender
 from deployments.wire.handshake import Context
-from engine.awake_clock import STILL_S
-from engine.request import KVSource
-from engine.scheduling.lower_tier import Finished
+from engine.base.awake_clock import STILL_S
+from engine.host_tier.lower_tier import Finished
+from engine.values.request import KVSource
 from router.addresses import KVAddress
 from tests.deployments.support.lent_pages import PAGE_BYTES, PAGE_SIZE, Pages, ScriptedLender
 from tests.deployments.support.wire_peer import impostor

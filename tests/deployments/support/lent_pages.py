@@ -9,8 +9,8 @@ from concurrent.futures import Future
 import numpy as np
 
 from cache.node import Namespace
-from engine.errors import EngineStopped
-from engine.scheduling.peers import LentPages, PageRegion
+from engine.base.errors import EngineStopped
+from engine.host_tier.peers import LentPages, PageRegion
 
 PAGE_SIZE = 4
 PAGE_BYTES = 96

@@ -25,9 +25,9 @@ from deployments.client.protocol import (
     Turn,
 )
 from deployments.client.timeline import Timeline
-from engine.logprobs import PackedLogprobs, TokenLogprobs
-from engine.stream_delta import StreamDelta
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs
+from engine.values.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
 MODEL = "demo"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from deployments.wire import messages
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 
 
 class Silence:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 SIZE = 1500

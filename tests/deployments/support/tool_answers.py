@@ -20,7 +20,7 @@ from deployments.api.output.output_parser import OutputParser, OutputParseSpec
 from deployments.api.output.reasoning import HARMONY, KNOWN, Thoughts
 from deployments.api.tools import gemma, harmony, headed, keyed
 from deployments.api.tools.formats import FORMATS
-from engine.detokenizer import TextStream
+from engine.text.detokenizer import TextStream
 
 SCHEMAS: dict[str, dict[str, Any] | None] = {
     "find": {

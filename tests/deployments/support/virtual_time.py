@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth, Turn
 from deployments.client.timeline import Timeline
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from router.addresses import ReplicaAddress
 from router.fleet import Fleet
 from router.member import ReplicaLoad

@@ -15,7 +15,7 @@ from deployments.wire import messages
 from deployments.wire.handshake import Keys, prove
 from deployments.wire.prefix_feed import PrefixSource
 from deployments.wire.server import WireServer, WireTimings
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 from router.addresses import ReplicaAddress
 
 _numbers = itertools.count(1)

@@ -15,8 +15,8 @@ from deployments.replica.deployment import EngineReplica
 from deployments.replica.settings import ReplicaSettings
 from deployments.telemetry.live_level import LiveLevel, Reconfigured
 from deployments.telemetry.metrics_push import MetricsPusher
-from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
 from monitoring.metrics import Metrics
 from tests.deployments.support.hub_handle import HubHandle
 from tests.deployments.support.in_process_engines import CountingRunner

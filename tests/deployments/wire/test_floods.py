@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 from deployments.wire import messages
 from deployments.wire.outbox import MAX_BATCH_BYTES
 from deployments.wire.server import WireServer, WireTimings
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 from router.addresses import ReplicaAddress
 from tests.deployments.support import raw_peer
 from tests.deployments.support.forked import forked

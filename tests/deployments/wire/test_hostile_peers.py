@@ -16,7 +16,7 @@ from deployments.wire import messages
 from deployments.wire.connection import WireConnection
 from deployments.wire.server import WireServer, WireTimings
 from deployments.wire.sockets import MAX_REQUEST_BYTES
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 from tests.deployments.support.silent_listener import Silence
 from tests.deployments.support.wire_peer import BarePeer, Requests, hello, impostor, served, wait_until
 from tests.support.examples import examples

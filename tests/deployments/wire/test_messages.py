@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from deployments.wire import messages
 from deployments.wire.outbox import Outbox
-from engine.logprobs import PackedLogprobs, TokenLogprobs
-from engine.stream_delta import StreamDelta, Timings
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs
+from engine.values.stream_delta import StreamDelta, Timings
 
 
 def test_an_event_survives_the_wire_whole() -> None:

@@ -12,7 +12,7 @@ from cache.prefix_log import PrefixLog
 from deployments.config.settings import WireSettings
 from deployments.wire import messages
 from deployments.wire.server import WireServer, WireTimings
-from engine.stream_delta import StreamDelta, Timings
+from engine.values.stream_delta import StreamDelta, Timings
 from tests.deployments.support.wire_peer import BarePeer, Peer, Requests, ask, hello, served, wait_until
 
 

@@ -14,7 +14,7 @@ import zmq
 from deployments.wire import messages
 from deployments.wire.handshake import Keys
 from deployments.wire.server import WireServer, WireTimings
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 from tests.deployments.support import raw_peer
 from tests.deployments.support.wire_peer import BarePeer, Requests, address_of, ask, hello, served, wait_until
 

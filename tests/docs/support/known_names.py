@@ -25,9 +25,9 @@ from deployments.config.kv_events import KvEventSettings
 from deployments.config.roles import RoleSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import TenantSettings
-from engine.config import EngineConfig
-from engine.drafting.settings import Speculation
-from engine.kv_tier.settings import KVTier
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
+from engine.settings.kv_tier import KVTier
 from monitoring.metric_table import METRICS, PREFIX
 
 REQUIRED = object()

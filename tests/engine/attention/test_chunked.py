@@ -14,8 +14,8 @@ from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.chunked import ChunkedAttention, cut_batch
 from engine.attention.reference import ReferenceAttention
-from engine.config import EngineConfig
 from engine.loading.load_model import load_model
+from engine.settings.config import EngineConfig
 from tests.engine.support.oracle import save_tiny
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from engine.attention import host_pages
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
 from engine.attention.state_slots import StateSlots
-from engine.models.parts import DeltaNetConfig
-from engine.scheduling.plan import StateCopy
+from engine.model_parts.parts import DeltaNetConfig
+from engine.values.plan import StateCopy
 
 OUT = [(5, 0), (2, 1), (7, 2), (1, 6), (0, 4), (6, 5)]
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache import Namespace
-from engine.drafting.draft_model import DraftModel
-from engine.request import PENDING, Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import StepPlan
+from engine.runner.draft_model import DraftModel
+from engine.values.plan import StepPlan
+from engine.values.request import PENDING, Request
+from engine.values.sampling_params import SamplingParams
 
 VOCABULARY = 50
 

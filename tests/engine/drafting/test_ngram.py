@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cache import Namespace
 from engine.drafting import ngram
 from engine.drafting.ngram import NgramDrafter
-from engine.request import Request
-from engine.sampling_params import SamplingParams
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 
 def request(tokens: Sequence[int], name: str = "r") -> Request:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.beam_search import BeamParams
 from engine.drafting.ngram import NgramDrafter
 from engine.scheduling.stats import StepStats
+from engine.values.beam_search import BeamParams
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.hash_model import says
 from tests.engine.support.script import EOS, Script

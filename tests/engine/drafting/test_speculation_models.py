@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from engine import LLM, Speculation
-from engine.config import EngineConfig
-from engine.drafting.draft_model import DraftModel
-from engine.engine import Engine
+from engine.base.errors import ModelLoadError
 from engine.grammar.spec import Grammar
-from engine.models.errors import ModelLoadError
-from engine.sampling_params import SamplingParams
+from engine.program.engine import Engine
+from engine.runner.draft_model import DraftModel
 from engine.scheduling.stats import StepStats
-from engine.stream_delta import StreamDelta
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.oracle import VOCAB, oracle_logits, save_tiny
 
 NGRAM = Speculation("ngram", adaptive=False)

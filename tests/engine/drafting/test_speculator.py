@@ -8,8 +8,8 @@ import pytest
 
 from cache import Namespace
 from engine.drafting.speculator import Speculator
-from engine.request import Request
-from engine.sampling_params import SamplingParams
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 
 class Scripted:

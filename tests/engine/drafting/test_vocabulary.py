@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 
-from engine.drafting.vocabulary import check_same_vocabulary
-from engine.models.errors import ModelLoadError
+from engine.base.errors import ModelLoadError
+from engine.loading.same_vocabulary import check_same_vocabulary
 from tests.engine.support.oracle import save_tiny
 
 WORDS = {"a": 0, "b": 1, "c": 2}

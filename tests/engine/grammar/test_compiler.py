@@ -18,10 +18,10 @@ from engine.grammar.constraint import Constraint
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
-from engine.request import Request
 from engine.sampling.masks import GrammarMasks
-from engine.sampling.row import SamplingRow
-from engine.sampling_params import SamplingParams
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 from tests.engine.support.grammar_models import EOS, NUM_TOKENS, ids, tokenizer
 
 MIB = 2**20

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from engine import Speculation
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
-from engine.sampling_params import InvalidSamplingParams, SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import InvalidSamplingParams, SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
 
 RECORD = {

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.rules import check_rules_end, with_schemas
 from engine.grammar.spec import Grammar
 from tests.engine.support.grammar_walks import accepts, walk

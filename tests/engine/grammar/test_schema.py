@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.schema import rewritten
 from engine.grammar.spec import Grammar
 from engine.grammar.texts import FORMATS

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from engine import Speculation
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.mask_pace import LATE_SECONDS
 from engine.grammar.matcher import GrammarMatcher
 from engine.grammar.spec import Grammar
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.grammar_models import ids, save_random
 
 SCHEMA = Grammar(

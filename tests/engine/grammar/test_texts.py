@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.compiler import compile_grammar
 from engine.grammar.spec import Grammar
 from engine.grammar.texts import FORMATS, text_terminal

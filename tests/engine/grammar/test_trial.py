@@ -14,8 +14,8 @@ import jsonschema
 import psutil
 import pytest
 
-from engine.awake_clock import STILL_S
-from engine.errors import InvalidGrammar
+from engine.base.awake_clock import STILL_S
+from engine.base.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary

@@ -13,7 +13,7 @@ import jsonschema
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from tests.engine.support.grammar_walks import walk
 from tests.support.examples import examples

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.compiler import compile_grammar, matcher_name
 from engine.grammar.matcher import GrammarMatcher
 from engine.grammar.spec import Grammar, GrammarKind

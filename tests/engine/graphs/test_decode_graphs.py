@@ -9,9 +9,6 @@ import pytest
 import torch
 
 from engine.attention.batch import AttentionBatch
-from engine.beam_search import BeamParams
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.grammar.compiler import Compiler
 from engine.grammar.constraint import Constraint
 from engine.grammar.failure import GrammarFailure
@@ -20,11 +17,14 @@ from engine.grammar.vocabulary import Vocabulary
 from engine.graphs import step_graphs
 from engine.graphs.step_graphs import DecodeSizes, StepGraphs, contexts_up_to, next_size, sizes_up_to
 from engine.loading.load_model import load_model
-from engine.request import PENDING, Request
+from engine.program.engine import Engine
 from engine.runner.model_runner import ModelRunner
 from engine.sampling.graph_chooser import _uniform, fits_graph, torch_graph_chooser
 from engine.sampling.noise import uniform
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.settings.config import EngineConfig
+from engine.values.beam_search import BeamParams
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import PENDING, Request
 from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_greedily, play_workload
 from tests.engine.support.recorded_graphs import GatheringAttention, graphed

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.loading.load_model import load_model
+from engine.program.engine import Engine
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokenReader, TokensUnderway
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, StepPlan, StepResult, result_of
+from engine.settings.config import EngineConfig
+from engine.values.plan import Chunk, StepPlan, StepResult, result_of
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of
 from tests.engine.support.recorded_graphs import graphed
 
@@ -100,7 +100,7 @@ def test_a_step_that_was_launched_early_counts_from_the_end_of_the_one_before(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it waited for the device is no part of its time, or every step would seem to take two."""
-    from engine.timed_step import TimedStep
+    from engine.program.timed_step import TimedStep
 
     times = iter([1.0, 1.5, 9.0])
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import CudaGraphs, DType, EngineConfig
-from engine.engine import Engine
 from engine.loading.load_model import load_model
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import StepPlan
+from engine.program.engine import Engine
+from engine.settings.config import CudaGraphs, DType, EngineConfig
+from engine.values.plan import StepPlan
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_greedily, play_workload
 from tests.engine.support.oracle import VOCAB, save_tiny
 

@@ -14,10 +14,10 @@ from cache.windows import Window
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import TABLE, RowAssigner, RowChanges, RowLayout
-from engine.request import PENDING, Request
 from engine.sampling.graph_chooser import RowParams
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk
+from engine.values.plan import Chunk
+from engine.values.request import PENDING, Request
+from engine.values.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 NUM_PAGES, MAX_ROWS, MAX_LEN = 80, 5, 24

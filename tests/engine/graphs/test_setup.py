@@ -13,13 +13,13 @@ import torch
 
 from benchmarks.gpu_sections.shapes import MODELS
 from engine.attention.base import AttentionBackend
-from engine.config import EngineConfig
-from engine.drafting.settings import Speculation
 from engine.graphs import setup
 from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_no_pieces, why_not
 from engine.graphs.step_graphs import StepGraphs
-from engine.models.config import ModelConfig
-from engine.models.experts_config import Clamp
+from engine.model_config.config import ModelConfig
+from engine.model_parts.experts_config import Clamp
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
 from tests.engine.support.oracle import save_tiny
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")

@@ -11,18 +11,18 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.reference import ReferenceAttention
-from engine.config import EngineConfig
-from engine.drafting import loading
-from engine.drafting.draft_model import DraftModel
-from engine.drafting.settings import Speculation
-from engine.engine import Engine
 from engine.graphs.draft_graphs import DraftGraphs, draft_sizes
 from engine.graphs.piece_graphs import PieceGraphs, piece_sizes
 from engine.graphs.spread_graphs import spread_sizes
 from engine.graphs.step_graphs import CudaCapture
 from engine.loading.load_model import load_model
-from engine.request import Request
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.program import load_with_draft as loading
+from engine.program.engine import Engine
+from engine.runner.draft_model import DraftModel
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import Request
 from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
 from tests.engine.support.oracle import VOCAB, save_tiny
 from tests.engine.support.recorded_graphs import GatheringStep, Recording, graphed

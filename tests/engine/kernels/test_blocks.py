@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kernels import native
-from engine.models.grouped_linear import Grouping
+from engine.layers.grouped_linear import Grouping
 
 TO_FLOATS, _, SWIGLU = range(3)
 GROUPINGS = [*itertools.starmap(Grouping, itertools.product((4, 8), (16, 32), (2, 4), (False, True)))]

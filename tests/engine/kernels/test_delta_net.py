@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from engine.attention.state_slots import LayerState
 from engine.kernels import native
-from engine.loading.model_directory import demo_model_path
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import demo_model_path
+from engine.model_parts.parts import DeltaNetConfig
 from engine.models.delta_net import GatedDeltaNet
 from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHeads, unsupported
-from engine.models.parts import DeltaNetConfig
 
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.05}
 """Largest error of outputs and states of size about 1: inputs and outputs are of the type."""

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import DType
 from engine.kernels import native
 from engine.models.native_decoder import NativeDecoder
-from engine.scheduling.plan import StepPlan
+from engine.settings.config import DType
+from engine.values.plan import StepPlan
 from tests.engine.support.oracle import random_ids, save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner
 
@@ -72,9 +72,9 @@ def test_what_else_is_in_a_batch_changes_no_bit(
 
 _CROWDED = """
 import sys
-from engine.config import EngineConfig
+from engine.settings.config import EngineConfig
 from engine.loading.load_model import load_model
-from engine.scheduling.plan import StepPlan
+from engine.values.plan import StepPlan
 from tests.engine.support.steps_by_hand import RequestByHand
 
 runner = load_model(EngineConfig(model=sys.argv[1], dtype="float32", page_size=16, kv_pages=64, threads=16))

@@ -16,9 +16,9 @@ import torch
 
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.reference import ReferenceAttention
-from engine.config import EngineConfig
 from engine.kernels import native
 from engine.loading.load_model import load_model
+from engine.settings.config import EngineConfig
 from tests.engine.support.oracle import save_tiny
 
 CPU = torch.device("cpu")

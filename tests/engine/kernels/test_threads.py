@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import DType
 from engine.kernels import native
 from engine.models.native_decoder import NativeDecoder
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.plan import StepPlan
+from engine.settings.config import DType
+from engine.values.plan import StepPlan
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt
 

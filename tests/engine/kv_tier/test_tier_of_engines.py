@@ -13,12 +13,12 @@ import pytest
 from cache import Namespace
 from cache.block_events import BlocksRemoved, BlocksStored
 from cache.tiers import Tier
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.kv_tier.page_files import PageFiles
-from engine.kv_tier.settings import KVTier
+from engine.program.engine import Engine
 from engine.scheduling.prefill_budget import PrefillBudget
-from engine.stream_delta import StreamDelta
+from engine.settings.config import EngineConfig
+from engine.settings.kv_tier import KVTier
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of
 

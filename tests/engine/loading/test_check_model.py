@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.drafting.settings import Speculation
+from engine.base.errors import ModelLoadError
 from engine.loading.check_model import check_model
-from engine.loading.model_directory import demo_model_path, resolve_model
-from engine.models.errors import ModelLoadError
+from engine.model_files.model_directory import demo_model_path, resolve_model
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
 from tests.engine.support.model_hub import ModelHub, model_hub
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from engine.loading.model_directory import demo_model_path, resolve_model
-from engine.loading.weight_files import weight_files
+from engine.base.errors import ModelLoadError
 from engine.loading.weight_streaming import stored_tensors
-from engine.models.config import ModelConfig
-from engine.models.errors import ModelLoadError
-from engine.tokenizer import MAX_ADDED_TOKENS, load_tokenizer
+from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import demo_model_path, resolve_model
+from engine.model_files.weight_files import weight_files
+from engine.text.tokenizer import MAX_ADDED_TOKENS, load_tokenizer
 
 DEEP = "[" * 100_000
 

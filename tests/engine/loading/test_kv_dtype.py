@@ -11,14 +11,14 @@ import torch
 
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.kv_pages import FP8, MAX_FP8, KVPages, KVScales
-from engine.config import EngineConfig
-from engine.llm import LLM
 from engine.loading.kv_scales import KVScaleCalibration
-from engine.loading.model_directory import demo_model_path, fingerprint
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import demo_model_path, fingerprint
 from engine.models.decoder import Attention, Decoder, Layer
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import StepPlan
+from engine.program.llm import LLM
+from engine.settings.config import EngineConfig
+from engine.values.plan import StepPlan
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, random_prompt
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.config import EngineConfig
 from engine.loading.kv_memory import (
     _container_ram,
     _machine_ram,
@@ -20,8 +19,9 @@ from engine.loading.kv_memory import (
     pages_for,
 )
 from engine.loading.step_memory import measure_step
-from engine.models.config import ModelConfig
-from engine.scheduling.plan import Runner, StepPlan
+from engine.model_config.config import ModelConfig
+from engine.settings.config import EngineConfig
+from engine.values.plan import Runner, StepPlan
 
 MIB = 2**20
 

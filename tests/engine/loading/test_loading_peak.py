@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.loading.weights import load_decoder
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from tests.engine.support.checkpoints import AWQ, FP8_BLOCKS, awq, fp8_blocks, make
 from tests.engine.support.live_tensors import LiveTensors
 from tests.engine.support.oracle import MORE_FAMILIES, save_tiny

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from engine.base.errors import ModelLoadError
 from engine.loading.weights import load_decoder
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.errors import ModelLoadError
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard
 from tests.engine.support.oracle import save_tiny

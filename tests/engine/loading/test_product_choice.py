@@ -12,9 +12,9 @@ import torch
 
 if find_spec("triton") is None:  # not imported here, as other tests set first that it interprets
     pytest.skip("Triton is not installed here", allow_module_level=True)
+from engine.layers.linear import PlainLinear
 from engine.loading.product_choice import Work, choose, choose_products
 from engine.models.decoder import Decoder
-from engine.models.linear import PlainLinear
 from tests.engine.support.checkpoints import fp8_channels, fp8_config, make
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.quantized_decoders import load

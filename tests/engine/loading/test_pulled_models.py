@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.loading.model_directory import local_model, resolve_model
-from engine.loading.pulled_models import place_of, pulled_folder
-from engine.models.errors import ModelLoadError
+from engine.base.errors import ModelLoadError
+from engine.model_files.model_directory import local_model, resolve_model
+from engine.model_files.pulled_models import place_of, pulled_folder
 
 NAME = "smollm2-135m"
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import DType, EngineConfig
 from engine.kernels import native
-from engine.llm import LLM
 from engine.loading.load_model import load_model
-from engine.loading.model_directory import demo_model_path, fingerprint
-from engine.sampling_params import SamplingParams
+from engine.model_files.model_directory import demo_model_path, fingerprint
+from engine.program.llm import LLM
+from engine.settings.config import DType, EngineConfig
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.oracle import save_tiny
 
 TEXT = (

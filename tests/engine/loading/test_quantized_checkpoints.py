@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file
 
 from cache import Namespace
-from engine.config import EngineConfig
+from engine.base.errors import ModelLoadError
+from engine.layers.linear import Fp8BlockLinear, Fp8Linear
 from engine.loading.load_model import load_model
 from engine.loading.weights import load_decoder
-from engine.models.config import ModelConfig
-from engine.models.errors import ModelLoadError
-from engine.models.linear import Fp8BlockLinear, Fp8Linear
+from engine.model_config.config import ModelConfig
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.shard import Shard
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.settings.config import EngineConfig
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.checkpoints import (
     AWQ,
     FP8_BLOCKS,

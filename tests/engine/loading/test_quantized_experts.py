@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from engine.base.errors import ModelLoadError
 from engine.loading.weights import load_decoder
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.errors import ModelLoadError
 from engine.models.experts import Experts, route
 from engine.models.torch_operations import TorchOperations
 from engine.parallel.collective import ALONE, Collective

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
+from engine.base.errors import ModelLoadError
 from engine.loading.load_model import load_model
-from engine.models.any_model import model_facts
-from engine.models.config import ModelConfig
-from engine.models.errors import ModelLoadError
+from engine.model_config.any_model import model_facts
+from engine.model_config.config import ModelConfig
+from engine.settings.config import EngineConfig
 from tests.engine.support.encoders import ENCODER_FAMILIES, save_encoder
 from tests.engine.support.oracle import FAMILIES, MORE_FAMILIES, save_tiny
 from tests.engine.support.published_models import PUBLISHED, PUBLISHED_QUANTIZED

@@ -13,7 +13,7 @@ import torch
 
 from engine.loading.devices import device_named
 from engine.loading.warm_up import compile_kernels, warm_steps, warm_up
-from engine.scheduling.plan import StepPlan, StepResult
+from engine.values.plan import StepPlan, StepResult
 
 pytest.importorskip("triton")
 

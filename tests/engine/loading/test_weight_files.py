@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.loading.weight_files import weight_files
-from engine.models.errors import ModelLoadError
+from engine.base.errors import ModelLoadError
+from engine.model_files.weight_files import weight_files
 
 SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
 

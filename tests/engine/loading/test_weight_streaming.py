@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from engine.base.errors import ModelLoadError
 from engine.loading import weight_streaming, weights
 from engine.loading.tensor_groups import TensorGroup
-from engine.loading.weight_files import weight_files
 from engine.loading.weights import load_decoder
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_files.weight_files import weight_files
 from engine.models.decoder import Decoder
-from engine.models.errors import ModelLoadError
 from tests.engine.support.checkpoints import AWQ, awq, fp8_channels, fp8_config, gptq, gptq_config, make, rewrite
 from tests.engine.support.oracle import oracle_model, save_tiny
 

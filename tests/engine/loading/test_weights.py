@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import DType
+from engine.base.errors import ModelLoadError
 from engine.kernels import native
 from engine.loading.weights import load_decoder, prefers_input_major
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.errors import ModelLoadError
-from engine.scheduling.plan import StepPlan
+from engine.settings.config import DType
+from engine.values.plan import StepPlan
 from tests.engine.support.oracle import oracle_logits, oracle_model, random_ids, save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner
 

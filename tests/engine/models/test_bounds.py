@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.models.config import ModelConfig
-from engine.models.encoders.config import EncoderConfig
-from engine.models.errors import ModelLoadError
+from engine.base.errors import ModelLoadError
+from engine.model_config.config import ModelConfig
+from engine.model_config.encoder import EncoderConfig
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,

@@ -13,10 +13,10 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.loading.model_directory import demo_model_path, fingerprint, resolve_model
-from engine.models.config import ModelConfig
-from engine.models.errors import ModelLoadError
-from engine.models.rope import RopeConfig
+from engine.base.errors import ModelLoadError
+from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import demo_model_path, fingerprint, resolve_model
+from engine.model_parts.rope import RopeConfig
 from tests.engine.support.oracle import FAMILIES, oracle_model, save_tiny
 
 LLAMA: dict[str, Any] = {

@@ -18,8 +18,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.models.errors import ModelLoadError
-from engine.scheduling.plan import StepPlan
+from engine.base.errors import ModelLoadError
+from engine.values.plan import StepPlan
 from tests.engine.support.oracle import COMMON, FAMILIES, MORE_FAMILIES, random_ids, save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner
 from tests.support.examples import examples

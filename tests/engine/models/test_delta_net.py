@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.drafting.settings import Speculation
-from engine.engine import Engine
-from engine.kv_tier.settings import KVTier
 from engine.loading.kv_memory import slots_for
 from engine.models.delta_net import advance, advance_by_many
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import StepPlan
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
+from engine.settings.kv_tier import KVTier
+from engine.values.plan import StepPlan
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.oracle import oracle_greedy, oracle_logits, random_ids, save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner
 from tests.engine.support.whole_engines import engine_for, run_prompts, tokens_of

@@ -12,17 +12,16 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
-from engine.embedding import values_of
-from engine.engine import Engine
-from engine.errors import NeverFits
-from engine.llm import LLM
+from engine.base.errors import ModelLoadError, NeverFits
 from engine.loading.encoder_targets import LEFT_OUT, encoder_prefix, encoder_targets
-from engine.models.encoders.config import ENCODERS, EncoderConfig
+from engine.model_config.encoder import ENCODERS, EncoderConfig
 from engine.models.encoders.encoder import EncoderModel
-from engine.models.errors import ModelLoadError
-from engine.pooling import Pooling
-from engine.sampling_params import SamplingParams
+from engine.program.engine import Engine
+from engine.program.llm import LLM
+from engine.settings.config import EngineConfig
+from engine.values.embedding import values_of
+from engine.values.pooling import Pooling
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.checkpoints import rewrite
 from tests.engine.support.embedding_models import describe
 from tests.engine.support.encoders import (

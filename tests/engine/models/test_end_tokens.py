@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.models.config import ModelConfig
-from engine.models.end_tokens import tokenizer_end
-from engine.models.errors import ModelLoadError
-from engine.sampling_params import SamplingParams
+from engine.base.errors import ModelLoadError
+from engine.model_config.config import ModelConfig
+from engine.text.end_tokens import tokenizer_end
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.oracle import VOCAB, oracle_greedy, random_ids, save_tiny
 from tests.engine.support.whole_engines import engine_for, run_prompts, tokens_of
 

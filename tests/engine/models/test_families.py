@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 
-from engine.drafting.settings import Speculation
-from engine.models.config import ModelConfig
-from engine.models.layer_groups import LayerGroups
+from engine.model_config.config import ModelConfig
+from engine.model_config.layer_groups import LayerGroups
 from engine.models.native_decoder import unsupported
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import StepPlan
-from engine.stream_delta import StreamDelta
+from engine.settings.drafting import Speculation
+from engine.values.plan import StepPlan
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.engines_on_ranks import run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import (
     MORE_FAMILIES,

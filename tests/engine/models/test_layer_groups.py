@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.drafting.settings import Speculation
-from engine.kv_tier.settings import KVTier
 from engine.loading.windowed import layer_groups
-from engine.models.config import ModelConfig
-from engine.models.layer_groups import LayerGroups
+from engine.model_config.config import ModelConfig
+from engine.model_config.layer_groups import LayerGroups
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
+from engine.settings.kv_tier import KVTier
 from tests.engine.support.published_models import PUBLISHED
 
 GEMMA, GPT_OSS = "google/gemma-3-27b-it", "openai/gpt-oss-20b"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.models.linear import Fp8Linear, Int4Linear, round_fp8
+from engine.layers.linear import Fp8Linear, Int4Linear, round_fp8
 
 CPU = torch.device("cpu")
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 import transformers
 
+from engine.layers.linear import QuantizedLinear
 from engine.loading.targets import weight_targets
 from engine.loading.weights import plan_loading
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.linear import QuantizedLinear
 from engine.parallel.collective import ALONE
 from engine.parallel.shard import Shard
 from tests.engine.support.published_models import PUBLISHED, PUBLISHED_QUANTIZED

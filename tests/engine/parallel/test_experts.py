@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.loading.weights import load_decoder
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from engine.models.experts import Experts
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard, check_divides
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
 from tests.engine.support.engines_on_ranks import PROMPTS, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import Tiny, save_tiny, tiny_models
 from tests.engine.support.rank_processes import Threads

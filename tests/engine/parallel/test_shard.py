@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
 from engine.loading.weights import load_decoder
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard, check_divides
 from engine.ranks.rank_group import check_alike
 from engine.ranks.runner import ParallelRunner
+from engine.settings.config import EngineConfig
 from tests.engine.support.oracle import save_tiny
 
 
@@ -110,7 +110,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], said: str) -> None:
 
 
 def test_eight_bits_need_the_native_kernels(model: Path) -> None:
-    from engine.engine import Engine
+    from engine.program.engine import Engine
     from tests.engine.support.rank_processes import Threads
 
     config = EngineConfig(model=str(model), device="cpu", tensor_parallel_size=2, quantization="int8")

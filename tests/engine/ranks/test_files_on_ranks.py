@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.kv_tier.page_file import RankFiles
-from engine.kv_tier.settings import KVTier
+from engine.program.engine import Engine
 from engine.scheduling.prefill_budget import PrefillBudget
-from engine.stream_delta import StreamDelta
+from engine.settings.config import EngineConfig
+from engine.settings.kv_tier import KVTier
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.rank_processes import Threads
 from tests.engine.support.whole_engines import GREEDY, run_prompts, tokens_of

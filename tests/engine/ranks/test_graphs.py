@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from engine.attention.base import AttentionShape
-from engine.drafting.settings import Speculation
-from engine.engine import Engine
-from engine.errors import RankLost
+from engine.base.errors import RankLost
 from engine.loading import load_model
+from engine.program.engine import Engine
 from engine.runner.token_reader import TokensUnderway
-from engine.sampling_params import SamplingParams
+from engine.settings.drafting import Speculation
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.engines_on_ranks import PROMPTS, ranks_config, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import random_ids, save_tiny
 from tests.engine.support.rank_processes import Threads

@@ -26,10 +26,10 @@ from engine.ranks.messages import (
     read_work,
     to_device,
 )
-from engine.request import PENDING, Request
 from engine.runner.prepared_step import PreparedStep
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import PENDING, Request
+from engine.values.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 

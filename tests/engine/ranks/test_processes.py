@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 from engine import LLM
-from engine.awake_clock import STILL_S
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import EngineStopped, RankLost
+from engine.base.awake_clock import STILL_S
+from engine.base.errors import EngineStopped, RankLost
+from engine.program.engine import Engine
 from engine.ranks.entrance import Entrance
 from engine.ranks.launcher import ChildProcesses, LocalProcesses, RankSpec
 from engine.ranks.rank_group import RankGroup
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 
 PROMPT = list(range(5, 25))
 LONG = SamplingParams(temperature=0, max_tokens=400)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.drafting.settings import Speculation
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.settings.drafting import Speculation
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.engines_on_ranks import PROMPTS, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import FAMILIES, Tiny, random_ids, tiny_models
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cache import PageCopy
-from engine.config import EngineConfig
 from engine.runner.stage_clock import StageClock
-from engine.scheduling.plan import StepPlan
+from engine.settings.config import EngineConfig
+from engine.values.plan import StepPlan
 from tests.engine.support.oracle import FAMILIES, VOCAB, Tiny, oracle_greedy, oracle_logits, tiny_models
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt, run_step
 

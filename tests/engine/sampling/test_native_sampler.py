@@ -15,8 +15,8 @@ from engine.grammar.failure import GrammarFailure
 from engine.grammar.spec import Grammar
 from engine.kernels import native
 from engine.sampling.native import NativeSampler
-from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
+from engine.values.sampling_row import SamplingRow
 from tests.engine.support.grammar_models import NUM_TOKENS, compiler, ids
 from tests.engine.support.sampling_rows import EOS, PARAMS, assert_same_logprobs, row
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling.prompt_logprobs import PromptSpan, score
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs, joined
 
 VOCAB, HIDDEN = 50, 12
 

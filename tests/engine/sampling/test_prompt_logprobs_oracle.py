@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from engine import LLM
-from engine.config import EngineConfig
-from engine.drafting.settings import Speculation
-from engine.engine import Engine
 from engine.loading.step_memory import worst_step
-from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.settings.drafting import Speculation
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs, joined
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.oracle import VOCAB, oracle_greedy, oracle_logits, random_ids, save_tiny
 
 TOP = 4

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from cache import Namespace
 from engine.kernels import native
-from engine.request import Request
 from engine.sampling.chooser import INVALID
 from engine.sampling.distribution import draw, probabilities
 from engine.sampling.native import NativeSampler
 from engine.sampling.noise import uniform
-from engine.sampling.row import SamplingRow
 from engine.sampling.sampled_logprobs import SampledLogprobs
 from engine.sampling.sampler import Sampler
-from engine.sampling_params import SamplingParams
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 VOCAB = 40
 EOS = 7

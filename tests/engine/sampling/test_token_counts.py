@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kernels import native
-from engine.request import Request
 from engine.sampling.native import NativeSampler
-from engine.sampling.row import SamplingRow
 from engine.sampling.token_counts import TokenCounts
+from engine.values.request import Request
+from engine.values.sampling_row import SamplingRow
 from tests.engine.support.penalty_courses import (
     VOCAB,
     check_tokens_without_a_logit,

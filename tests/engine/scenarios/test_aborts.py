@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.request import Status
+from engine.values.request import Status
 from tests.engine.scenarios.conftest import Make
 from tests.engine.support import hash_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.beam_search import BeamParams
+from engine.values.beam_search import BeamParams
 from tests.engine.scenarios.conftest import Make
 from tests.engine.support import hash_model
 from tests.engine.support.draft_sources import ScriptedDrafts

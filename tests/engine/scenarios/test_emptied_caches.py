@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from engine.errors import EngineStopped
+from engine.base.errors import EngineStopped
 from tests.engine.scenarios.conftest import Make
 from tests.engine.support.script import Script
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import NeverFits
-from engine.sampling_params import SamplingParams
+from engine.base.errors import NeverFits
+from engine.values.sampling_params import SamplingParams
 from tests.engine.scenarios.conftest import Make
 from tests.engine.support import hash_model
 from tests.engine.support.script import next_token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduling.plan import Step, StepPlan
+from engine.values.plan import Step, StepPlan
 from tests.engine.scenarios.conftest import Make
 from tests.engine.support import hash_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.request import Status
+from engine.values.request import Status
 from tests.engine.scenarios.conftest import Make
 from tests.engine.support import hash_model
 from tests.engine.support.draft_sources import ScriptedDrafts

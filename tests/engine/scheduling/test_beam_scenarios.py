@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.beam_search import BeamParams
-from engine.errors import NeverFits
-from engine.scheduling.plan import Step, StepPlan
+from engine.base.errors import NeverFits
+from engine.values.beam_search import BeamParams
+from engine.values.plan import Step, StepPlan
 from tests.engine.support.script import Script
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduling.plan import StepPlan
+from engine.values.plan import StepPlan
 from tests.engine.support.simulated_time import SimulatedEngine
 
 LIMITS = {"max_step_ms": 100.0, "max_step_stretch": 0.75}

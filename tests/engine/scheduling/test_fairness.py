@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.request import Status
-from engine.scheduling.plan import StepPlan
+from engine.values.plan import StepPlan
+from engine.values.request import Status
 from tests.engine.support.script import Script
 from tests.engine.support.simulated_time import SimulatedEngine
 

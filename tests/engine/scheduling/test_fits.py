@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import NeverFits
+from engine.base.errors import NeverFits
 from tests.engine.support.script import Script
 
 LONGEST = 40

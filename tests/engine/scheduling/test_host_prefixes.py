@@ -10,8 +10,8 @@ from cache import Found, KVCacheManager, Namespace
 from cache.node import Node
 from cache.page_keys import PageKeys
 from cache.prefix_hash import block_hashes, prefix_root
-from engine.scheduling.host_kv import HostKV
-from engine.scheduling.host_pool import HostAccount, HostMemory, HostTraffic
+from engine.host_tier.host_kv import HostKV
+from engine.host_tier.host_pool import HostAccount, HostMemory, HostTraffic
 from tests.engine.scenarios.conftest import Make
 from tests.engine.scenarios.conftest import engine as engine
 from tests.engine.support.evicted_prompts import A, B, C, D, ask, evict, made

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cache import Namespace
-from engine.beam_search import BeamParams
-from engine.errors import EngineStopped
-from engine.scheduling.host_pool import HostAccount
-from engine.scheduling.peers import LentPages
+from engine.base.errors import EngineStopped
+from engine.host_tier.host_pool import HostAccount
+from engine.host_tier.peers import LentPages
+from engine.values.beam_search import BeamParams
 from tests.engine.scenarios.conftest import Make
 from tests.engine.scenarios.conftest import engine as engine
 from tests.engine.support.evicted_prompts import A, B, C, D, ask, evict, made

@@ -7,8 +7,8 @@ import pytest
 from cache import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from cache.tiers import Tier
-from engine.scheduling.host_pool import HostAccount
-from engine.scheduling.plan import StepPlan
+from engine.host_tier.host_pool import HostAccount
+from engine.values.plan import StepPlan
 from tests.engine.scenarios.conftest import Make
 from tests.engine.scenarios.conftest import engine as engine
 from tests.engine.support.evicted_prompts import A, B, C, D, ask, evict, made

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention.batch import AttentionBatch
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.request import PENDING
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import StepPlan, StepResult
-from engine.stream_delta import StreamDelta
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.plan import StepPlan, StepResult
+from engine.values.request import PENDING
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.memory_runner import Table
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.script import Script

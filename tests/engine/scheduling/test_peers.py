@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from cache import Namespace
 from cache.page_keys import PageKeys
-from engine.request import KVSource
-from engine.scheduling.host_pool import HostAccount
-from engine.scheduling.peers import PeerTotals
-from engine.scheduling.plan import StepPlan
+from engine.host_tier.host_pool import HostAccount
+from engine.host_tier.peers import PeerTotals
+from engine.values.plan import StepPlan
+from engine.values.request import KVSource
 from tests.engine.scenarios.conftest import Make
 from tests.engine.scenarios.conftest import engine as engine
 from tests.engine.support.evicted_prompts import A, B, C, ask, evict, made

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import NeverFits
-from engine.scheduling.host_pool import HostAccount
-from engine.scheduling.plan import StepPlan
-from engine.scheduling.swap import MODES
+from engine.base.errors import NeverFits
+from engine.host_tier.host_pool import HostAccount
+from engine.host_tier.swap import MODES
+from engine.values.plan import StepPlan
 from tests.engine.support.script import Script
 
 A, B = range(1, 33), range(100, 132)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache import Namespace
-from engine.request import Request
-from engine.sampling_params import SamplingParams
 from engine.scheduling.queue_policy import POLICIES, PriorityWithAgeing, policy_named
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 HALF_LIFE = 8.0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import NeverFits, QueueFull
+from engine.base.errors import NeverFits, QueueFull
 from tests.engine.support.script import Script
 
 

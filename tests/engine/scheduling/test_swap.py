@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool
-from engine.scheduling.plan import PagePair
-from engine.scheduling.swap import SwapSpace
+from engine.host_tier.host_pool import HostAccount, HostMemory, HostPool
+from engine.host_tier.swap import SwapSpace
+from engine.values.plan import PagePair
 
 
 def space(num_pages: int = 8, mode: str = "swap") -> SwapSpace:

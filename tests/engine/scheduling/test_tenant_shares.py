@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.scheduling.plan import StepPlan
+from engine.values.plan import StepPlan
 from tests.engine.support.simulated_time import SimulatedEngine
 
 

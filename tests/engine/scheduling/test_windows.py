@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache import KVCacheManager, Namespace, OutOfPages, Window
-from engine.beam_search import BeamParams
-from engine.errors import NeverFits
+from engine.base.errors import NeverFits
+from engine.values.beam_search import BeamParams
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.histories import Action, histories, play, served
 from tests.engine.support.script import Script

@@ -36,9 +36,9 @@ from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
 from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.silu import gated_fp8, silu_mul
 from engine.kernels.triton.sum_ranks import sum_add_norm
-from engine.models.experts_config import Clamp
-from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
-from engine.models.matrix_stack import MatrixStack
+from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear, QuantizedLinear
+from engine.layers.matrix_stack import MatrixStack
+from engine.model_parts.experts_config import Clamp
 from tests.engine.support.compiled_kernels import compiled, name_of
 from tests.engine.support.paged_kv import Heads, Paged
 

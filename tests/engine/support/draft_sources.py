@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from engine.request import PENDING, Request
+from engine.values.request import PENDING, Request
 from tests.engine.support.hash_model import VOCABULARY, next_token
 
 

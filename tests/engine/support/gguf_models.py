@@ -12,7 +12,7 @@ import torch
 import transformers
 from gguf.quants import quantize
 
-from engine.loading.gguf.types import TYPES
+from engine.gguf.types import TYPES
 
 Kinds = Mapping[str, gguf.GGMLQuantizationType]
 _ARCHITECTURES = {

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers.tokenization_utils_base import generate_merges
 
-from engine.loading.model_directory import demo_model_path
+from engine.model_files.model_directory import demo_model_path
 from tests.engine.support import gguf_files
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

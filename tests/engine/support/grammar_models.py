@@ -8,7 +8,7 @@ from pathlib import Path
 import deployments.demo_model
 from engine.grammar.compiler import Compiler
 from engine.grammar.vocabulary import Vocabulary
-from engine.tokenizer import Tokenizer, load_tokenizer
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.support.oracle import save_tiny
 
 EOS = 2

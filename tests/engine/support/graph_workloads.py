@@ -7,11 +7,11 @@ from collections import defaultdict
 from typing import Any
 
 from cache import Namespace
-from engine.engine import Engine
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk
+from engine.program.engine import Engine
 from engine.scheduling.stats import EngineLoad
+from engine.values.plan import Chunk
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.oracle import VOCAB
 
 

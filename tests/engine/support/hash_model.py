@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from engine.beam_search import BeamSearch, Hypothesis
-from engine.logprobs import PackedLogprobs
-from engine.sampling_params import SamplingParams
+from engine.values.beam_search import BeamSearch, Hypothesis
+from engine.values.logprobs import PackedLogprobs
+from engine.values.sampling_params import SamplingParams
 
 VOCABULARY = 1000
 EOS = 0

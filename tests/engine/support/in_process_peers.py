@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from cache import Namespace
-from engine.engine import Engine
-from engine.request import KVSource
-from engine.scheduling.lower_tier import Finished
-from engine.scheduling.peers import LentPages, PageMemory, PeerTotals
+from engine.host_tier.lower_tier import Finished
+from engine.host_tier.peers import LentPages, PageMemory, PeerTotals
+from engine.program.engine import Engine
+from engine.values.request import KVSource
 
 _Fetch = tuple[KVSource, Namespace, list[int], int, list[int]]
 

@@ -27,22 +27,22 @@ from benchmarks.gpu_sections.shapes import SMALL
 from cache import Namespace
 from engine.attention.base import AttentionShape
 from engine.attention.triton import TritonAttention
-from engine.config import EngineConfig
 from engine.graphs.decode_graphs import DecodeGraphs
 from engine.kernels.triton import rows
 from engine.kernels.triton.launch import compiling
+from engine.layers.operations import Rotary
 from engine.loading.load_model import load_model
 from engine.loading.warm_up import warm_steps
 from engine.models.decoder import Decoder
-from engine.models.operations import Rotary
 from engine.models.triton_operations import TritonOperations
-from engine.request import Request
 from engine.runner.model_runner import ModelRunner
 from engine.sampling.graph_chooser import triton_graph_chooser
 from engine.sampling.sampler import Sampler
 from engine.sampling.triton_chooser import TritonChooser
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.settings.config import EngineConfig
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.compiled_kernels import name_of
 from tests.engine.support.recorded_graphs import Recording
 

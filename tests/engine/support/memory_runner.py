@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from engine.logprobs import PackedLogprobs, TokenLogprobs
-from engine.request import PENDING, Request
-from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult, num_accepted
-from engine.self_test import NAMESPACE
+from engine.program.self_test import NAMESPACE
+from engine.values.logprobs import PackedLogprobs, TokenLogprobs
+from engine.values.plan import Chunk, Step, StepPlan, StepResult, num_accepted
+from engine.values.request import PENDING, Request
 from tests.engine.support import hash_model
 from tests.engine.support.hash_model import EOS, next_token
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from engine.beam_search import BeamParams, Hypothesis
+from engine.values.beam_search import BeamParams, Hypothesis
 
 P = ParamSpec("P")
 T = TypeVar("T")

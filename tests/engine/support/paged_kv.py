@@ -12,9 +12,9 @@ from cache import Namespace
 from engine.attention.base import AttentionBackend, AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages, store_kv
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk
+from engine.values.plan import Chunk
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from cache import Namespace
-from engine.request import Request
 from engine.sampling.native import NativeSampler
-from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler
-from engine.sampling_params import SamplingParams
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 from tests.engine.support.sampling_rows import EOS
 
 VOCAB = 70

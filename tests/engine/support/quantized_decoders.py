@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear
 from engine.loading.weights import load_decoder
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear
 
 
 def load(directory: Path) -> Decoder:

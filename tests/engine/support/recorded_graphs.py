@@ -12,9 +12,9 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.layer_groups import GroupedAttention, shapes
 from engine.attention.reference import ReferenceAttention
-from engine.config import EngineConfig
 from engine.loading.load_model import load_model
 from engine.runner.model_runner import ModelRunner
+from engine.settings.config import EngineConfig
 
 
 class GatheringAttention:

@@ -11,11 +11,11 @@ import torch
 from hypothesis import strategies as st
 
 from cache import Namespace
-from engine.logprobs import TokenLogprobs
-from engine.request import Request
 from engine.sampling.graph_chooser import RowParams
-from engine.sampling.row import SamplingRow
-from engine.sampling_params import SamplingParams
+from engine.values.logprobs import TokenLogprobs
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
+from engine.values.sampling_row import SamplingRow
 
 EOS = frozenset({1, 10**6})
 

@@ -10,21 +10,21 @@ from typing import Any
 from cache import KVCacheManager, Namespace, StateAccount, Window
 from cache.node import Node
 from cache.radix_tree import sequence
-from engine.beam_search import Hypothesis
 from engine.drafting.base import Drafter
 from engine.drafting.speculator import Speculator
-from engine.logprobs import PackedLogprobs, joined
-from engine.loop import EngineLoop
-from engine.request import Request, Status
-from engine.sampling_params import SamplingParams
-from engine.scheduling.host_kv import HostKV
-from engine.scheduling.host_pool import HostMemory
+from engine.host_tier.host_kv import HostKV
+from engine.host_tier.host_pool import HostMemory
+from engine.host_tier.lower_tier import NO_LOWER_TIER
+from engine.program.loop import EngineLoop
 from engine.scheduling.kv_allocator import KVAllocator
-from engine.scheduling.lower_tier import NO_LOWER_TIER
-from engine.scheduling.plan import Chunk
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.settings import SchedulerSettings
-from engine.stream_delta import StreamDelta
+from engine.settings.scheduling import SchedulerSettings
+from engine.values.beam_search import Hypothesis
+from engine.values.logprobs import PackedLogprobs, joined
+from engine.values.plan import Chunk
+from engine.values.request import Request, Status
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support import hash_model
 from tests.engine.support.hash_model import EOS as EOS
 from tests.engine.support.hash_model import VOCABULARY as VOCABULARY

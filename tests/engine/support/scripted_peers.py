@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cache import Namespace
-from engine.request import KVSource
-from engine.scheduling.lower_tier import Finished
-from engine.scheduling.peers import LentPages, PeerTotals
+from engine.host_tier.lower_tier import Finished
+from engine.host_tier.peers import LentPages, PeerTotals
+from engine.values.request import KVSource
 from tests.engine.support.script import Script
 
 

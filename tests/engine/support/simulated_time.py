@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from cache import KVCacheManager, Namespace
-from engine.loop import EngineLoop
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import StepPlan, StepResult
+from engine.program.loop import EngineLoop
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.settings import SchedulerSettings
-from engine.stream_delta import StreamDelta
+from engine.settings.scheduling import SchedulerSettings
+from engine.values.plan import StepPlan, StepResult
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 
 PAGE = 16
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from cache import Namespace, PageCopy
-from engine.config import EngineConfig
 from engine.loading.load_model import load_model
-from engine.request import Request
 from engine.runner.model_runner import ModelRunner
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.settings.config import EngineConfig
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import Request
+from engine.values.sampling_params import SamplingParams
 from tests.engine.support.oracle import VOCAB
 
 

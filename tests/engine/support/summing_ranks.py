@@ -13,7 +13,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from engine.models.linear import Rounded
+from engine.layers.linear import Rounded
 from engine.parallel.one_shot import OneShotSum, memory_bytes
 from engine.parallel.peer_memory import PeerMemory
 from engine.parallel.shard import Shard

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.program.engine import Engine
+from engine.settings.config import EngineConfig
+from engine.values.sampling_params import SamplingParams
+from engine.values.stream_delta import StreamDelta
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 

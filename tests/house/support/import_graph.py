@@ -36,6 +36,31 @@ class ImportGraph:
                 left[importer].remove(imported)
         return sorted(found)
 
+    def package_cycles(self) -> list[str]:
+        """The same between the entries of each folder, its packages and modules: `a/: b.py -> c/ -> b.py`."""
+        found = []
+        for folder, entries in sorted(self._entries().items()):
+            while cycle := _any_cycle(entries):
+                found.append(f"{folder}/: {' -> '.join(cycle)}")
+                for importer, imported in pairwise(cycle):
+                    entries[importer].remove(imported)
+        return found
+
+    def _entries(self) -> dict[str, dict[str, set[str]]]:
+        """By folder, which of its entries imports which others."""
+        folders: dict[str, dict[str, set[str]]] = {}
+        for module, lines in self.lines.items():
+            own = self._name(module).split("/")
+            for other in map(self._name, lines):
+                parts = other.split("/")
+                depth = next(
+                    (at for at, pair in enumerate(zip(own, parts, strict=False)) if pair[0] != pair[1]), 0
+                )
+                if depth:
+                    entries = folders.setdefault("/".join(own[:depth]), {})
+                    entries.setdefault(own[depth], set()).add(parts[depth])
+        return folders
+
     def _chain(self, cycle: list[str]) -> str:
         smallest = cycle.index(min(cycle))
         turned = [*cycle[smallest:], *cycle[1 : smallest + 1]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.client.protocol import ReplicaLost
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 from tests.deployments.api.anthropic.conftest import MESSAGES, Messages, alike, events_of
 from tests.deployments.support.chat_templates import HERMES
 from tests.support.metric_values import snapshot_of

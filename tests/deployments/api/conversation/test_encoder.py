@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from deployments.api.conversation import encoder
 from deployments.api.conversation.encoder import LONG_TOKEN_BYTES, Encoder, TooManyTokens, UnencodedTexts
-from engine.loading.model_directory import demo_model_path
-from engine.tokenizer import load_tokenizer
+from engine.model_files.model_directory import demo_model_path
+from engine.text.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(demo_model_path())
 PIECE_CHARS = 200

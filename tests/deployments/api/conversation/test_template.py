@@ -9,7 +9,7 @@ import pytest
 
 import deployments.demo_model
 from deployments.api.conversation.template import ChatTemplate, TemplateRefused
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
 from tests.deployments.support.tokenizer_families import FAMILIES
 

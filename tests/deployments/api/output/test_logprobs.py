@@ -24,7 +24,7 @@ from deployments.api.output.logprobs import (
     prompt_offsets,
 )
 from deployments.api.text_codec import TextCodec
-from engine.logprobs import TokenLogprobs
+from engine.values.logprobs import TokenLogprobs
 from tests.deployments.support.scripted_api import Client
 
 LETTERS = ["▁", "t", "h", "e", "a", "▁t", "▁th", "▁the", "th", "the", "▁a"]

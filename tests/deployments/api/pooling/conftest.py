@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.api import ApiService, Limits, create_app
-from engine.tasks import Task
+from engine.model_config.tasks import Task
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 SIZE = 4

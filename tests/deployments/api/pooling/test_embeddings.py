@@ -13,7 +13,7 @@ import pytest
 
 from deployments.api.output import response_encoder
 from deployments.client.protocol import Overloaded
-from engine.stream_delta import StreamDelta
+from engine.values.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from tests.deployments.api.pooling.conftest import SIZE, Make, Pooled
 from tests.deployments.support.scripted_api import hang_up, scripted_values

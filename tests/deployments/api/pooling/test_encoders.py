@@ -13,8 +13,8 @@ import pytest
 
 from deployments.replica.liveness import prove_step
 from engine.loading.load_encoder import load_encoder
-from engine.tasks import Task
-from engine.tokenizer import load_tokenizer
+from engine.model_config.tasks import Task
+from engine.text.tokenizer import load_tokenizer
 from tests.deployments.support.api_over_engines import Api, api_over
 from tests.deployments.support.in_process_engines import is_nothing_left, until
 from tests.engine.support.encoders import save_encoder, their_score, their_states
@@ -103,7 +103,7 @@ def test_pairs_are_scored_as_transformers_does(tmp_path: Path, family: str) -> N
 
 @pytest.mark.parametrize("has_head", [False, True])
 def test_a_replica_proves_that_it_computes(tmp_path: Path, has_head: bool) -> None:
-    from engine.config import EngineConfig
-    from engine.engine import Engine
+    from engine.program.engine import Engine
+    from engine.settings.config import EngineConfig
 
     prove_step(Engine.from_config(EngineConfig(model=str(save_encoder("modernbert", tmp_path, head=has_head)))))

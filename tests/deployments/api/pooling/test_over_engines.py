@@ -12,7 +12,7 @@ from deployments.api import TextCodec
 from deployments.api.pooling.judge import Judge, asked
 from engine import LLM
 from engine.loading.load_model import load_model
-from engine.loading.model_directory import demo_model_path
+from engine.model_files.model_directory import demo_model_path
 from tests.deployments.support.api_over_engines import Api, api_over
 from tests.deployments.support.in_process_engines import SILENCE, is_nothing_left, until
 from tests.engine.support.oracle import oracle_logits

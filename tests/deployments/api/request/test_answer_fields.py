@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from deployments.api import ApiService, create_app
-from engine.generation_defaults import generation_defaults
-from engine.loading.model_directory import demo_model_path
+from engine.model_files.model_directory import demo_model_path
+from engine.settings.generation_defaults import generation_defaults
 from tests.deployments.support.scripted_api import STOP, Client, ScriptedEngine
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from deployments.client.protocol import GenerateRequest
-from engine.beam_search import BeamParams, Hypothesis
-from engine.stream_delta import StreamDelta
+from engine.values.beam_search import BeamParams, Hypothesis
+from engine.values.stream_delta import StreamDelta
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 TEXT: dict[str, Any] = {"model": "demo", "prompt": "Once", "use_beam_search": True}

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from deployments.client.protocol import GenerateRequest
-from engine.logprobs import TokenLogprobs
-from engine.stream_delta import StreamDelta
+from engine.values.logprobs import TokenLogprobs
+from engine.values.stream_delta import StreamDelta
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 WORDS = ("alpha", "beta gamma delta", "epsilon", "zeta")

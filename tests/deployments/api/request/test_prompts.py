@@ -16,7 +16,7 @@ from deployments.api.conversation.encoder import Encoder
 from deployments.api.conversation.template import ChatTemplate
 from deployments.api.request.prompts import encode_messages, encode_text
 from deployments.api.request.protocol import Message
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
 from tests.support.metric_values import count_of
 

@@ -18,7 +18,7 @@ from deployments.api import ApiService, Limits
 from deployments.api.off_loop import take_share
 from deployments.client.protocol import Overloaded
 from deployments.ingress.grammar_check import GrammarCheck
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex
 from engine.grammar.vocabulary import Vocabulary

@@ -16,7 +16,7 @@ import deployments.demo_model
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
 from deployments.config.settings import ChatSettings
 from engine.grammar.spec import Grammar
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
 from tests.deployments.support.api_over_engines import no_metrics
 from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine

@@ -22,7 +22,7 @@ from engine.grammar.compiler import compile_grammar
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 from engine.loading.load_model import load_model
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import ASK, TOOLS, WEATHER, Talk, tool
 from tests.deployments.support.api_over_engines import api_over, events
 from tests.deployments.support.chat_templates import (

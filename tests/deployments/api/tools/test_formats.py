@@ -13,7 +13,7 @@ from deployments.api.tools.formats import FORMATS
 from deployments.api.tools.headed import DEEPSEEK_V31
 from deployments.api.tools.segments import ParserDriver, Segment, joined
 from deployments.config.settings import ChatSettings
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk, takes, tool
 from tests.deployments.support.chat_templates import FAMILIES as TEMPLATES
 from tests.deployments.support.tool_answers import SCHEMAS

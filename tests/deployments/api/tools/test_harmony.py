@@ -15,7 +15,7 @@ from deployments.api.tools.formats import FORMATS
 from deployments.api.tools.harmony import parse_channels
 from deployments.api.tools.segments import ParserDriver, Segment, joined
 from deployments.config.settings import ChatSettings
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import TOOLS, WEATHER, Talk, takes
 from tests.deployments.support.chat_templates import HARMONY
 from tests.deployments.support.tokenizer_families import tokenizer_of

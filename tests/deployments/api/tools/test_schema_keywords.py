@@ -13,7 +13,7 @@ import pytest
 
 from deployments.api.tools.formats import FORMATS
 from deployments.api.tools.segments import ParserDriver
-from engine.errors import InvalidGrammar
+from engine.base.errors import InvalidGrammar
 from engine.grammar.texts import FORMATS as TEXTS
 from tests.deployments.api.tools.conftest import ASK, Talk, takes, tool
 from tests.deployments.support.chat_templates import CODER, FAMILIES, GEMMA, HERMES, PYTHONIC

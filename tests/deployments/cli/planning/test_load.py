@@ -13,7 +13,7 @@ from deployments.cli.planning.known import gpu_named, planned_model
 from deployments.cli.planning.load import STEADY, RequestShape, operate, replicas_for
 from deployments.cli.planning.replica import ReplicaPlan, smallest_replica
 from deployments.replica.autoscaling import Targets, desired_replicas
-from engine.config import EngineConfig
+from engine.settings.config import EngineConfig
 from tests.support.examples import examples
 
 REPLICA = smallest_replica(

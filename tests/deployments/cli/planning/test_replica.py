@@ -12,11 +12,11 @@ from deployments.cli.planning.known import gpu_named, gpus, known_models, planne
 from deployments.cli.planning.replica import Assumptions, ReplicaPlan, smallest_replica
 from deployments.cli.planning.report import with_and_without
 from engine.attention.kv_pages import KVPages
-from engine.config import EngineConfig
-from engine.kv_tier.settings import KVTier
 from engine.loading.kv_memory import pages_for
-from engine.loading.model_directory import demo_model_path
-from engine.models.config import ModelConfig
+from engine.model_config.config import ModelConfig
+from engine.model_files.model_directory import demo_model_path
+from engine.settings.config import EngineConfig
+from engine.settings.kv_tier import KVTier
 from tests.engine.support.published_models import PUBLISHED
 
 H100 = gpu_named("H100")

@@ -14,12 +14,12 @@ from cache import Namespace
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.settings import WireSettings
 from deployments.replica.kv_fetch.exchange import KVExchange
-from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.program.engine import Engine
 from engine.ranks import pages_of_ranks
-from engine.request import KVSource
 from engine.scheduling.prefill_budget import PrefillBudget
-from engine.stream_delta import StreamDelta
+from engine.settings.config import EngineConfig
+from engine.values.request import KVSource
+from engine.values.stream_delta import StreamDelta
 from tests.engine.support.in_process_peers import read_pages
 from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
 from tests.engine.support.rank_processes import Threads

@@ -13,7 +13,7 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.kv_fetch import KvFetchSettings
 from engine.loading.load_model import load_model
-from engine.sampling_params import SamplingParams
+from engine.values.sampling_params import SamplingParams
 from tests.deployments.support.in_process_engines import ClientAndEngines, InProcessEngines, WeighingPlacer, until
 
 PROMPT = random.Random(0).choices(range(300), k=330)

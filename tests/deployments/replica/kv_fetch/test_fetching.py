@@ -18,8 +18,8 @@ from deployments.replica.kv_fetch import messages
 from deployments.replica.kv_fetch.fetcher import KVFetcher
 from deployments.wire.handshake import Context
 from deployments.wire.sockets import connect_peer
-from engine.request import KVSource
-from engine.scheduling.lower_tier import Finished
+from engine.host_tier.lower_tier import Finished
+from engine.values.request import KVSource
 from router.addresses import KVAddress
 from tests.deployments.support import raw_peer
 from tests.deployments.support.kv_ends import (

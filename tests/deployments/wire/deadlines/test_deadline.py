@@ -19,7 +19,7 @@ import uvloop
 from benchmarks.private_ray import free_port
 from deployments.wire.deadlines.deadline import BETWEEN_S, Deadline
 from deployments.wire.deadlines.time_limit import timeout
-from engine.awake_clock import STILL_S
+from engine.base.awake_clock import STILL_S
 from tests.deployments.support.served_api import run_on
 from tests.deployments.support.virtual_time import run
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from deployments.wire.deadlines.steady_clock import SteadyClock
-from engine.awake_clock import LOOK_S, STILL_S
+from engine.base.awake_clock import LOOK_S, STILL_S
 from tests.deployments.support.virtual_time import run
 
 

@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.grouped_gemm import experts_mlp as triton_mlp
 from engine.kernels.triton.route import route as triton_route
+from engine.model_parts.experts_config import Clamp
 from engine.models.experts import experts_mlp, route
-from engine.models.experts_config import Clamp
 from tests.engine.support.devices import DEVICE
 
 EXPERTS, HIDDEN, INNER = 5, 40, 24

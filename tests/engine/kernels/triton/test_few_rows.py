@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from engine.kernels.triton import split_k
 from engine.kernels.triton.few_rows import fp8_few_rows, plain_few_rows
 from engine.kernels.triton.fp8_gemm import fp8_block_linear
-from engine.models.linear import FP8, round_fp8
+from engine.layers.linear import FP8, round_fp8
 from tests.engine.support.devices import DEVICE
 
 _FP8_SUMS = 1e-6 if DEVICE.type == "cpu" else 2.0**-12

@@ -11,20 +11,20 @@ import torch
 
 from engine.attention.base import AttentionShape
 from engine.attention.triton import TritonAttention
-from engine.config import EngineConfig
 from engine.graphs.decode_graphs import DecodeGraphs
 from engine.kernels.triton import rows as row_kernels
 from engine.kernels.triton import sample
 from engine.kernels.triton.shared_prefixes import RowGroups
 from engine.kernels.triton.tile import TILE
+from engine.layers.operations import Rotary
 from engine.loading.load_model import load_model
 from engine.models.decoder import Decoder
-from engine.models.operations import Rotary
 from engine.models.triton_operations import TritonOperations
-from engine.request import PENDING
 from engine.runner.model_runner import ModelRunner
 from engine.sampling.graph_chooser import torch_graph_chooser, triton_graph_chooser
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.settings.config import EngineConfig
+from engine.values.plan import Chunk, StepPlan
+from engine.values.request import PENDING
 from tests.engine.support.checkpoints import AWQ, FP8_BLOCKS, awq, fp8_blocks, make
 from tests.engine.support.graph_workloads import greedy_request
 from tests.engine.support.operations_seen import Operations

@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("triton")
 from engine.kernels.triton import split_k
 from engine.kernels.triton.int4_gemm import int4_linear
-from engine.models.linear import Int4Linear
+from engine.layers.linear import Int4Linear
 from tests.engine.support.devices import DEVICE
 
 

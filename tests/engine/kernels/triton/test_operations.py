@@ -16,12 +16,12 @@ from engine.kernels.triton.fp8 import round_rows
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
 from engine.kernels.triton.rope import rotate_into, rotations
 from engine.kernels.triton.silu import gated_fp8, gelu_mul, silu_mul
-from engine.models.linear import Rounded, round_fp8
-from engine.models.operations import Rotary
-from engine.models.rope import RopeConfig
+from engine.layers.linear import Rounded, round_fp8
+from engine.layers.operations import Rotary
+from engine.model_parts.rope import RopeConfig
 from engine.models.torch_operations import TorchOperations
 from engine.models.triton_operations import TritonOperations
-from engine.scheduling.plan import StepPlan
+from engine.values.plan import StepPlan
 from tests.engine.support.devices import DEVICE
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt

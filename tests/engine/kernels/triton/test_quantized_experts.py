@@ -13,10 +13,10 @@ from torch import nn
 pytest.importorskip("triton")
 from engine.kernels.triton import expert_products
 from engine.kernels.triton.grouped_gemm import experts_mlp as triton_mlp
-from engine.models import linear
+from engine.layers import linear
+from engine.layers.linear import Fp8BlockLinear, Fp8Linear, Int4Linear
+from engine.layers.matrix_stack import MatrixStack
 from engine.models.experts import experts_mlp, route
-from engine.models.linear import Fp8BlockLinear, Fp8Linear, Int4Linear
-from engine.models.matrix_stack import MatrixStack
 from tests.engine.support.devices import DEVICE
 
 EXPERTS, HIDDEN, INNER = 5, 256, 128

@@ -15,9 +15,9 @@ from engine.grammar.failure import GrammarFailure
 from engine.grammar.spec import Grammar
 from engine.kernels.triton import sample
 from engine.sampling.noise import uniform
-from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling.triton_chooser import TritonChooser
+from engine.values.sampling_row import SamplingRow
 from tests.engine.support.devices import DEVICE
 from tests.engine.support.grammar_models import NUM_TOKENS, compiler, ids
 from tests.engine.support.penalty_courses import check_tokens_without_a_logit, play, read_by_steps

@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("triton")
 from engine.kernels.triton import sum_ranks
 from engine.kernels.triton.norm import add_norm, add_norm_fp8
-from engine.models.linear import Rounded
+from engine.layers.linear import Rounded
 from engine.parallel import one_shot
 from engine.parallel.collective import Collective, open_store
 from engine.parallel.one_shot import OneShotSum, open_one_shot

@@ -1,0 +1,28 @@
+"""GLM-4.5 to 4.7 (GLM team 2025, arXiv:2508.06471): heads are turned in part; sigmoids choose experts."""
+
+from __future__ import annotations
+
+from engine.model_parts.experts_config import ExpertsConfig
+from engine.model_parts.family import Family, WeightNames
+from engine.model_parts.parts import ModelParts
+from engine.model_parts.reading import Raw, alike, read_attention, read_mlp, read_norms, read_rope
+
+
+def _read(raw: Raw) -> ModelParts:
+    attention = read_attention(raw, output_bias=False, qk_norm="heads" if raw.get("use_qk_norm") else "none")
+    return ModelParts(
+        attention,
+        alike(read_rope(raw, attention, is_partial=True), raw),
+        read_mlp(raw),
+        read_norms(raw, 1e-5),
+        ExpertsConfig.from_sigmoid(raw, size="moe_intermediate_size"),
+    )
+
+
+# The layers after the last predict more tokens at once, which Raydix does not use.
+FAMILY = Family(
+    ("Glm4MoeForCausalLM",),
+    _read,
+    WeightNames(left_out=("model.layers.{layers}.",)),
+    {"partial_rotary_factor": 0.5, "n_shared_experts": 1, "first_k_dense_replace": 1},
+)

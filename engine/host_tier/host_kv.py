@@ -1,0 +1,240 @@
+"""KV in host memory, as admission, growth and preemption use it: of preempted requests and of evicted prefixes.
+
+preempted request ── swap_out ──▶ ┌───────────┐ ── load ──▶ its own pages, when it starts again
+evicted prefix ───── on_evict ──▶ │ host pages│ ── load ──▶ the pages of any prompt that begins with it
+                                  └───────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cache import Found, KVCacheManager, Lease
+from cache.node import Namespace
+from cache.page_keys import PageKeys
+from cache.page_tier import TierPage
+from cache.prefix_log import PrefixLog
+from engine.host_tier.host_ends import host_ends
+from engine.host_tier.host_pool import Copies, HostAccount, HostMemory, HostPool, HostTraffic
+from engine.host_tier.host_prefixes import HostPrefixes
+from engine.host_tier.lower_tier import NO_LOWER_TIER, LowerTier, TierTotals
+from engine.host_tier.peers import NO_PEERS, KVPeers, PeerTotals
+from engine.host_tier.swap import SwapSpace
+from engine.values.plan import StepPlan
+from engine.values.request import Request
+
+
+class HostKV:
+    """Owns every host page of an engine, through the two that fill them. Without any there is nothing to look up,
+    and the methods that each request or step calls say so at once.
+    """
+
+    def __init__(
+        self,
+        memory: HostMemory | None = None,
+        page_size: int = 16,
+        preemption: str = "auto",
+        min_uses: int = 2,
+        log: PrefixLog | None = None,
+        block_tokens: int = 0,
+        lower: LowerTier = NO_LOWER_TIER,
+        hashes: Callable[[Namespace, Sequence[int]], Sequence[int]] | None = None,
+        cache: KVCacheManager | None = None,
+    ) -> None:
+        """`page_size` in tokens; `preemption` is one of `swap.MODES`. Raises ValueError when it is not.
+
+        `log` is told of the blocks, each of `block_tokens` tokens, that are here. `lower` holds more prefixes.
+        `hashes` returns the hashes of a prompt's blocks. `cache` is the device's, which tells what has to be at
+        the ends of prefixes; None: nothing.
+        """
+        self._lower = lower
+        self._peers: KVPeers = NO_PEERS
+        self._pool = HostPool(memory or HostMemory(), log)
+        self._has_pages = self._pool.num_pages > 0
+        self._page_size, self._num_out, self._num_in, self._saved_seconds = page_size, 0, 0, 0.0
+        self._swap = SwapSpace(self._pool, page_size, preemption)
+        self._ends = None if cache is None else host_ends(cache, self._pool)
+        self._prefixes = HostPrefixes(
+            self._pool, page_size, min_uses, block_tokens, self._lower, hashes, self._ends
+        )
+        self.on_evict = self._prefixes.on_evict
+        """To be called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
+        self.on_give_up = self._prefixes.on_give_up
+        """To be called with each node of which only what is at its end is given up (`NodeStates.on_give_up`)."""
+
+    @property
+    def num_pages(self) -> int:
+        """All host pages."""
+        return self._pool.num_pages
+
+    @property
+    def num_evicted(self) -> int:
+        """Pages of prefixes that were given up for others, since the start."""
+        return self._pool.num_evicted
+
+    def connect(self, peers: KVPeers) -> None:
+        """Fetch prefixes from other engines through `peers` from now on."""
+        self._peers = peers
+        self._prefixes.connect(peers)
+
+    def peer_totals(self) -> PeerTotals:
+        """Return what was fetched from other engines."""
+        return self._peers.totals()
+
+    def lower_totals(self) -> TierTotals:
+        """Return what was moved to and from the lower tier."""
+        return self._lower.totals()
+
+    @property
+    def traffic(self) -> HostTraffic:
+        """What was copied in both directions."""
+        return HostTraffic(self._num_out, self._num_in, self._pool.page_bytes, self._saved_seconds)
+
+    def reset(self) -> int:
+        """Forget all prefixes that no request is about to read; return the number of pages that are free now."""
+        return self._prefixes.reset()
+
+    def account(self) -> HostAccount:
+        """Count the host pages by state; the invariant is that they add up to `num_pages`."""
+        return self._swap.account() if self._has_pages else HostAccount()
+
+    def take_in_transfers(self) -> None:
+        """Note what has come to host memory and what was saved below it. `begin_step` does so too."""
+        self._prefixes.take_in_transfers()
+
+    def begin_step(self) -> None:
+        """Begin to plan a step, which will run after the copies of all steps before it."""
+        if self._has_pages:
+            self._pool.begin_step()
+            self._prefixes.begin_step()
+
+    # --- to the host ---------------------------------------------------------------------------------------
+
+    def swap_out(self, request: Request, start: int, end: int, tokens_per_second: float) -> Copies:
+        """Note that a request loses the pages of its lease, in which `end` tokens have KV; only it held those from
+        `start` on. Returns the copies to be made (`SwapSpace.swap_out`).
+        """
+        name, lease = request.request_id, request.lease
+        assert lease is not None
+        if not self._has_pages:
+            return Copies([], [])
+        self._prefixes.forget(name)
+        num_at_end = 0
+        if self._ends is not None and not self._swap.holds(name):
+            end = self._ends.reaches(lease, end)
+            num_at_end = self._ends.num_pages(lease, end) if end else 0
+        start = min(start, end)
+        pages = self._swap.swap_out(name, lease.pages, start, end, tokens_per_second, num_at_end)
+        copies, at_end = Copies(pages, []), self._swap.at_end(name)
+        if num_at_end and at_end:
+            assert self._ends is not None
+            copies.add(self._ends.save(lease, end, at_end))
+        return copies
+
+    def take_copies(self) -> Copies:
+        """Return the copies of evicted prefixes that the step which is being planned has to make first."""
+        return self._prefixes.take_copies()
+
+    def copied(self, plan: StepPlan) -> None:
+        """Note that a step has made its copies to the host."""
+        if hosts := _hosts(plan):
+            self._num_out += len(plan.swap_out) + sum(len(copy.hosts) for copy in plan.states_out)
+            self._prefixes.settle(hosts)
+
+    def failed(self, plan: StepPlan) -> None:
+        """Note that a step failed, and perhaps has not copied what it should have for those that were preempted in
+        it and for others.
+        """
+        self._prefixes.drop(_hosts(plan))
+        for request in plan.preempted:
+            self._swap.forget(request.request_id)
+
+    # --- to the device -------------------------------------------------------------------------------------
+
+    def fetch(self, request: Request, num_found: int, tokens_per_second: float, now: float) -> None:
+        """Begin to load what a lower tier and its source have of a new request (`HostPrefixes.fetch`)."""
+        if self._has_pages:
+            self._prefixes.fetch(request, num_found, tokens_per_second, now)
+
+    def is_awaited(self, request_id: str, now: float) -> bool:
+        """Whether a waiting request had better wait a little longer, as what it begins with is on its way."""
+        return self._has_pages and self._prefixes.is_awaited(request_id, now)
+
+    def num_coming(self, request_id: str) -> int:
+        """Return how many leading tokens of a waiting request have KV when that has come; 0 if nothing comes."""
+        return self._prefixes.num_coming(request_id) if self._has_pages else 0
+
+    def reach(self, request: Request, found: Found, tokens_per_second: float) -> int:
+        """Return after how many leading tokens a waiting request can go on, given what the device's tree has of
+        them. `tokens_per_second` (0: not known) is the rate at which they would be computed.
+        """
+        if not self._has_pages:
+            return found.length
+        reached = self._swap.end(request.request_id, found.held)
+        if reached > found.length:
+            return reached
+        return self._prefixes.reach(request, found, tokens_per_second)
+
+    def hold(self, request: Request, found: Found, reached: int) -> None:
+        """Keep what `reach` promised to a request until it starts, `release` or `forget`."""
+        if reached > max(found.length, self._swap.end(request.request_id, found.held)):
+            self._prefixes.hold(request, found, reached)
+
+    def release(self, request_id: str) -> None:
+        """Undo `hold`. Idempotent."""
+        self._prefixes.release(request_id)
+
+    def start(self, request: Request, found: Found, tokens_per_second: float) -> int:
+        """Return what `reach` does, and keep it for the request until `load` or `forget`."""
+        if not self._has_pages:
+            return found.length
+        self.release(request.request_id)
+        reached = self.reach(request, found, tokens_per_second)
+        self.hold(request, found, reached)
+        if reached > found.length and tokens_per_second:
+            pages = -(-(reached - found.held) // self._page_size) + self._pool.state_pages
+            self._saved_seconds += (reached - found.length) / tokens_per_second - pages * self._pool.page_seconds
+        return reached
+
+    def is_of_prefix(self, request_id: str) -> bool:
+        """Whether a request that was started begins with what a prefix has in host memory."""
+        return self._prefixes.holds(request_id)
+
+    def load(self, request_id: str, lease: Lease) -> Copies:
+        """Return the copies to the device for a request that was started and continues in the pages of a lease."""
+        if not self._has_pages:
+            return Copies([], [])
+        at_end, end = self._swap.at_end(request_id), self._swap.end(request_id, lease.num_cached)
+        is_awaited = lease.state is not None and lease.state.is_awaited
+        pages = self._swap.swap_in(request_id, lease.pages, lease.num_cached, has_end=not is_awaited)
+        copies = Copies(pages, [])
+        if at_end and is_awaited and not self.is_of_prefix(request_id):
+            assert self._ends is not None
+            copies.add(self._ends.restore(lease, end, at_end))
+        copies.add(self._prefixes.load(request_id, lease))
+        self._num_in += len(copies.pages) + sum(len(copy.hosts) for copy in copies.states)
+        return copies
+
+    # --- to other engines ----------------------------------------------------------------------------------
+
+    def lend(self, keys: PageKeys, first: int, last: int) -> list[TierPage]:
+        """Keep the pages of a prefix from `first` on, before `last`, that are found without a gap, where they are
+        until `take_back`.
+        """
+        tier = self._pool.tier
+        return tier.lend(keys, first, first + tier.count(keys, first, last))
+
+    def take_back(self, pages: Sequence[TierPage]) -> None:
+        """Undo one `lend`."""
+        self._pool.tier.take_back(pages)
+
+    def forget(self, request_id: str) -> None:
+        """Let go of everything of a request that has ended. Idempotent."""
+        if self._has_pages:
+            self._swap.forget(request_id)
+            self._prefixes.forget(request_id)
+
+
+def _hosts(plan: StepPlan) -> list[int]:
+    """Return the host pages that a step fills, of a state its first."""
+    return [*[copy.hosts[0] for copy in plan.states_out], *[host for _, host in plan.swap_out]]

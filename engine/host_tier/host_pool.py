@@ -1,0 +1,131 @@
+"""Host pages: who holds them, and when they can be used again.
+
+Preempted requests (`swap`) and evicted prefixes (`host_prefixes`) share them, with the recurrent states and the
+windows from which these go on (`host_ends`). A preempted request takes pages of prefixes that nobody reads, as it
+is certain to need its KV again; a prefix takes no pages of requests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cache.page_tier import PageTier
+from cache.prefix_log import PrefixLog
+from engine.values.plan import PagePair, StateCopy
+
+
+class Copies(NamedTuple):
+    """What a step copies to the host, or from it."""
+
+    pages: list[PagePair]
+    states: list[StateCopy]
+
+    def add(self, others: Copies) -> None:
+        """Add other copies to these."""
+        self.pages.extend(others.pages)
+        self.states.extend(others.states)
+
+
+class HostAccount(NamedTuple):
+    """Where the host pages are. Each is in one state, so `total` is always the size of the pool."""
+
+    free: int = 0
+    held: int = 0
+    """Pages with KV of preempted requests, or that the latest plan reads for one."""
+    cached: int = 0
+    """Pages with KV of evicted prefixes."""
+    arriving: int = 0
+    """Pages to which the KV of prefixes is on its way: from the device, from below, or from another engine."""
+    lent: int = 0
+    """Pages with KV of evicted prefixes that are lent to other engines, whoever else reads them."""
+
+    @property
+    def total(self) -> int:
+        """All host pages."""
+        return sum(self)
+
+
+class HostMemory(NamedTuple):
+    """The host pages of a runner."""
+
+    num_pages: int = 0
+    page_seconds: float = 0.0
+    """Seconds to copy a page in one direction, as one of many."""
+    page_bytes: int = 0
+    """Bytes of a page, of this rank."""
+    state_pages: int = 0
+    """Pages that a recurrent state takes; 0 in a model without any."""
+
+
+class HostTraffic(NamedTuple):
+    """What was copied since the start, and what that was worth."""
+
+    pages_out: int = 0
+    """Pages copied to the host."""
+    pages_in: int = 0
+    """Pages copied to the device."""
+    page_bytes: int = 0
+    saved_seconds: float = 0.0
+    """Seconds that computing would have taken, at the rate of that moment, less those of the copies."""
+
+
+class HostPool:
+    """Owns every host page, for a scheduler whose steps run strictly in the order in which they were planned.
+
+    That order makes reuse safe: host pages that a step reads are free for the next plan.
+    """
+
+    def __init__(self, memory: HostMemory, log: PrefixLog | None = None) -> None:
+        """`log` is told which blocks of prefixes are here."""
+        self.num_pages, self.page_seconds, self.page_bytes, self.state_pages = memory
+        self.tier = PageTier(log)
+        """The pages of prefixes."""
+        self.num_evicted = 0
+        """Pages of prefixes that were given up for others."""
+        # A heap with the lowest page first, so that neighbours are copied at once.
+        self._free = list(range(memory.num_pages))
+        self._being_read: list[int] = []
+
+    @property
+    def num_free(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_being_read(self) -> int:
+        """Pages that are free when the step has been planned."""
+        return len(self._being_read)
+
+    @property
+    def available(self) -> int:
+        """Pages that `take` can return."""
+        return len(self._free) + self.tier.num_idle
+
+    def take(self, count: int) -> list[int]:
+        """Return `count` pages, which must be available: free ones, then those of prefixes."""
+        pages: list[int] = []
+        while len(pages) < count:
+            if self._free:
+                pages.append(heapq.heappop(self._free))
+                continue
+            reclaimed = self.tier.reclaim()
+            assert reclaimed, "more host pages were wanted than are available"
+            self.num_evicted += len(reclaimed)
+            self.free(reclaimed)
+        return pages
+
+    def free(self, pages: Iterable[int]) -> None:
+        """Give pages back."""
+        for page in pages:
+            heapq.heappush(self._free, page)
+
+    def free_after_reading(self, pages: Iterable[int]) -> None:
+        """Give pages back that the step reads which is being planned: they are free at the next `begin_step`."""
+        self._being_read += pages
+
+    def begin_step(self) -> None:
+        """Begin to plan a step, which will run after the copies of all steps before it."""
+        self.free(self._being_read)
+        self._being_read = []

@@ -1,0 +1,264 @@
+"""Evicted prefixes in host memory: what is copied there, and back when a prompt begins with it.
+
+    the device evicts a prefix that was used before ──▶ copied to the host in the step that takes its pages
+                                                                         │ found once that step has ended
+    a prompt begins with it ──▶ held ──▶ copied back in the prompt's first step, which computes the rest
+
+Host memory keeps whole pages, and keeps them when they are copied back: what the device evicts again is there
+already. A prefix that was used once is not worth a copy, as most prompts never come again. In models that need
+more at the end of a prefix than its pages, that is kept by the same rules (`host_ends`), and a prefix is of use up
+to such an end alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from cache.lease import Found, Lease
+from cache.node import Namespace, Node
+from cache.page_keys import PageKeys
+from cache.page_tier import TierPage
+from cache.radix_tree import page_of, sequence
+from engine.host_tier.arriving_prefixes import ArrivingPrefixes
+from engine.host_tier.host_ends import HostEnd, HostEnds
+from engine.host_tier.host_pool import Copies, HostPool
+from engine.host_tier.lower_tier import NO_LOWER_TIER, LowerTier
+from engine.host_tier.peers import KVPeers
+from engine.values.request import Request
+
+
+class _Held(NamedTuple):
+    """What a request is going to copy back."""
+
+    first: int
+    """The slot of its page table that the first page fills."""
+    pages: list[TierPage]
+    end: HostEnd | None
+    """Where it goes on, in a model that needs something there."""
+    at_end: list[TierPage]
+    """What it needs there."""
+
+
+class HostPrefixes:
+    """Decides which evicted pages are copied to the host, and which a prompt copies back."""
+
+    def __init__(
+        self,
+        pool: HostPool,
+        page_size: int,
+        min_uses: int = 2,
+        block_tokens: int = 0,
+        lower: LowerTier = NO_LOWER_TIER,
+        hashes: Callable[[Namespace, Sequence[int]], Sequence[int]] | None = None,
+        ends: HostEnds | None = None,
+    ) -> None:
+        """A page is kept if at least `min_uses` requests have used it, the one that computed it included. What is
+        kept goes on to `lower`, and comes back from there.
+
+        Routers are told of what is here if a page is one or more blocks of `block_tokens` tokens; 0: they are
+        told nothing. `hashes` returns the hashes of a prompt's blocks; without it, of what comes from elsewhere
+        they are told when the device evicts it. `ends`: what prefixes need at their ends; None for nothing.
+        """
+        if min_uses < 1:
+            raise ValueError(f"every prefix has at least 1 use, so min_uses must be at least 1, got {min_uses}")
+        self._pool, self._tier = pool, pool.tier
+        self._page_size = page_size
+        self._min_uses = min_uses
+        self._block_tokens = block_tokens if block_tokens and page_size % block_tokens == 0 else 0
+        self._hashes, self._ends = hashes, ends
+        self._arriving = ArrivingPrefixes(lower, pool, page_size)
+        self._outgoing = Copies([], [])
+        self._keys: dict[str, PageKeys] = {}
+        self._held: dict[str, _Held] = {}
+        self._being_read: list[TierPage] = []
+
+    # --- to the host ---------------------------------------------------------------------------------------
+
+    def on_evict(self, node: Node) -> None:
+        """Note that the device evicts all pages of a node, which is still in its tree. O(depth + its tokens).
+
+        A page that nodes above begin and this one fills goes too: without it, what follows would not be found.
+        The copies are those that the next `take_copies` returns.
+        """
+        self.on_give_up(node)
+        first, num_whole = node.start // self._page_size, node.end // self._page_size
+        if not self._is_worth_keeping(node) or first >= num_whole:
+            return
+        keys = PageKeys(node.namespace, sequence(node), self._page_size, first)
+        for slot in range(num_whole - 1, first - 1, -1):  # so that a prefix's end is the older
+            if self._tier.has(keys[slot]):
+                self._tier.describe(keys[slot], self._blocks_in(node, slot))
+            elif self._pool.available:
+                (host,) = self._pool.take(1)
+                self._tier.add(keys[slot], host, self._blocks_in(node, slot))
+                self._outgoing.pages.append((page_of(node, slot), host))
+
+    def on_give_up(self, node: Node) -> None:
+        """Note that the device gives up what a node has at its end, which counts as older than the pages that lead
+        to it, as these are of use to others. O(its tokens and those above it).
+        """
+        if self._ends is None or node.state is None or not self._is_worth_keeping(node):
+            return
+        tokens = sequence(node)
+        keys = PageKeys(node.namespace, tokens, self._page_size, self._ends.first_key(node.end))
+        self._outgoing.add(self._ends.keep(node, keys, tokens))
+
+    def _is_worth_keeping(self, node: Node) -> bool:
+        return self._pool.num_pages > 0 and node.hits + 1 >= self._min_uses
+
+    def _blocks_in(self, node: Node, slot: int) -> list[int]:
+        """Return the hashes of the blocks in a page that a node fills; nodes above may have begun it."""
+        if not self._block_tokens:
+            return []
+        size, begin = self._block_tokens, slot * self._page_size
+        blocks: list[int] = []
+        step: Node | None = node
+        while step is not None and step.end > begin:
+            first = max(begin // size - step.start // size, 0)
+            last = (begin + self._page_size) // size - step.start // size
+            blocks = step.blocks[first:last] + blocks
+            step = step.parent
+        return blocks
+
+    def take_copies(self) -> Copies:
+        """Return the copies to the host that the step which is being planned has to make first."""
+        copies, self._outgoing = self._outgoing, Copies([], [])
+        return copies
+
+    def settle(self, hosts: Iterable[int]) -> None:
+        """Note that a step has made its copies to these pages of the host."""
+        found, unwanted = self._tier.settle(hosts)
+        self._pool.free(unwanted)
+        self._arriving.save(found)
+
+    def drop(self, hosts: Iterable[int]) -> None:
+        """Note that a step failed and perhaps has not made its copies."""
+        self._pool.free(self._tier.drop(hosts))
+
+    def reset(self) -> int:
+        """Forget all that no request is about to read; return the number of pages that are free now."""
+        self._arriving.reset()
+        pages = self._tier.clear()
+        self._pool.free(pages)
+        return len(pages)
+
+    # --- to the device -------------------------------------------------------------------------------------
+
+    def fetch(self, request: Request, num_found: int, tokens_per_second: float, now: float) -> None:
+        """Begin to load what lies below host memory, or at its source, of a new request, of which the device has
+        `num_found` tokens.
+
+        Not to be called while a step is planned.
+        """
+        first, last = num_found // self._page_size, (len(request.reusable) - 1) // self._page_size
+        if first < last and self._pool.num_pages:
+            keys = self._keys_of(request, first)
+            self._arriving.fetch(
+                request, keys, first, last, tokens_per_second, now, lambda pages: self._blocks_of(request, pages)
+            )
+
+    def _blocks_of(self, request: Request, pages: Sequence[int]) -> list[Sequence[int]]:
+        """Return the hashes of the blocks in each of some pages of a prompt. O(tokens) if there are pages."""
+        if self._hashes is None or not self._block_tokens or not pages:
+            return [()] * len(pages)
+        chain = self._hashes(request.namespace, request.tokens[: (max(pages) + 1) * self._page_size])
+        in_page = self._page_size // self._block_tokens
+        return [chain[page * in_page : (page + 1) * in_page] for page in pages]
+
+    def is_awaited(self, request_id: str, now: float) -> bool:
+        """Whether a request waits for what `fetch` began to load."""
+        return self._arriving.is_awaited(request_id, now)
+
+    def num_coming(self, request_id: str) -> int:
+        """Return how many leading tokens of a request have KV when what `fetch` began to load has come."""
+        return self._arriving.num_coming(request_id)
+
+    def reach(self, request: Request, found: Found, tokens_per_second: float) -> int:
+        """Return after how many leading tokens a waiting request can go on, given what the device has of them.
+
+        What would be computed sooner, at `tokens_per_second` (0: not known), than copied does not count.
+        """
+        first, last = found.held // self._page_size, (len(request.reusable) - 1) // self._page_size
+        if not self._tier.num_pages or (first >= last and self._ends is None):
+            return found.length
+        if self._ends is None:
+            num_pages = self._tier.count(self._keys_of(request, first), first, last)
+            reached = (first + num_pages) * self._page_size
+        else:
+            end = self._end(request, found)
+            if end is None:
+                return found.length
+            reached = end.num_tokens
+            num_pages = self._pool.state_pages + len(end.keys) + max(0, reached // self._page_size - first)
+        saved = (reached - found.length) / (tokens_per_second or 1e-9)
+        return reached if num_pages and num_pages * self._pool.page_seconds < saved else found.length
+
+    def _end(self, request: Request, found: Found) -> HostEnd | None:
+        """Return where a request can go on at the deepest by what is in host memory at the ends of prefixes."""
+        assert self._ends is not None
+        tokens, first = request.reusable, found.held // self._page_size
+        keys = self._keys_of(request, self._ends.first_key(found.length))
+        count = self._tier.count(keys, first, (len(tokens) - 1) // self._page_size)
+        reached = max(found.held, (first + count) * self._page_size)
+        return self._ends.deepest(keys, tokens, found.length, reached)
+
+    def hold(self, request: Request, found: Found, reached: int) -> None:
+        """Keep for a request what `reach` promised, until it is copied or the request forgotten."""
+        first, stop = found.held // self._page_size, reached // self._page_size
+        end = None if self._ends is None else self._end(request, found)
+        at_end = [] if end is None else self._tier.pin(end.keys, 0, len(end.keys))
+        pages = self._tier.pin(self._keys_of(request, first), first, stop)
+        self._held[request.request_id] = _Held(first, pages, end, at_end)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether something is kept for a request."""
+        return request_id in self._held
+
+    def load(self, request_id: str, lease: Lease) -> Copies:
+        """Return the copies to the device for a request that continues in the pages of its lease."""
+        held = self._held.pop(request_id, None)
+        self._keys.pop(request_id, None)
+        copies = Copies([], [])
+        if held is None:
+            return copies
+        self._being_read += [*held.pages, *held.at_end]
+        copies.pages.extend((lease.pages[held.first + index], page.page) for index, page in enumerate(held.pages))
+        if held.end is not None:
+            assert self._ends is not None
+            hosts = [host for page in held.at_end for host in page.pages]
+            copies.add(self._ends.restore(lease, held.end.num_tokens, hosts))
+        return copies
+
+    def forget(self, request_id: str) -> None:
+        """Let go of what was held for a request that has ended or was preempted. Idempotent."""
+        self._arriving.forget(request_id)
+        self._keys.pop(request_id, None)
+        self.release(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Let go of what was held for a request that does not start yet. Idempotent."""
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            self._tier.unpin([*held.pages, *held.at_end])
+
+    def begin_step(self) -> None:
+        """Begin to plan a step: what steps before it read may be replaced, which its copies do after theirs."""
+        self.take_in_transfers()
+        self._tier.unpin(self._being_read)
+        self._being_read = []
+
+    def connect(self, peers: KVPeers) -> None:
+        """Fetch from other engines through `peers` from now on."""
+        self._arriving.peers = peers
+
+    def take_in_transfers(self) -> None:
+        """Note what a lower tier has loaded and saved, and what has come from other engines."""
+        self._arriving.take_in()
+
+    def _keys_of(self, request: Request, first: int) -> PageKeys:
+        keys = self._keys.get(request.request_id)
+        if keys is None or first < keys.first:
+            keys = PageKeys(request.namespace, request.tokens, self._page_size, first)
+            self._keys[request.request_id] = keys
+        return keys

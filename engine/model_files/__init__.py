@@ -1,0 +1,1 @@
+"""Finds and reads a model's files: a directory, a GGUF file or a pulled model."""

@@ -1,0 +1,105 @@
+"""What a model family is: how its config.json describes a model's parts, and what its files call their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.base.errors import ModelLoadError
+from engine.model_parts.config_keys import TrackedConfig, layered
+from engine.model_parts.parts import ModelParts
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The names of a sparse layer's weights, below the layer's."""
+
+    block: str = "mlp"
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    correction: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
+    may_be_stacked: bool = False
+    """Whether the experts of a layer may be one tensor, [experts, outputs, inputs], gates before ups."""
+    are_stacked: bool = False
+    """Whether the experts of a layer are one tensor, [experts, inputs, outputs]."""
+    takes_turns: bool = True
+    """Whether gates and ups of such a tensor take turns; otherwise all gates come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetNames:
+    """The names of a recurrent layer's projections, below "linear_attn"."""
+
+    projections: tuple[str, ...]
+    """To queries, keys and values and to z: two, or one that has those of each key head together."""
+    gates: tuple[str, ...]
+    """To strengths and to decays: two, or one that has those of each key head together."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """The names of a layer's weights in a checkpoint, below "model.layers.N"."""
+
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """Projections to queries, keys and values: three, or one that is all of them."""
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    """Projections of the MLP: gate and up, or one that is both."""
+    mlp: str = "mlp"
+    """The MLP of layers without experts."""
+    attention_norm: str = "input_layernorm"
+    """The norm before attention."""
+    mlp_norm: str = "post_attention_layernorm"
+    """The norm before the MLP."""
+    attended_norm: str = "post_attention_layernorm"
+    """The norm after attention, in families that have one."""
+    mlp_output_norm: str = "post_feedforward_layernorm"
+    """The norm after the MLP, in families that have one."""
+    experts: ExpertNames = ExpertNames()
+    delta_net: DeltaNetNames | None = None
+    """Of families that have recurrent layers."""
+    left_out: tuple[str, ...] = ()
+    """What the names of weights that text does not need begin with; "{layers}" stands for the number of layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model family. A module of `engine.families` has one, called FAMILY."""
+
+    architectures: tuple[str, ...]
+    """Its names in config.json."""
+    read: Callable[[Mapping[str, Any]], ModelParts]
+    """Reads the parts from a config.json. May raise ModelLoadError, KeyError, TypeError and ValueError."""
+    names: WeightNames = WeightNames()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that config.json may leave out."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Values that all models of the family have. The decoder computes these, and no others."""
+
+    def parts_of(self, config: TrackedConfig) -> ModelParts:
+        """Read a model's parts. Raises ModelLoadError, and what `read` raises."""
+        for key, expected in {**_FIXED, **self.fixed}.items():
+            if (value := config.get(key)) is not None and value != expected:
+                raise ModelLoadError(f"{key} is {value!r}, which is not supported: expected {expected!r}")
+        return self.read(layered(config, self.defaults))
+
+
+_OF_WHOLE = ("architectures", "tie_word_embeddings")
+"""Keys that count beside a text model's, not within."""
+_FIXED = {"is_causal": True}
+"""Values that the models of all families have."""
+
+
+def text_config(raw: Mapping[str, Any]) -> TrackedConfig:
+    """Return a config.json with the keys of its text model, which may be nested. These replace the keys beside
+    them, if they say anything, except for those of the whole model.
+    """
+    inside = raw.get("text_config") or {}
+    beside = {key: value for key, value in raw.items() if key != "text_config"}
+    said = {key: value for key, value in inside.items() if value is not None or beside.get(key) is None}
+    whole = {key: beside[key] for key in _OF_WHOLE if beside.get(key) is not None}
+    return TrackedConfig({**beside, **said, **whole})

@@ -1,0 +1,1 @@
+"""The running engine: how it is put together, its loop, and the offline API."""

@@ -1,0 +1,92 @@
+"""Loads a model and its draft model on one device, with KV pages for both."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from engine.graphs.setup import capture_all, draft_widths, graph_bytes, piece_tokens, why_no_pieces
+from engine.graphs.step_graphs import CudaCapture, CutCapture
+from engine.loading.load_model import load_model
+from engine.loading.same_vocabulary import check_same_vocabulary
+from engine.model_files.model_directory import resolve_model
+from engine.ranks.load_runner import load_runner
+from engine.runner.draft_model import DraftModel
+from engine.runner.model_runner import ModelRunner
+from engine.settings.config import EngineConfig
+
+if TYPE_CHECKING:
+    from engine.ranks.launcher import WorkerLauncher
+    from engine.ranks.runner import ParallelRunner
+
+
+def load_with_draft_model(
+    config: EngineConfig, launcher: WorkerLauncher | None = None
+) -> tuple[ModelRunner | ParallelRunner, DraftModel]:
+    """Load the models that `config` and its `speculation` name. Raises ModelLoadError, ValueError.
+
+    Where several ranks share the model, the first rank alone has the draft model.
+
+    The draft model's weights are loaded first, so that KV gets the memory that both leave free. If the draft model
+    has as many pages as the model, a page counts with the memory of both.
+    """
+    settings = config.speculation
+    assert settings is not None and settings.model is not None
+    directory = resolve_model(config.model, config.model_revision)
+    check_same_vocabulary(config.model, directory, settings.model, resolve_model(settings.model))
+    draft = load_model(
+        dataclasses.replace(
+            config,
+            model=settings.model,
+            model_revision=None,
+            served_name=None,
+            kv_pages=settings.kv_pages or 1,
+            max_model_len=None,
+            preemption="recompute",
+            host_kv_gib=0.0,
+            speculation=None,
+            tensor_parallel_size=1,
+            cuda_graphs="off",  # They are recorded below, on its own pages.
+            windowed_kv="off",  # It knows pages of all layers alone.
+        )
+    )
+    if draft.num_state_slots:
+        raise ValueError(
+            f"speculation.model {settings.model!r} has recurrent layers, whose states it would lose with wrong "
+            "draft tokens; take one without them"
+        )
+    reserved = draft_graph_bytes(config, draft)
+    is_graphed = reserved > 0  # which takes one more page
+    if settings.kv_pages is not None:
+        draft = draft.with_pages(settings.kv_pages + is_graphed) if is_graphed else draft
+        runner = load_runner(config, launcher=launcher, bytes_beside=reserved)
+    else:
+        runner = load_runner(config, draft.kv_bytes_per_token, launcher, reserved)
+        draft = draft.with_pages(runner.num_pages + is_graphed)
+    if is_graphed:
+        add_draft_graphs(config, draft, CudaCapture(draft.device), reserved)
+    return runner, DraftModel(draft, runner.model_config.eos_token_ids, settings.max_prefill_tokens)
+
+
+def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
+    """Return the bytes to set aside for the draft model's graphs; 0 if it gets none."""
+    if why_no_pieces(config, draft.device, draft.model_config) is not None:
+        return 0
+    size = draft.kv_dtype.itemsize
+    return graph_bytes(
+        config,
+        draft.model_config,
+        size,
+        draft.max_model_len,
+        spreads_prompts=draft.spreads_prompts,
+        is_draft_model=True,
+    )
+
+
+def add_draft_graphs(config: EngineConfig, draft: ModelRunner, capture: CutCapture, reserved: int) -> None:
+    """Record the graphs of the draft model's steps, or leave that to the first of them."""
+    widths = draft_widths(config, is_draft_model=True)
+    most = piece_tokens(config, draft.model_config)
+    graphs = draft.add_token_graphs(config.max_running, most, widths, capture)
+    if config.cuda_graphs == "start":
+        capture_all([graphs], draft.device, reserved)

@@ -1,0 +1,392 @@
+"""The engine's loop: plans, runs and applies one step after the other, in its own thread."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from cache import Namespace
+from engine.base.errors import EngineBroken, EngineStopped, QueueFull
+from engine.host_tier.peers import LentPages
+from engine.program.deliveries import Deliveries
+from engine.program.self_test import SelfTest
+from engine.program.timed_step import InFlight, TimedStep
+from engine.runner.device_thread import DeviceThread
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
+from engine.values.plan import Runner, StepPlan, StepResult, StepUnderway
+from engine.values.request import Request
+from engine.values.stream_delta import StreamDelta
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+_NOTHING = StepResult((), ())
+# Most seconds that `load` lags behind while steps are shorter than that.
+_LOAD_SECONDS = 0.005
+# Most seconds between two looks at what requests wait for that cannot be computed yet.
+_POLL_SECONDS = 0.005
+# The next step is planned when this share of the expected time of the one in flight is over, minus a lead: this
+# multiple of what planning took last, plus this many seconds.
+_CERTAIN_SHARE = 0.9
+_LEAD_FACTOR = 3.0
+_LEAD_SECONDS = 0.001
+
+
+class EngineLoop:
+    """Runs one scheduler on one runner. Whatever is asked of it may be asked in any thread.
+
+    Either `start` a thread that steps whenever there is work, or call `step` yourself as the offline `LLM` does,
+    but never both.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Clock = time.monotonic,
+        *,
+        overlap: bool = False,
+        stream_interval_s: float = 0.0,
+    ) -> None:
+        """With `overlap`, steps run in a separate thread while this one plans the next. The thread hands on tokens
+        of short steps together, so that `stream_interval_s` lies between two deliveries
+        (`engine/program/deliveries.py`).
+        """
+        self.scheduler = scheduler
+        self.clock = clock
+        self._runner = runner
+        self._device = DeviceThread[StepResult | StepUnderway]() if overlap else None
+        self._done_at = -math.inf  # when the device was done with the last step, if the next one waited for that
+        self._in_flight: InFlight | None = None
+        self._inbox: deque[Request | str | _Errand] = deque()  # to add; ids to abort; what else is asked for
+        self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._load = scheduler.load(clock())
+        self._load_at = clock()
+        self._deliveries = Deliveries(stream_interval_s)
+        self._on_step: Callable[[StepStats], None] = lambda _: None
+        self._on_failure: Callable[[str], None] = lambda _: None
+        self.self_test = SelfTest()
+        """Whether steps fail, and why."""
+        self.failure: str | None = None
+        """Why the loop ended by itself; None if it did not."""
+        self.last_progress = clock()
+        """Clock at the end of the last step, or when the loop last had nothing to do."""
+
+    # --- from any thread -----------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Submit a request. Raises NeverFits, QueueFull or EngineStopped, and then keeps nothing of it."""
+        self.scheduler.check(request)
+        with self._lock:
+            if self._stopping or self.failure is not None:
+                raise EngineStopped(self.failure or "the engine is stopping")
+            self.scheduler.waiting.check_room(request, self._num_coming, self._tokens_coming)
+            self._inbox.append(request)
+            self._num_coming += 1
+            self._tokens_coming += request.num_tokens
+        self.wake()
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step. Unknown and finished ids are ignored."""
+        with self._lock:
+            self._inbox.append(request_id)
+        self.wake()
+
+    def empty_cache(self) -> Future[int]:
+        """Drop all cached prefixes that no request uses, before the next step; the result is the pages freed.
+
+        Raises EngineStopped. The future is cancelled when the loop ends first.
+        """
+        return self._between_steps(self.scheduler.reset_cache)
+
+    def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> Future[LentPages]:
+        """Lend the pages of a prompt from position `first` on, before the next step (`Lender.lend`).
+
+        Raises EngineStopped. The future is cancelled when the loop ends first.
+        """
+        return self._between_steps(partial(self.scheduler.lend, namespace, tokens, first))
+
+    def give_back(self, number: int) -> None:
+        """End a loan before the next step. Idempotent; does nothing when the loop has ended."""
+        with contextlib.suppress(EngineStopped):
+            self._between_steps(partial(self.scheduler.give_back, number))
+
+    def _between_steps(self, do: Callable[[], T]) -> Future[T]:
+        """Have something done in the loop's thread before the next step."""
+        done: Future[T] = Future()
+        with self._lock:
+            if self._stopping or self.failure is not None:
+                raise EngineStopped(self.failure or "the engine is stopping")
+            self._inbox.append(_Errand(do, done))
+        self.wake()
+        return done
+
+    def wake(self) -> None:
+        """Have the next step planned at once, as KV has come that requests may wait for."""
+        if not self._wake.is_set():  # else the loop has yet to look: it clears the event first
+            self._wake.set()
+
+    def fail(self, reason: str) -> None:
+        """End the loop because no step can be computed any more. Only the first reason is kept."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = reason
+        self._wake.set()
+        self._on_failure(reason)
+
+    def load(self) -> EngineLoad:
+        """Return how busy the engine is, at most 5 ms behind its last step."""
+        return self._load
+
+    def forget_totals(self) -> None:
+        """Reset all counters to 0. Call it before `start` only."""
+        if self._thread is not None:
+            raise RuntimeError(
+                "the loop is running, and its counters must not go backwards; call forget_totals before start"
+            )
+        self.scheduler.forget_totals()
+        self._load = self.scheduler.load(self.clock())
+
+    @property
+    def failing(self) -> str:
+        """Why the engine computes nothing now: why its steps fail (`FailureCause`), or "ended"; "" while well."""
+        return self.self_test.cause or ("" if self.failure is None else "ended")
+
+    @property
+    def has_started(self) -> bool:
+        """Whether `start` was called."""
+        return self._thread is not None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished, or a step has failed and nobody knows why."""
+        has_steps = self._in_flight is not None or self.self_test.is_due
+        return bool(self._inbox) or has_steps or self.scheduler.has_work
+
+    # --- the thread ----------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        on_events: Callable[[list[StreamDelta]], None],
+        on_step: Callable[[StepStats], None] | None = None,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> None:
+        """Step in a thread until `stop`. `on_events` and `on_step` are called in it, at most once per step, and
+        must not block. `on_failure` is called in any thread with the reason when the loop ends by itself.
+        """
+        if self._thread is not None:
+            raise RuntimeError("the loop is running already; call start once")
+        self._on_step, self._on_failure = on_step or self._on_step, on_failure or self._on_failure
+        self._deliveries.deliver = on_events
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End the thread after its current step. Unfinished requests get no further deltas."""
+        with self._lock:
+            self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+        if self._device is not None:
+            self._device.close(timeout)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping and self.failure is None:
+                self._wake.clear()
+                if not self.has_work:
+                    self.last_progress = self.clock()
+                    self.scheduler.take_in_transfers()
+                    self._wake.wait(timeout=1.0)
+                    continue
+                self._deliveries.add(self.step())
+                if self._in_flight is not None:
+                    self._settle(self._in_flight.plan)
+                elif not self.has_work:
+                    self._deliveries.settle(self.clock(), math.inf)
+        except EngineBroken as error:
+            self.fail(str(error))
+        except Exception as error:  # a defect: the health check then has this replica replaced
+            logger.exception("the engine loop ended")
+            self.fail(f"the engine loop ended: {type(error).__name__}")
+        with self._lock:
+            for item in self._inbox:
+                if isinstance(item, _Errand):
+                    item.done.cancel()
+
+    def step(self) -> list[StreamDelta]:
+        """Plan the next step and launch it, then apply the result of the previous one; returns all deltas.
+
+        Without overlap, apply the result of the step just launched. The tokens are the same. After a step that
+        failed, test the engine instead. Raises EngineBroken.
+        """
+        before, self._in_flight = self._in_flight, None
+        if self.self_test.is_due:
+            return self._test(before)
+        self._wait_to_plan(before)
+        events = self._take_inbox()
+        if before is not None and self.scheduler.needs_results:
+            events += self._take_in(before)
+            before = None
+        self._in_flight = self._launch(events)
+        if self._device is None:
+            before, self._in_flight = self._in_flight, None
+        if before is not None:
+            events += self._take_in(before)
+        elif self._in_flight is None:  # there was nothing to compute
+            self._update_load()
+            self._wait_for_arrivals()
+        return events
+
+    def _settle(self, plan: StepPlan) -> None:
+        """Hand on what streams have gained, unless it can wait for the step that comes next."""
+        now = self.clock()
+        self._deliveries.settle(now, math.inf if plan.is_empty else now + self.scheduler.expected_seconds(plan))
+
+    def _wait_for_arrivals(self) -> None:
+        """Wait a little for what the requests wait for, if there are any: KV on its way to host memory."""
+        self._wake.clear()
+        if self.scheduler.has_work and not self._inbox and not self._stopping:
+            self._wake.wait(_POLL_SECONDS)
+
+    def _wait_to_plan(self, running: InFlight | None) -> None:
+        """Wait as long as the step in flight allows, so that requests that arrive meanwhile join the next step."""
+        if running is None or running.launched is None or running.step.began is None:
+            return
+        expected = self.scheduler.expected_seconds(running.plan)
+        ends_at = max(running.step.began, self._done_at) + expected * _CERTAIN_SHARE
+        lead = _LEAD_FACTOR * (running.schedule + running.prepare) + _LEAD_SECONDS
+        if running.launched.is_done_within(ends_at - lead - self.clock()):
+            underway = running.step.underway
+            if underway is not None:
+                underway.is_done_within(ends_at - lead - self.clock())
+
+    def _launch(self, events: list[StreamDelta]) -> InFlight | None:
+        """Plan a step and launch it; None if there is nothing to compute."""
+        started = self.clock()
+        plan = self.scheduler.schedule(started)
+        scheduled = self.clock()
+        events += plan.ended
+        self._settle(plan)
+        if plan.is_empty:
+            return None
+        if self._load.num_running + self._load.num_waiting == 0:
+            self._load = self.scheduler.load(scheduled)  # shows the work even if this step never ends
+        launched = self._prepared(plan)
+        return launched._replace(schedule=scheduled - started, prepare=self.clock() - scheduled)
+
+    def _prepared(self, plan: StepPlan) -> InFlight:
+        """Prepare a step, and launch it if steps have a thread of their own."""
+        step = TimedStep(self._runner, plan, self.clock)
+        return InFlight(plan, step, None if self._device is None else self._device.launch(step.run))
+
+    def _take_in(self, launched: InFlight) -> list[StreamDelta]:
+        """Wait for a step's result and apply it."""
+        plan = launched.plan
+        try:
+            result = self._result(launched)
+        except EngineBroken:
+            raise
+        except Exception as error:
+            self.self_test.failed(plan, error)
+            result, ran = _NOTHING, self.clock()
+            events = self.scheduler.fail(plan, "the model failed to compute this request", ran)
+        else:
+            ran = self.clock()
+            events = self.scheduler.apply(plan, result, ran, launched.step.seconds)
+        self._done_at = -math.inf if launched.step.underway is None else ran
+        self._report(launched, result, ran)
+        return events
+
+    def _result(self, launched: InFlight) -> StepResult:
+        """Wait for a step's result, or raise why there is none."""
+        found = launched.step.run() if launched.launched is None else launched.launched.wait()
+        return found if isinstance(found, StepResult) else launched.step.wait(found, self._done_at)
+
+    def _test(self, in_flight: InFlight | None) -> list[StreamDelta]:
+        """Take in the step in flight, or with none left find out whether the engine can still compute."""
+        self._deliveries.settle(self.clock(), math.inf)
+        if in_flight is not None:
+            return self._take_in(in_flight)
+        self.self_test.run(self.scheduler.cache, lambda plan: self._result(self._prepared(plan)))
+        return []
+
+    def _take_inbox(self) -> list[StreamDelta]:
+        """Do what was asked for since the last step; a request that the scheduler refuses ends with an error."""
+        refused = []
+        while self._inbox:
+            with self._lock:
+                item = self._inbox.popleft()
+                if isinstance(item, Request):
+                    self._num_coming -= 1
+                    self._tokens_coming -= item.num_tokens
+            if isinstance(item, str):
+                self.scheduler.abort(item)
+                continue
+            if isinstance(item, _Errand):
+                item.run()
+                continue
+            try:
+                self.scheduler.add(item, self.clock())
+            except (ValueError, QueueFull) as error:
+                refused.append(StreamDelta(item.request_id, finish_reason="error", error=str(error)))
+        return refused
+
+    def _report(self, launched: InFlight, result: StepResult, ran: float) -> None:
+        now = self._update_load()
+        plan, prepare, sample = launched.plan, result.prepare_seconds, result.sample_seconds
+        forward = max(launched.step.seconds - prepare - sample, 0.0)
+        self._on_step(
+            StepStats(
+                StageSeconds(launched.schedule, launched.prepare + prepare, forward, sample, now - ran),
+                num_requests=len(plan.chunks),
+                num_decode_tokens=plan.num_decodes,
+                num_prefill_tokens=plan.num_prefill,
+                num_draft_tokens=plan.num_drafts,
+                num_accepted_tokens=sum([count - 1 for count in result.counts or ()]),
+                is_replayed=result.is_replayed,
+            )
+        )
+
+    def _update_load(self) -> float:
+        """Record progress, and refresh `load` if it is old; returns the time."""
+        self.last_progress = now = self.clock()
+        if now - self._load_at >= _LOAD_SECONDS or not self.has_work:
+            self._load, self._load_at = self.scheduler.load(now), now
+            if sum(self._load.pages) != self.scheduler.cache.num_pages:
+                logger.error("KV pages do not add up to %d: %s", self.scheduler.cache.num_pages, self._load.pages)
+            if self._load.host_pages.total != self.scheduler.allocator.host.num_pages:
+                logger.error("host pages do not add up: %s", self._load.host_pages)
+        return now
+
+
+class _Errand(NamedTuple):
+    """Something to be done between two steps. Who asked for it is told what came of it, an error too."""
+
+    do: Callable[[], Any]
+    done: Future[Any]
+
+    def run(self) -> None:
+        """Do it, unless nobody wants it any more."""
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            self.done.set_result(self.do())
+        except Exception as error:
+            self.done.set_exception(error)

@@ -1,0 +1,195 @@
+"""A second, smaller model that drafts the tokens of the first one (Leviathan et al. 2023, arXiv:2211.17192).
+
+The draft model has its own KV pages, and its own counter of computed tokens for each request:
+
+    request.tokens    [ known at its last draft | tokens the step gave     ]
+    its KV            [ computed                | accepted draft tokens    ] rejected ones are overwritten
+
+It samples from its own distribution with the noise, parameters and penalties that the model will use at the same
+position. Two models that nearly agree then nearly always draw the same token, at any temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from cache import KVCacheManager, Lease, OutOfPages, PageCopy
+from engine.attention.pinned import on_host
+from engine.sampling.native import NativeSampler
+from engine.sampling.sampler import Sampler, sampler_for
+from engine.values.plan import Chunk, StepPlan, num_accepted
+from engine.values.request import Request
+from engine.values.sampling_row import SamplingRow
+
+
+class LogitsRunner(Protocol):
+    """A model with KV pages that returns logits; in Raydix always a `ModelRunner`."""
+
+    @property
+    def num_pages(self) -> int:
+        """Number of its KV pages."""
+        ...
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest context it supports, in tokens."""
+        ...
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Compute the plan's KV and return the logits, float32 [sampling chunks, vocab_size]."""
+        ...
+
+
+class DraftModel:
+    """Drafts with a model. When its own pages run out, a request continues without draft tokens."""
+
+    def __init__(
+        self, runner: LogitsRunner, eos_token_ids: Collection[int], max_prefill_tokens: int = 512
+    ) -> None:
+        """`eos_token_ids` are those of the model that is drafted for; `max_prefill_tokens` as in `Speculation`."""
+        self._runner = runner
+        self._eos = eos_token_ids
+        self._sampler: Sampler | NativeSampler | None = None  # Chosen once the logits' device is known.
+        self._max_prefill_tokens = max_prefill_tokens
+        self.cache = KVCacheManager(runner.num_pages, runner.page_size)
+        self._followers: dict[str, _Follower] = {}
+        self._num_calls = 0  # Serves as its cache's clock.
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
+        """Implement `Drafter.propose`. A new request gets draft tokens once its prompt has been computed."""
+        self._num_calls += 1
+        room = self._max_prefill_tokens
+        batch: list[_Follower] = []
+        copies: list[PageCopy] = []
+        for request, most in zip(requests, max_tokens, strict=True):
+            follower = self._follow(request)
+            follower.want(min(most, self._runner.max_model_len - request.num_tokens + 1), room)
+            if follower.num_given and self._has_pages(follower, copies):
+                batch.append(follower)
+                room -= follower.num_given if follower.is_filling else 0
+        if batch:
+            self._catch_up(batch, copies)
+        while batch := [follower for follower in batch if follower.wants_more]:
+            self._draft([follower.next_chunk() for follower in batch], batch)
+        followers = (self._followers.get(request.request_id) for request in requests)
+        return [follower.draft if follower is not None else () for follower in followers]
+
+    def forget(self, request: Request) -> None:
+        """Implement `Drafter.forget`. What it computed stays in its cache while there is room."""
+        follower = self._followers.pop(request.request_id, None)
+        if follower is not None:
+            follower.roll_back()
+            # If it was never extended, the page that its match ends in has not been copied.
+            num_held = min(follower.num_computed, len(follower.lease.pages) * self._runner.page_size)
+            self.cache.finish(follower.lease, request.tokens[:num_held], self._num_calls)
+
+    def _follow(self, request: Request) -> _Follower:
+        """Return the state kept for a request, rolled back to what was accepted of the last draft."""
+        follower = self._followers.get(request.request_id)
+        if follower is None:
+            lease = self.cache.lock(self.cache.match(request.namespace, request.tokens, self._num_calls))
+            follower = _Follower(request, lease, lease.num_cached, request.num_tokens)
+            self._followers[request.request_id] = follower
+        follower.roll_back()
+        return follower
+
+    def _has_pages(self, follower: _Follower, copies: list[PageCopy]) -> bool:
+        """Allocate pages for all its tokens and its draft. Without room, it releases the request's state."""
+        try:
+            copies += self.cache.extend(follower.lease, follower.num_known + follower.most - 1)
+        except OutOfPages:
+            self.forget(follower.request)
+            return False
+        return True
+
+    def _catch_up(self, batch: list[_Follower], copies: list[PageCopy]) -> None:
+        """Compute missing KV within the given room; requests that have caught up get their first draft token."""
+        batch.sort(key=lambda follower: follower.num_given)  # Decode rows come first.
+        self._draft([follower.missing_chunk() for follower in batch], batch, copies)
+        for follower in batch:
+            self.cache.release_copy(follower.lease)
+            if follower.is_filling:
+                tokens = follower.request.tokens[: follower.num_computed]
+                self.cache.insert(follower.lease, tokens, self._num_calls)
+
+    def _draft(self, chunks: Sequence[Chunk], batch: Sequence[_Follower], copies: Sequence[PageCopy] = ()) -> None:
+        """Compute chunks, one for each in the batch, and add a draft token where they reach the last token."""
+        logits = self._runner.logits(StepPlan(tuple(chunks), tuple(copies)))
+        ready = [follower for follower, chunk in zip(batch, chunks, strict=True) if chunk.samples]
+        if not ready:
+            return
+        rows = [SamplingRow(follower.request, follower.num_known, tuple(follower.draft)) for follower in ready]
+        self._sampler = self._sampler or sampler_for(self._eos, logits.device)
+        chosen = on_host(self._sampler.sample(logits, rows)[0]).tolist()
+        for follower, token in zip(ready, chosen, strict=True):
+            follower.add(token)
+
+
+@dataclass(slots=True)
+class _Follower:
+    """The draft model's state of one request."""
+
+    request: Request
+    lease: Lease
+    num_computed: int
+    """Number of leading tokens whose KV it has: the request's, then its own draft tokens."""
+    num_known: int
+    """Number of the request's tokens when it last drafted."""
+    draft: list[int] = field(default_factory=list)
+    """Draft tokens that follow the known ones."""
+    most: int = 0
+    """Number of draft tokens wanted now."""
+    num_given: int = 0
+    """Number of known tokens to compute now."""
+    is_filling: bool = False
+    """Whether these are a prompt's."""
+
+    def roll_back(self) -> None:
+        """Keep the accepted part of the last draft. The rest is computed anew, the last token in any case."""
+        tokens = self.request.tokens
+        accepted = num_accepted(self.draft, tokens[self.num_known :])
+        self.num_computed = min(self.num_computed, self.num_known + accepted, len(tokens) - 1)
+        self.num_known, self.draft = len(tokens), []
+
+    def want(self, most: int, room: int) -> None:
+        """Ask for up to `most` draft tokens. At most `room` tokens of a prompt are computed first."""
+        self.most = most
+        missing = self.num_known - self.num_computed
+        self.is_filling = missing > most + 1  # More than a step can leave behind.
+        self.num_given = min(missing, room) if self.is_filling else missing
+        if most <= 0:
+            self.num_given = 0
+
+    def missing_chunk(self) -> Chunk:
+        """Return the next `num_given` known tokens as a chunk."""
+        start = self.num_computed
+        self.num_computed = end = start + self.num_given
+        ids = self.request.tokens[start:end]
+        return Chunk(self.request, start, len(ids), ids, self.lease.pages, end == self.num_known)
+
+    def next_chunk(self) -> Chunk:
+        """Return the last draft token as a chunk."""
+        self.num_computed += 1
+        return Chunk(self.request, self.num_computed - 1, 1, self.draft[-1:], self.lease.pages, True)
+
+    def add(self, token: int) -> None:
+        """Append a draft token. The draft ends after a token that ends the request, or without a valid choice."""
+        if token >= 0:
+            self.draft.append(token)
+        if token < 0 or token in self.request.stop_ids:
+            self.most = len(self.draft)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether it has caught up and more draft tokens are wanted."""
+        return 0 < len(self.draft) < self.most

@@ -1,0 +1,229 @@
+"""An engine's settings. Every limit is a field, here or in `SchedulerSettings`, with its unit and its default."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from engine.base.machine import cpu_list
+from engine.model_config.tasks import TASKS, Task
+from engine.settings.drafting import Speculation
+from engine.settings.generation_defaults import checked_defaults
+from engine.settings.kv_tier import KVTier
+from engine.settings.scheduling import POLICIES, SchedulerSettings
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Preemption = Literal["auto", "swap", "recompute"]
+KVDType = Literal["auto", "fp8"]
+Quantization = Literal["int8", "fp8"]
+CudaGraphs = Literal["start", "lazy", "off"]
+Cascade = Literal["auto", "off"]
+WindowedKV = Literal["auto", "on", "off"]
+GPU_DEFAULTS: Mapping[str, Any] = {"kv_memory_share": 0.9, "max_step_tokens": 8192}
+"""Values on a GPU of settings that are left out: for servers (`deployments/config/chosen.py`) and for `LLM`. Steps
+are measured there before KV pages take their share of the rest (`engine/loading/step_memory.py`)."""
+# Eleven days. In practice priorities then do not age, and a float still tells seconds of a clock apart.
+_LONGEST_HALF_LIFE_S = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(SchedulerSettings):
+    """The settings of one engine replica. Raises ValueError when a value is out of range."""
+
+    model: str = "demo"
+    """Directory of a Hugging Face-style model, a hub id, "demo" for the embedded model, or a name that
+    `raydix pull` knows."""
+    model_revision: str | None = None
+    """Commit, tag or branch of a hub id; None takes the newest. Only a commit names the same files for ever."""
+    served_name: str | None = None
+    """Name in the API; None takes `model`."""
+    device: str = "auto"
+    """"auto" (CUDA when there is one), "cpu", "cuda" or one of several GPUs: "cuda:1"."""
+    dtype: DType = "auto"
+    """Type of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU."""
+    kv_dtype: KVDType = "auto"
+    """Type of KV: "auto" takes that of `dtype`; "fp8" takes eight bits, with a scale for each layer's keys and one
+    for its values."""
+    quantization: Quantization | None = None
+    """How a plain checkpoint's weights are rounded when they are loaded, with a scale for each output: "int8" for
+    CPUs' native kernels, "fp8" (float8_e4m3fn, activations too) for GPUs that multiply it. None: not at all."""
+    tensor_parallel_size: int = 1
+    """GPUs (or processes, on a CPU) that share each layer of the model: they must divide its heads."""
+    expert_parallel: bool = False
+    """With `tensor_parallel_size`: whether each GPU holds some experts whole instead of a part of every expert."""
+    one_shot_kib: int = 512
+    """With `tensor_parallel_size` on GPUs: sums over ranks of up to so many KiB are computed by one kernel, which
+    reads the other GPUs' memory, and adds and norms too; larger ones by NCCL. 0: all of them by NCCL."""
+    page_size: int = 16
+    """Tokens per KV page, 1 to 256."""
+    kv_pages: int | None = None
+    """KV pages to allocate; None sizes them from `kv_memory_share`."""
+    kv_memory_share: float = 0.25
+    """Share of memory for KV pages when `kv_pages` is None: of a CPU machine's RAM, or of the GPU memory that
+    weights, the largest step and CUDA graphs leave. Servers and `LLM` take 0.9 on GPUs (`GPU_DEFAULTS`)."""
+    state_snapshots: int | None = None
+    """In a model with recurrent layers: slots for states kept at the ends of prefixes, without which these could
+    not be reused, beside one slot for each running request. None: as many as `max_running`, if they leave half of
+    the memory for KV pages; other models have none."""
+    windowed_kv: WindowedKV = "auto"
+    """Whether layers with a window have pages of their own, which are given back behind it: "auto" where that
+    makes room for more requests and nothing else that is set needs one page table for all layers, "on" (refused at
+    the start where it cannot be) or "off"."""
+    preemption: Preemption = "auto"
+    """What happens to the KV of a preempted request: "swap" copies it to host memory while there is room,
+    "recompute" drops it to compute it again, "auto" takes the way that will probably be cheaper."""
+    host_kv_gib: float = 0.0
+    """Host memory for the KV of preempted requests and of evicted prefixes, with the recurrent states and windows
+    from which these go on, in GiB; allocated at the start, and pinned if there is a GPU. 0: all is computed
+    again."""
+    host_kv_min_uses: int = 2
+    """Requests that must have used an evicted prefix, the one that computed it included, for its KV to be copied
+    to host memory; 1 copies all."""
+    kv_tier: KVTier | None = None
+    """Files for what host memory holds of evicted prefixes, which outlive the engine; None: there are none."""
+    generation_config: Literal["model", "none"] | dict[str, int | float] = "model"
+    """Sampling of requests that do not give it: "model" takes the values of the model's generation_config.json,
+    "none" the API's own. Or values: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
+    `max_new_tokens`."""
+    tasks: Literal["auto"] | list[Task] = "auto"
+    """What the model is served for: "generate", "embed" (embeddings are the last token's hidden state), "rerank"
+    (scores are the probability of "yes"), or several of them. "auto" tells by its files
+    (`engine/model_config/tasks.py`)."""
+    ignored_config_keys: tuple[str, ...] = ()
+    """Keys of the model's config.json that Raydix does not know and may leave out, such as "rope_scaling.factor".
+    Others that could change what the model computes are an error."""
+    max_model_len: int | None = None
+    """Most tokens of prompt and output together; None takes the model's own limit."""
+    cuda_graphs: CudaGraphs = "start"
+    """Whether decode steps on a GPU are recorded and replayed, one launch for all their layers: "start"
+    records all batch sizes when the engine starts, "lazy" each size on first use, "off" none."""
+    graph_tokens: int | None = None
+    """Up to how many tokens a step with prompts has for its layers to be replayed too, as a whole or with
+    attention launched between them. None: 512, or up to 2,048 for a small model, whose layers a GPU computes
+    sooner than the host launches their kernels; 0: such steps are launched kernel by kernel."""
+    overlap: bool | None = None
+    """Whether the next step is planned while one runs; the tokens are the same either way. None: yes, unless
+    as many threads compute a step as there are cores, because planning would then only slow them down."""
+    stream_interval_ms: float = 8.0
+    """Least milliseconds between two deliveries of a stream's tokens, where steps are shorter: those that come
+    meanwhile go together. First tokens and ends never wait. 0: each step's tokens at once."""
+    prefix_cache: bool = True
+    """Whether KV of finished requests is kept for prompts that begin alike."""
+    eviction: str = "lru"
+    """Which cached prefixes are evicted first: "lru", "lfu" or "priority"."""
+    attention: str = "auto"
+    """Attention backend: "native" (CPUs), "triton" and "cudnn" (GPUs), "flash_attn" and "flashinfer" (GPUs, where
+    installed), "reference", or "auto" for the best that runs here. Two names with a comma between them
+    ("flash_attn,triton"): one for steps with prompts, and one for steps of decodes alone."""
+    cascade_attention: Cascade = "auto"
+    """Whether requests that decode after the same cached prefix attend to it together, so that its KV is read once
+    for all of them: "auto" where the backend can and it pays, or "off"."""
+    block_tokens: int = 16
+    """Tokens per block in what routers are told of the cache; the same in all engines of a model."""
+    grammar_cache_bytes: int = 2**29
+    """Bytes that compiled grammars kept for later requests may count. Each counts what compiling it took, as
+    measured where it was tried, and 8 MiB for what using it adds."""
+    grammar_mask_budget_s: float = 10.0
+    """Seconds of processor time that telling which tokens a request's grammar allows may take, for all of its
+    answer. Only what steps do not wait for is counted: most grammars take microseconds for a token."""
+    threads: int | None = None
+    """Threads that compute on a CPU; None: OMP_NUM_THREADS if it is set, else one for each core of the machine
+    that this process may use (`engine/base/machine.py`)."""
+    cpus: str | None = None
+    """Logical CPUs to which the engine's process is pinned, such as "0-3,8"; None: not pinned."""
+    speculation: Speculation | None = None
+    """How tokens are drafted, so that one step verifies several of them; None: one token per request and step."""
+
+    def __post_init__(self) -> None:
+        _check_range("one_shot_kib", self.one_shot_kib, 0, 2**16)
+        if self.graph_tokens is not None:
+            _check_range("graph_tokens", self.graph_tokens, 0, 2048)
+        _check_range("page_size", self.page_size, 1, 256)
+        _check_range("block_tokens", self.block_tokens, 1, 2**20)
+        _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, 2**10)
+        if self.tensor_parallel_size > 1 and self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(
+                f"device is {self.device!r}, but tensor_parallel_size is {self.tensor_parallel_size}: it must be "
+                '"auto", "cpu" or "cuda", and each rank takes a GPU of its own'
+            )
+        for name in (
+            "max_running",
+            "max_step_tokens",
+            "max_waiting",
+            "max_waiting_tokens",
+            "fair_quantum_tokens",
+        ):
+            _check_range(name, getattr(self, name), 1, 2**40)
+        _check_range("grammar_cache_bytes", self.grammar_cache_bytes, 0, 2**50)
+        if not self.grammar_mask_budget_s > 0:
+            raise ValueError(f"grammar_mask_budget_s must be above 0, got {self.grammar_mask_budget_s}")
+        for name in ("kv_pages", "max_model_len", "threads"):
+            if getattr(self, name) is not None:
+                _check_range(name, getattr(self, name), 1, 2**40)
+        if not 0 <= self.stream_interval_ms < 10_000:
+            raise ValueError(f"stream_interval_ms must be in [0, 10000), got {self.stream_interval_ms}")
+        if self.state_snapshots is not None:
+            _check_range("state_snapshots", self.state_snapshots, 0, 2**40)
+        for name in ("max_step_ms", "max_step_stretch"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a number above 0, or None for no bound; got {value}")
+        if self.cpus is not None:
+            cpu_list(self.cpus)
+        if self.quantization not in (None, *get_args(Quantization)):
+            raise ValueError(f'quantization must be "int8", "fp8" or None, got {self.quantization!r}')
+        if self.kv_dtype not in get_args(KVDType):
+            raise ValueError(f'kv_dtype must be "auto" or "fp8", got {self.kv_dtype!r}')
+        if self.cuda_graphs not in get_args(CudaGraphs):
+            raise ValueError(f'cuda_graphs must be "start", "lazy" or "off", got {self.cuda_graphs!r}')
+        if self.cascade_attention not in get_args(Cascade):
+            raise ValueError(f'cascade_attention must be "auto" or "off", got {self.cascade_attention!r}')
+        if self.windowed_kv not in get_args(WindowedKV):
+            raise ValueError(f'windowed_kv must be "auto", "on" or "off", got {self.windowed_kv!r}')
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}; got {self.policy!r}")
+        if not 0 < self.priority_half_life_s <= _LONGEST_HALF_LIFE_S:
+            raise ValueError(
+                f"priority_half_life_s must be above 0 and at most {_LONGEST_HALF_LIFE_S:g}, "
+                f"got {self.priority_half_life_s}"
+            )
+        if not isinstance(self.speculation, Speculation | None):
+            raise ValueError(f"speculation must be a Speculation or None, got {self.speculation!r}")
+        if self.tasks != "auto" and not (self.tasks and set(self.tasks) <= set(TASKS)):
+            raise ValueError(f'tasks must be "auto" or some of {", ".join(TASKS)}; got {self.tasks!r}')
+        if not isinstance(self.generation_config, str):
+            checked_defaults(self.generation_config)
+        elif self.generation_config not in ("model", "none"):
+            raise ValueError(
+                f'generation_config must be "model", "none" or values, got {self.generation_config!r}'
+            )
+        if not 0 < self.kv_memory_share <= 1:
+            raise ValueError(f"kv_memory_share must be in (0, 1], got {self.kv_memory_share}")
+        if not 0 <= self.host_kv_gib < 2**20:
+            raise ValueError(f"host_kv_gib must be in [0, {2**20}), got {self.host_kv_gib}")
+        _check_range("host_kv_min_uses", self.host_kv_min_uses, 1, 2**20)
+        if not isinstance(self.kv_tier, KVTier | None):
+            raise ValueError(f"kv_tier must be a KVTier or None, got {self.kv_tier!r}")
+        if self.kv_tier is not None and not self.host_kv_gib:
+            raise ValueError(
+                "kv_tier is set, but host_kv_gib is 0: files are written from host memory and read into it, so "
+                "set host_kv_gib, or leave kv_tier out"
+            )
+        if self.preemption == "swap" and not self.host_kv_gib:
+            raise ValueError('preemption is "swap", but host_kv_gib is 0: set it, or use "auto" or "recompute"')
+        if self.max_step_tokens < self.max_running:
+            raise ValueError(
+                f"max_step_tokens must be at least max_running ({self.max_running}), as every running request "
+                f"decodes one token per step; got {self.max_step_tokens}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        return self.served_name or self.model
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be in [{low}, {high}], got {value}")

@@ -1,0 +1,1 @@
+"""Text to tokens and back: the tokenizer, the text of a growing answer, and the tokens that end one."""
