@@ -7,21 +7,21 @@ this package only knows which page belongs to which request.
 from cache.accounting import CacheStats, PageAccount
 from cache.eviction import EvictionStrategy
 from cache.kv_cache_manager import KVCacheManager
-from cache.lease import Found, Lease, Match, PageCopy
-from cache.lease_state import LeaseState, StateStep
+from cache.lease import CachedPrefix, Lease, Match, PageCopy
+from cache.news.prefix_log import PrefixLog
 from cache.node import Namespace
 from cache.page_pool import OutOfPages, PagePool
-from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
+from cache.resume.lease_state import LeaseState, StateStep
+from cache.resume.snapshots import StateAccount
+from cache.resume.windows import LeaseWindow, Window
 from cache.scratch import Scratch, ScratchRows
 from cache.shared_prefixes import SharedPrefixes
-from cache.snapshots import StateAccount
-from cache.windows import LeaseWindow, Window
 
 __all__ = [
     "CacheStats",
+    "CachedPrefix",
     "EvictionStrategy",
-    "Found",
     "KVCacheManager",
     "Lease",
     "LeaseState",

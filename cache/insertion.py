@@ -99,5 +99,5 @@ def _is_one_with_its_successor(node: Node, lease: Lease) -> bool:
     """Whether a chunk may extend the node of the previous chunk: only this lease holds it, and both chunks are
     equally worth keeping.
     """
-    is_alone = node.pins == 1 and not node.children and bool(node.tokens) and node.state is None
+    is_alone = node.pins == 1 and not node.children and bool(node.tokens) and node.resume_point is None
     return is_alone and not node.hits and node.priority == lease.priority

@@ -11,24 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cache.accounting import CacheStats, PageAccount
-from cache.block_events import BlockEvents
-from cache.block_record import BlockRecord
 from cache.eviction import EvictionStrategy, eviction_strategy
 from cache.insertion import insert
-from cache.lease import Found, Lease, Match, PageCopy
-from cache.lease_state import LeaseState, keep
-from cache.loans import ANY_TOKEN, Loan, Loans
+from cache.lease import CachedPrefix, Lease, Match, PageCopy
+from cache.news.block_events import BlockEvents
+from cache.news.block_record import BlockRecord
+from cache.news.prefix_log import PrefixLog
 from cache.node import Namespace, Node
-from cache.node_states import NodeStates, deepest_state
 from cache.page_ages import PageAges
 from cache.page_pool import OutOfPages, PagePool
-from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
+from cache.resume.lease_state import LeaseState
+from cache.resume.resume_points import ResumePoints, deepest_resume_point
+from cache.resume.snapshots import Snapshots, StateAccount
+from cache.resume.windows import LeaseWindow, Window, WindowTails
 from cache.scratch import Scratch
 from cache.shared_in_tree import SharedInTree
 from cache.shared_prefixes import own_namespace
-from cache.snapshots import Snapshots, StateAccount
-from cache.windows import LeaseWindow, Window, WindowTails
+from cache.tiers.loans import ANY_TOKEN, Loan, Loans
 
 MAX_PAGE_SIZE = 256
 
@@ -76,13 +76,14 @@ class KVCacheManager:
         """Slots for recurrent states; None in a model without any."""
         self.tails = None if window is None else WindowTails(window, page_size, self._pool)
         """Pages of layers with a window; None where they have none of their own."""
-        self.ends: NodeStates | None = self.snapshots or self.tails
-        """What has to be at the end of a prefix beside its pages to go on from it; None if nothing has to."""
-        self._tree = RadixTree(page_size, eviction_strategy(eviction), record if prefix_cache else None, self.ends)
+        self.resume_points: ResumePoints | None = self.snapshots or self.tails
+        """What a request needs at the end of a prefix, besides its pages, to resume there; None if nothing."""
+        record = record if prefix_cache else None
+        self._tree = RadixTree(page_size, eviction_strategy(eviction), record, self.resume_points)
         self._loans = Loans(self._tree)
         self._num_private = self._num_groups = 0
         self._block_tokens = block_tokens
-        self._shared = SharedInTree(self._tree, block_tokens, self.ends)
+        self._shared = SharedInTree(self._tree, block_tokens, self.resume_points)
         self.num_shared_pages = 0
         """Pages of prefixes that all namespaces share, which are locked for good."""
 
@@ -122,12 +123,12 @@ class KVCacheManager:
 
     def peek(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Count the tokens that a match would find; change nothing, not even the eviction order. O(result)."""
-        return self.find(namespace, tokens).length
+        return self.find(namespace, tokens).num_reusable
 
-    def find(self, namespace: Namespace, tokens: Sequence[int]) -> Found:
+    def find(self, namespace: Namespace, tokens: Sequence[int]) -> CachedPrefix:
         """Count the tokens that a match would find, and those whose KV is held, as `peek` does."""
-        node, held = self._shared.find(namespace, tokens)
-        return Found(self._reusable(node, held)[1], held)
+        node, num_held = self._shared.find(namespace, tokens)
+        return CachedPrefix(self._reusable(node, num_held)[1], num_held)
 
     def block_hashes(self, namespace: Namespace, tokens: Sequence[int]) -> list[int]:
         """Return the hashes of the whole blocks of `tokens`, as `prefix_log` names them. O(tokens)."""
@@ -140,26 +141,24 @@ class KVCacheManager:
         Splits the nodes in which the match and its whole pages end, and touches the path. O(tokens in the nodes
         passed).
         """
-        node, seen = self._shared.find(namespace, tokens)
-        return self._match(namespace, *self._reusable(node, seen), seen, now)
+        node, num_held = self._shared.find(namespace, tokens)
+        return self._match(namespace, *self._reusable(node, num_held), num_held, now)
 
     def match_bare(self, namespace: Namespace, tokens: Sequence[int], most: int, now: float) -> Match:
-        """Return what `match` does, up to `most` tokens, for a request that brings along what has to be at the end
-        beside the pages.
-        """
-        node, seen = self._shared.find(namespace, tokens)
-        return replace(self._match(namespace, node, min(seen, most), seen, now), is_bare=True)
+        """Return what `match` does, up to `most` tokens, for a request that brings the resume point for the end."""
+        node, num_held = self._shared.find(namespace, tokens)
+        return replace(self._match(namespace, node, min(num_held, most), num_held, now), is_bare=True)
 
-    def _match(self, namespace: Namespace, node: Node | None, length: int, seen: int, now: float) -> Match:
+    def _match(self, namespace: Namespace, node: Node | None, length: int, num_held: int, now: float) -> Match:
         if node is None or not length:
-            return Match(namespace, 0, seen=seen)
+            return Match(namespace, 0, num_held=num_held)
         partial = length % self.page_size
         node = self._tree.cut(node, length)
         self._tree.touch(node, now)
         source = node if partial else None
         aligned = length - partial
         whole = self._tree.cut(node, aligned) if aligned else None
-        return Match(namespace, length, partial, whole, source, seen)
+        return Match(namespace, length, partial, whole, source, num_held)
 
     def lock(self, match: Match, *, priority: int = 0) -> Lease:
         """Hold what was matched. Lock before any allocation, which may evict: locked nodes are safe from eviction.
@@ -307,13 +306,13 @@ class KVCacheManager:
             self._release_source(lease)
 
     def keep_states(self, lease: Lease, tokens: Sequence[int], num_tokens: int) -> None:
-        """Note that a step has computed a chunk, up to the first `num_tokens` tokens, which are inserted: let
-        nodes carry the states or tails that it has kept. No-op in a model without them.
+        """Note that a step has computed a chunk, up to the first `num_tokens` tokens, which are inserted: nodes get
+        its resume points. No-op in a model without them.
         """
         if lease.state is not None:
             lease.state.release_origin()
-            for kept in lease.state.take_kept(num_tokens):
-                keep(self._tree, held_node(lease), tokens, *kept)
+            for position, number in lease.state.take_kept(num_tokens):
+                self._keep_resume_point(held_node(lease), tokens, position, number)
 
     def insert(self, lease: Lease, tokens: Sequence[int], now: float) -> None:
         """Make `tokens`, the request's leading tokens whose KV is computed, reusable while the request continues.
@@ -383,8 +382,8 @@ class KVCacheManager:
         if lease.is_admitted:
             self._tree.touch(held, now)
         if lease.state is not None:
-            for kept in lease.state.end_at(len(tokens)):
-                keep(self._tree, held, tokens, *kept)
+            for position, number in lease.state.end_at(len(tokens)):
+                self._keep_resume_point(held, tokens, position, number)
             lease.state = lease.window = None
         if lease.source is not None:
             self._release_source(lease)
@@ -461,11 +460,25 @@ class KVCacheManager:
         return freed
 
     def _reusable(self, node: Node | None, length: int) -> tuple[Node | None, int]:
-        """Return where what was found can be continued: at the deepest snapshot or tail, where they are needed."""
-        if self.ends is None:
+        """Return where a request can resume: at the deepest snapshot or tail, in models that need them."""
+        if self.resume_points is None:
             return node, length
-        node = deepest_state(node, length)
+        node = deepest_resume_point(node, length)
         return node, 0 if node is None else node.end
+
+    def _keep_resume_point(self, locked: Node, tokens: Sequence[int], position: int, number: int) -> None:
+        """Let the node that ends at a position of `tokens` carry a resume point, where the tree has these tokens
+        and they are not shared by all namespaces; else free it. `locked` is the node of a lease that has inserted
+        its tokens.
+        """
+        assert self.resume_points is not None
+        node, reached = (
+            (locked, locked.end) if position <= locked.end else self._tree.walk(locked, tokens, position)
+        )
+        if self._tree.origin(node).end < position <= reached:
+            self.resume_points.keep(self._tree.cut(node, position), number)
+        else:
+            self.resume_points.free(number)
 
     def _release_source(self, lease: Lease) -> None:
         assert lease.source is not None

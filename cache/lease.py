@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cache.lease_state import LeaseState
 from cache.node import Namespace, Node
-from cache.windows import LeaseWindow
+from cache.resume.lease_state import LeaseState
+from cache.resume.windows import LeaseWindow
 
 
-class Found(NamedTuple):
-    """What is held of a prompt's beginning."""
+class CachedPrefix(NamedTuple):
+    """How much of a prompt's beginning is cached."""
 
-    length: int
-    """Leading tokens after which it can go on."""
-    held: int
-    """Leading tokens whose KV is held: more than those, where nothing leads on from there."""
+    num_reusable: int
+    """Leading tokens after which a request can resume."""
+    num_held: int
+    """Leading tokens whose KV is held; more than `num_reusable` if there is no resume point at their end."""
 
 
 class PageCopy(NamedTuple):
@@ -44,10 +44,10 @@ class Match:
     """The node that ends at `length - partial`; None when that is 0."""
     source: Node | None = None
     """The node that ends at `length`, inside the page to copy; None when `partial` is 0."""
-    seen: int = 0
-    """Tokens whose KV is held, with those after `length` that no snapshot of a recurrent state leads to."""
+    num_held: int = 0
+    """Leading tokens whose KV is held, including those after `length` at whose end there is no resume point."""
     is_bare: bool = False
-    """Whether what has to be at its end beside the pages comes from elsewhere."""
+    """Whether the resume point at its end comes from elsewhere."""
 
     @property
     def aligned(self) -> int:

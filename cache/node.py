@@ -37,8 +37,8 @@ class Node:
         "pins",
         "priority",
         "queued",
+        "resume_point",
         "start",
-        "state",
         "tokens",
     )
 
@@ -82,8 +82,8 @@ class Node:
         """Number of admitted requests that reused it."""
         self.priority = 0
         """Priority of the most urgent request that wrote or reused it: the lowest number."""
-        self.state: int | None = None
-        """What is there at its end to go on from, in a model that needs it (see `node_states`)."""
+        self.resume_point: int | None = None
+        """What is there at its end to go on from, in a model that needs it (see `cache.resume`)."""
         self.queued = False
         """Whether the eviction queue has an entry for it (at most one)."""
 

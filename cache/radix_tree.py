@@ -28,10 +28,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-from cache.block_record import BlockRecord
 from cache.eviction import EvictionQueue, EvictionStrategy
+from cache.news.block_record import BlockRecord
 from cache.node import Namespace, Node
-from cache.node_states import NodeStates
+from cache.resume.resume_points import ResumePoints
 
 
 class RadixTree:
@@ -42,9 +42,9 @@ class RadixTree:
         page_size: int,
         strategy: EvictionStrategy,
         record: BlockRecord | None = None,
-        ends: NodeStates | None = None,
+        resume_points: ResumePoints | None = None,
     ) -> None:
-        """`ends` are dropped with the nodes that carry them."""
+        """`resume_points`: those of this tree's nodes, which are dropped with them."""
         self.page_size = page_size
         self.evictable_pages = 0
         """Pages of unlocked nodes. All of them can be evicted: nothing below an unlocked node is locked."""
@@ -53,7 +53,7 @@ class RadixTree:
         """Pages that are no longer needed. They belong to the caller, which empties this list."""
         self._roots: dict[Namespace, Node] = {}
         self._queue = EvictionQueue(strategy)
-        self._record, self.ends = record, ends
+        self._record, self.resume_points = record, resume_points
 
     # Finding
 
@@ -311,8 +311,8 @@ class RadixTree:
         if parent.going_on is node:
             parent.going_on = None
         node.parent = None
-        if self.ends is not None:
-            self.ends.drop(node)
+        if self.resume_points is not None:
+            self.resume_points.drop(node)
         if self._record is not None:
             self._record.remove(node)
         if not parent.is_locked:
@@ -321,15 +321,15 @@ class RadixTree:
     def _rejoin(self, leaf: Node) -> bool:
         """Join a leaf with its unlocked parent if it is the only child. O(tokens in the leaf)."""
         parent = leaf.parent
-        if parent is None or parent.is_locked or len(parent.children) > 1 or parent.state is not None:
+        if parent is None or parent.is_locked or len(parent.children) > 1 or parent.resume_point is not None:
             return False
         parent.tokens.extend(leaf.tokens)
         parent.end = leaf.end
         parent.last_access = max(parent.last_access, leaf.last_access)
         if self._record is not None:
             self._record.join(parent, leaf)
-        if self.ends is not None:
-            self.ends.move(leaf, parent)
+        if self.resume_points is not None:
+            self.resume_points.move(leaf, parent)
         self._remove(leaf)
         return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cache.lease_state import StateStep
+from cache.resume.lease_state import StateStep
 
 
 class ScratchRows(NamedTuple):

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cache.node import Namespace, Node
-from cache.node_states import NodeStates
 from cache.radix_tree import RadixTree
+from cache.resume.resume_points import ResumePoints
 from cache.shared_prefixes import SharedPrefixes, own_namespace
 
 
 class SharedInTree:
     """Looks prompts up, below the prefixes that their namespaces share. Not thread-safe."""
 
-    def __init__(self, tree: RadixTree, block_tokens: int | None, ends: NodeStates | None) -> None:
-        """`ends`: what has to be at the end of a prefix to go on from it; None if nothing has to."""
-        self._tree, self._block_tokens, self._ends = tree, block_tokens, ends
+    def __init__(self, tree: RadixTree, block_tokens: int | None, resume_points: ResumePoints | None) -> None:
+        """`resume_points`: what has to be at the end of a prefix to go on from it; None if nothing has to."""
+        self._tree, self._block_tokens, self._resume_points = tree, block_tokens, resume_points
         self._by_namespace: dict[Namespace, SharedPrefixes] = {}
         self.nodes: list[Node] = []
         """Where they end."""
@@ -37,13 +37,13 @@ class SharedInTree:
         if node is None or found < length:
             raise ValueError(f"{length} tokens are to be shared, but only {found} of them are held: compute them")
         end = self._tree.cut(node, length)
-        if self._ends is not None and end.state is None:
+        if self._resume_points is not None and end.resume_point is None:
             raise ValueError(f"{length} tokens are to be shared, but the state after them is not held")
         if end not in self.nodes:
             self.nodes.append(end)
             self._tree.lock(end)
-            if self._ends is not None:
-                self._ends.pin(end)
+            if self._resume_points is not None:
+                self._resume_points.pin(end)
         return shared.add(tokens[:length])
 
     def count_pages(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cache.tiers import Tier
+from cache.news.tier import Tier
 from router.cost import RouteQuery, Terms
 from router.fetch_sources import PlannedFetch
 from router.overlap import Overlap

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from cache.tiers import Tier
+from cache.news.tier import Tier
 from router.addresses import KVAddress, is_store
 from router.candidates import Candidates
 from router.cost import RouteQuery

@@ -49,7 +49,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     finish_rate: float = 0.0
     """Requests per second that it finished lately."""
     load_rates: tuple[float, ...] = ()
-    """Tokens/s whose KV it copies to its device, by the tier below it (cache/tiers.py): host memory first."""
+    """Tokens/s whose KV it copies to its device, by the tier below it (cache/news/tier.py): host memory first."""
     fetch_rate: float = 0.0
     """Tokens/s whose KV it fetches from another replica; 0 where it fetches none."""
     failing: str = ""

@@ -99,7 +99,7 @@ class PrefixIndex:
         self._held.sweep(2 * (len(stored) + len(evicted)))
 
     def place_in_tiers(self, replica: str, blocks: Iterable[int], tiers: Iterable[int]) -> None:
-        """Note the fastest tier (cache/tiers.py) of each of some blocks that the replica holds. O(its blocks).
+        """Note the fastest tier (cache/news/tier.py) of each of some blocks that the replica holds. O(its blocks).
 
         What is stored counts as on the device until then.
         """

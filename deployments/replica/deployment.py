@@ -124,7 +124,7 @@ class EngineReplica:
             self._engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
         )
         self._exchange = KVExchange.of(self._engine, host, settings.kv_fetch, settings.wire)
-        if settings.role is not None and self._engine.cache.ends is not None:
+        if settings.role is not None and self._engine.cache.resume_points is not None:
             raise ValueError(
                 f"engines.roles has replicas fetch KV from each other, but {config.name} needs more than that to "
                 "go on (recurrent states, or pages of windows): remove roles, or set engine.windowed_kv to off if "

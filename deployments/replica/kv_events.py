@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from cache.block_events import BlockChange, BlockEvents, BlocksRemoved, BlocksStored
-from cache.tiers import Tier
+from cache.news.block_events import BlockChange, BlockEvents, BlocksRemoved, BlocksStored
+from cache.news.tier import Tier
 from deployments.config.kv_events import KvEventSettings
 
 logger = logging.getLogger("ray.serve")

@@ -222,7 +222,7 @@ class PrefixSnapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
     is_first: bool
     is_last: bool
     tiers: bytes = b""
-    """The fastest tier (cache/tiers.py) of each block, a byte each; empty: all are on the device."""
+    """The fastest tier (cache/news/tier.py) of each block, a byte each; empty: all are on the device."""
     is_store: bool = False
     """As in `Resync`."""
 

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from cache.page_keys import PageKeys
-from cache.page_tier import TierPage
+from cache.tiers.page_keys import PageKeys
+from cache.tiers.page_tier import TierPage
 from engine.host_tier.host_pool import HostPool
 from engine.host_tier.lower_tier import LowerTier
 from engine.host_tier.peers import NO_PEERS, KVPeers

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cache import Found, KVCacheManager, Lease
+from cache import CachedPrefix, KVCacheManager, Lease
+from cache.news.prefix_log import PrefixLog
 from cache.node import Namespace
-from cache.page_keys import PageKeys
-from cache.page_tier import TierPage
-from cache.prefix_log import PrefixLog
-from engine.host_tier.host_ends import host_ends
+from cache.tiers.page_keys import PageKeys
+from cache.tiers.page_tier import TierPage
 from engine.host_tier.host_pool import Copies, HostAccount, HostMemory, HostPool, HostTraffic
 from engine.host_tier.host_prefixes import HostPrefixes
+from engine.host_tier.host_resume_points import host_resume_points
 from engine.host_tier.lower_tier import NO_LOWER_TIER, LowerTier, TierTotals
 from engine.host_tier.peers import NO_PEERS, KVPeers, PeerTotals
 from engine.host_tier.swap import SwapSpace
@@ -53,14 +53,14 @@ class HostKV:
         self._has_pages = self._pool.num_pages > 0
         self._page_size, self._num_out, self._num_in, self._saved_seconds = page_size, 0, 0, 0.0
         self._swap = SwapSpace(self._pool, page_size, preemption)
-        self._ends = None if cache is None else host_ends(cache, self._pool)
+        self._ends = None if cache is None else host_resume_points(cache, self._pool)
         self._prefixes = HostPrefixes(
             self._pool, page_size, min_uses, block_tokens, self._lower, hashes, self._ends
         )
         self.on_evict = self._prefixes.on_evict
         """To be called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
         self.on_give_up = self._prefixes.on_give_up
-        """To be called with each node of which only what is at its end is given up (`NodeStates.on_give_up`)."""
+        """To be called with each node of which only what is at its end is given up (`ResumePoints.on_give_up`)."""
 
     @property
     def num_pages(self) -> int:
@@ -164,36 +164,38 @@ class HostKV:
         """Return how many leading tokens of a waiting request have KV when that has come; 0 if nothing comes."""
         return self._prefixes.num_coming(request_id) if self._has_pages else 0
 
-    def reach(self, request: Request, found: Found, tokens_per_second: float) -> int:
+    def reach(self, request: Request, prefix: CachedPrefix, tokens_per_second: float) -> int:
         """Return after how many leading tokens a waiting request can go on, given what the device's tree has of
         them. `tokens_per_second` (0: not known) is the rate at which they would be computed.
         """
         if not self._has_pages:
-            return found.length
-        reached = self._swap.end(request.request_id, found.held)
-        if reached > found.length:
+            return prefix.num_reusable
+        reached = self._swap.end(request.request_id, prefix.num_held)
+        if reached > prefix.num_reusable:
             return reached
-        return self._prefixes.reach(request, found, tokens_per_second)
+        return self._prefixes.reach(request, prefix, tokens_per_second)
 
-    def hold(self, request: Request, found: Found, reached: int) -> None:
+    def hold(self, request: Request, prefix: CachedPrefix, reached: int) -> None:
         """Keep what `reach` promised to a request until it starts, `release` or `forget`."""
-        if reached > max(found.length, self._swap.end(request.request_id, found.held)):
-            self._prefixes.hold(request, found, reached)
+        if reached > max(prefix.num_reusable, self._swap.end(request.request_id, prefix.num_held)):
+            self._prefixes.hold(request, prefix, reached)
 
     def release(self, request_id: str) -> None:
         """Undo `hold`. Idempotent."""
         self._prefixes.release(request_id)
 
-    def start(self, request: Request, found: Found, tokens_per_second: float) -> int:
+    def start(self, request: Request, prefix: CachedPrefix, tokens_per_second: float) -> int:
         """Return what `reach` does, and keep it for the request until `load` or `forget`."""
         if not self._has_pages:
-            return found.length
+            return prefix.num_reusable
         self.release(request.request_id)
-        reached = self.reach(request, found, tokens_per_second)
-        self.hold(request, found, reached)
-        if reached > found.length and tokens_per_second:
-            pages = -(-(reached - found.held) // self._page_size) + self._pool.state_pages
-            self._saved_seconds += (reached - found.length) / tokens_per_second - pages * self._pool.page_seconds
+        reached = self.reach(request, prefix, tokens_per_second)
+        self.hold(request, prefix, reached)
+        if reached > prefix.num_reusable and tokens_per_second:
+            pages = -(-(reached - prefix.num_held) // self._page_size) + self._pool.state_pages
+            self._saved_seconds += (
+                reached - prefix.num_reusable
+            ) / tokens_per_second - pages * self._pool.page_seconds
         return reached
 
     def is_of_prefix(self, request_id: str) -> bool:

@@ -1,8 +1,8 @@
 """Host pages: who holds them, and when they can be used again.
 
 Preempted requests (`swap`) and evicted prefixes (`host_prefixes`) share them, with the recurrent states and the
-windows from which these go on (`host_ends`). A preempted request takes pages of prefixes that nobody reads, as it
-is certain to need its KV again; a prefix takes no pages of requests.
+windows from which these resume (`host_resume_points`). A preempted request takes pages of prefixes that nobody
+reads, as it is certain to need its KV again; a prefix takes no pages of requests.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cache.page_tier import PageTier
-from cache.prefix_log import PrefixLog
+from cache.news.prefix_log import PrefixLog
+from cache.tiers.page_tier import PageTier
 from engine.values.plan import PagePair, StateCopy
 
 

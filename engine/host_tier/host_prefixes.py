@@ -6,8 +6,8 @@
 
 Host memory keeps whole pages, and keeps them when they are copied back: what the device evicts again is there
 already. A prefix that was used once is not worth a copy, as most prompts never come again. In models that need
-more at the end of a prefix than its pages, that is kept by the same rules (`host_ends`), and a prefix is of use up
-to such an end alone.
+more at the end of a prefix than its pages, resume points are kept by the same rules (`host_resume_points`), and a
+prefix is of use only up to one of them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from cache.lease import Found, Lease
+from cache.lease import CachedPrefix, Lease
 from cache.node import Namespace, Node
-from cache.page_keys import PageKeys
-from cache.page_tier import TierPage
 from cache.radix_tree import page_of, sequence
+from cache.tiers.page_keys import PageKeys
+from cache.tiers.page_tier import TierPage
 from engine.host_tier.arriving_prefixes import ArrivingPrefixes
-from engine.host_tier.host_ends import HostEnd, HostEnds
 from engine.host_tier.host_pool import Copies, HostPool
+from engine.host_tier.host_resume_points import HostResumePoint, HostResumePoints
 from engine.host_tier.lower_tier import NO_LOWER_TIER, LowerTier
 from engine.host_tier.peers import KVPeers
 from engine.values.request import Request
@@ -34,7 +34,7 @@ class _Held(NamedTuple):
     first: int
     """The slot of its page table that the first page fills."""
     pages: list[TierPage]
-    end: HostEnd | None
+    end: HostResumePoint | None
     """Where it goes on, in a model that needs something there."""
     at_end: list[TierPage]
     """What it needs there."""
@@ -51,7 +51,7 @@ class HostPrefixes:
         block_tokens: int = 0,
         lower: LowerTier = NO_LOWER_TIER,
         hashes: Callable[[Namespace, Sequence[int]], Sequence[int]] | None = None,
-        ends: HostEnds | None = None,
+        ends: HostResumePoints | None = None,
     ) -> None:
         """A page is kept if at least `min_uses` requests have used it, the one that computed it included. What is
         kept goes on to `lower`, and comes back from there.
@@ -66,7 +66,7 @@ class HostPrefixes:
         self._page_size = page_size
         self._min_uses = min_uses
         self._block_tokens = block_tokens if block_tokens and page_size % block_tokens == 0 else 0
-        self._hashes, self._ends = hashes, ends
+        self._hashes, self._resume_points = hashes, ends
         self._arriving = ArrivingPrefixes(lower, pool, page_size)
         self._outgoing = Copies([], [])
         self._keys: dict[str, PageKeys] = {}
@@ -98,11 +98,11 @@ class HostPrefixes:
         """Note that the device gives up what a node has at its end, which counts as older than the pages that lead
         to it, as these are of use to others. O(its tokens and those above it).
         """
-        if self._ends is None or node.state is None or not self._is_worth_keeping(node):
+        if self._resume_points is None or node.resume_point is None or not self._is_worth_keeping(node):
             return
         tokens = sequence(node)
-        keys = PageKeys(node.namespace, tokens, self._page_size, self._ends.first_key(node.end))
-        self._outgoing.add(self._ends.keep(node, keys, tokens))
+        keys = PageKeys(node.namespace, tokens, self._page_size, self._resume_points.first_key(node.end))
+        self._outgoing.add(self._resume_points.keep(node, keys, tokens))
 
     def _is_worth_keeping(self, node: Node) -> bool:
         return self._pool.num_pages > 0 and node.hits + 1 >= self._min_uses
@@ -174,39 +174,39 @@ class HostPrefixes:
         """Return how many leading tokens of a request have KV when what `fetch` began to load has come."""
         return self._arriving.num_coming(request_id)
 
-    def reach(self, request: Request, found: Found, tokens_per_second: float) -> int:
+    def reach(self, request: Request, prefix: CachedPrefix, tokens_per_second: float) -> int:
         """Return after how many leading tokens a waiting request can go on, given what the device has of them.
 
         What would be computed sooner, at `tokens_per_second` (0: not known), than copied does not count.
         """
-        first, last = found.held // self._page_size, (len(request.reusable) - 1) // self._page_size
-        if not self._tier.num_pages or (first >= last and self._ends is None):
-            return found.length
-        if self._ends is None:
+        first, last = prefix.num_held // self._page_size, (len(request.reusable) - 1) // self._page_size
+        if not self._tier.num_pages or (first >= last and self._resume_points is None):
+            return prefix.num_reusable
+        if self._resume_points is None:
             num_pages = self._tier.count(self._keys_of(request, first), first, last)
             reached = (first + num_pages) * self._page_size
         else:
-            end = self._end(request, found)
+            end = self._end(request, prefix)
             if end is None:
-                return found.length
+                return prefix.num_reusable
             reached = end.num_tokens
             num_pages = self._pool.state_pages + len(end.keys) + max(0, reached // self._page_size - first)
-        saved = (reached - found.length) / (tokens_per_second or 1e-9)
-        return reached if num_pages and num_pages * self._pool.page_seconds < saved else found.length
+        saved = (reached - prefix.num_reusable) / (tokens_per_second or 1e-9)
+        return reached if num_pages and num_pages * self._pool.page_seconds < saved else prefix.num_reusable
 
-    def _end(self, request: Request, found: Found) -> HostEnd | None:
+    def _end(self, request: Request, prefix: CachedPrefix) -> HostResumePoint | None:
         """Return where a request can go on at the deepest by what is in host memory at the ends of prefixes."""
-        assert self._ends is not None
-        tokens, first = request.reusable, found.held // self._page_size
-        keys = self._keys_of(request, self._ends.first_key(found.length))
+        assert self._resume_points is not None
+        tokens, first = request.reusable, prefix.num_held // self._page_size
+        keys = self._keys_of(request, self._resume_points.first_key(prefix.num_reusable))
         count = self._tier.count(keys, first, (len(tokens) - 1) // self._page_size)
-        reached = max(found.held, (first + count) * self._page_size)
-        return self._ends.deepest(keys, tokens, found.length, reached)
+        reached = max(prefix.num_held, (first + count) * self._page_size)
+        return self._resume_points.deepest(keys, tokens, prefix.num_reusable, reached)
 
-    def hold(self, request: Request, found: Found, reached: int) -> None:
+    def hold(self, request: Request, prefix: CachedPrefix, reached: int) -> None:
         """Keep for a request what `reach` promised, until it is copied or the request forgotten."""
-        first, stop = found.held // self._page_size, reached // self._page_size
-        end = None if self._ends is None else self._end(request, found)
+        first, stop = prefix.num_held // self._page_size, reached // self._page_size
+        end = None if self._resume_points is None else self._end(request, prefix)
         at_end = [] if end is None else self._tier.pin(end.keys, 0, len(end.keys))
         pages = self._tier.pin(self._keys_of(request, first), first, stop)
         self._held[request.request_id] = _Held(first, pages, end, at_end)
@@ -225,9 +225,9 @@ class HostPrefixes:
         self._being_read += [*held.pages, *held.at_end]
         copies.pages.extend((lease.pages[held.first + index], page.page) for index, page in enumerate(held.pages))
         if held.end is not None:
-            assert self._ends is not None
+            assert self._resume_points is not None
             hosts = [host for page in held.at_end for host in page.pages]
-            copies.add(self._ends.restore(lease, held.end.num_tokens, hosts))
+            copies.add(self._resume_points.restore(lease, held.end.num_tokens, hosts))
         return copies
 
     def forget(self, request_id: str) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cache import KVCacheManager, Namespace
-from cache.loans import Loan
-from cache.page_keys import PageKeys
-from cache.page_tier import TierPage
+from cache.tiers.loans import Loan
+from cache.tiers.page_keys import PageKeys
+from cache.tiers.page_tier import TierPage
 from engine.host_tier.host_kv import HostKV
 from engine.host_tier.peers import LentPages
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from cache.prefix_log import PrefixLog
+from cache.news.prefix_log import PrefixLog
 
 
 class Finished(NamedTuple):

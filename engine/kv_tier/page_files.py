@@ -1,4 +1,4 @@
-"""A directory of KV pages: one file for each page, by the key that stands for its tokens (`cache/page_keys.py`).
+"""A directory of KV pages: one file for each page, by the key of its tokens (`cache/tiers/page_keys.py`).
 
     DIRECTORY/raydix-kv.json         the model and the layout of all pages here, and the directory's own name
     DIRECTORY/3f/3f9c…e1.kv          a page (engine/kv_tier/page_file.py)
@@ -28,8 +28,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cache.block_counts import BlockCounts
-from cache.store_log import StoreLog
+from cache.news.store_log import StoreLog
+from cache.tiers.block_counts import BlockCounts
 from engine.base.files import rewrite
 from engine.kv_tier.page_file import WRITING, RankFiles, SpoiltFile
 from engine.model_files.json_files import parse_json

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from cache.store_log import StoreLog
+from cache.news.store_log import StoreLog
 from engine.host_tier.lower_tier import Finished, TierTotals
 from engine.kv_tier.page_files import PageFiles
 from engine.kv_tier.rank_pages import Moved

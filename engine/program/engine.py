@@ -298,7 +298,7 @@ class Engine:
         unit = SharedPrefixes(self.config.page_size, self.config.block_tokens).unit
         for number, whole in enumerate(prefixes):
             # A state or tail is kept at the end of what is computed, which has to be the end of what is shared.
-            token_ids = whole if self.cache.ends is None else whole[: len(whole) - len(whole) % unit]
+            token_ids = whole if self.cache.resume_points is None else whole[: len(whole) - len(whole) % unit]
             if not token_ids:
                 continue
             request = self.new_request(f"shared-{number}", token_ids, sampling)

@@ -14,7 +14,7 @@ import bisect
 import enum
 from collections.abc import Sequence
 
-from cache import Found, KVCacheManager, Lease, Match, OutOfPages
+from cache import CachedPrefix, KVCacheManager, Lease, Match, OutOfPages
 from engine.host_tier.host_kv import HostKV
 from engine.scheduling import beam_group, recurrent
 from engine.scheduling.prefill_budget import PrefillBudget
@@ -88,13 +88,13 @@ class KVAllocator:
 
     def welcome(self, request: Request, now: float) -> None:
         """Put a new request in the queue, between two steps, and begin to load what a lower tier has of it."""
-        found = self.cache.find(request.namespace, request.looked_up)
-        self.host.fetch(request, found.length, self._budget.prefill_rate, now)
-        self._enqueue(request, found)
+        prefix = self.cache.find(request.namespace, request.looked_up)
+        self.host.fetch(request, prefix.num_reusable, self._budget.prefill_rate, now)
+        self._enqueue(request, prefix)
 
-    def _enqueue(self, request: Request, found: Found) -> None:
-        """Put a request, of which the tree has `found`, at its position in the queue."""
-        num_reached = self.host.reach(request, found, self._budget.prefill_rate)
+    def _enqueue(self, request: Request, prefix: CachedPrefix) -> None:
+        """Put a request, of which the tree has `prefix`, at its position in the queue."""
+        num_reached = self.host.reach(request, prefix, self._budget.prefill_rate)
         request.num_expected_cached = max(num_reached, self.host.num_coming(request.request_id))
         self.waiting.add(request)
 
@@ -122,10 +122,10 @@ class KVAllocator:
             if not self._preempt_for(step, request, victims, now):
                 break
         while is_shared and not self.is_starved and len(self.waiting):
-            found = to_give_way(self.running, self.waiting)
-            if found is None:
+            exchange = to_give_way(self.running, self.waiting)
+            if exchange is None:
                 break
-            request, victims = found
+            request, victims = exchange
             if self._would_fit(request, ()):  # it need not wait behind larger ones of the tenant with most rows
                 started = self._start_if_it_fits(step, request, now) is AdmissionOutcome.STARTED
             else:
@@ -179,51 +179,64 @@ class KVAllocator:
         return num_taken + request.width <= self._max_running - num_left
 
     def _start_if_it_fits(self, step: StepBuilder, request: Request, now: float) -> AdmissionOutcome:
+        """Admit a waiting request if there is room for it.
+
+        1. Its rows must fit into the batch.
+        2. Match its tokens: what the tree has of them, and how far host memory leads beyond that.
+        3. Defer it while another request computes, or a transfer brings, the page that it would begin with.
+        4. Lock what was matched. Only then count the room: the lock may have made evictable pages unavailable.
+        5. Without room, give up the part of the match that needs a page to be copied to, and count again.
+        6. Without room still, undo all this, unless nothing else runs: then the tree gives up what is not locked.
+        7. Start it: it leaves the queue, and its KV in host memory is on its way to the device.
+        """
         if not self._has_rows(request, self._num_rows):
             return AdmissionOutcome.NO_MEMORY
         match = self.cache.match(request.namespace, request.looked_up, now)
-        found = Found(match.length, match.seen)
-        num_reached = self.host.reach(request, found, self._budget.prefill_rate)
+        prefix = CachedPrefix(match.length, match.num_held)
+        num_reached = self.host.reach(request, prefix, self._budget.prefill_rate)
         if self.host.is_awaited(request.request_id, now) or self._is_being_computed(request, num_reached):
             self.num_deferred += 1
             return AdmissionOutcome.DEFERRED
-        if num_reached > found.length and self.cache.ends is not None:
-            # Hold before locking: the lease may take a state's slot, and that state take pages of the host.
-            self.host.hold(request, found, num_reached)
+        if num_reached > prefix.num_reusable and self.cache.resume_points is not None:
+            # Host memory brings the state to resume from, so pages are of use up to there. Hold it before locking:
+            # the lease may take the slot of another state, and that state may take pages of the host.
+            self.host.hold(request, prefix, num_reached)
             match = self.cache.match_bare(request.namespace, request.looked_up, num_reached, now)
         lease = self.cache.lock(match, priority=request.priority)
-        fits = self._fits(request, lease)
-        # The copy is not needed if the host has the page that the match ends in, and it may be one page too many.
-        if num_reached > match.length or not fits:
-            lease = self._without_partial(lease, match, num_reached, request.priority, now)
-            fits = self._fits(request, lease)
-        if not fits:
+        has_room = self._has_room(request, lease)
+        # Where the host has the page that the match ends in, no copy of it is needed, and it may be one too many.
+        if num_reached > match.length or not has_room:
+            lease = self._without_copy(lease, match, num_reached, request.priority, now)
+            has_room = self._has_room(request, lease)
+        if not has_room:
             if self.running:
                 self.cache.finish(lease, [], now)
                 self.host.release(request.request_id)
                 return AdmissionOutcome.NO_MEMORY
             self.cache.reset()  # It fits alone, except for pages that other requests extended.
         self.waiting.remove(request)
-        self._start(request, lease, min(found.length, lease.num_cached), now)
+        self._start(request, lease, min(prefix.num_reusable, lease.num_cached), now)
         request.lease = lease
         if lease.state is not None:
             is_of_prefix = self.host.is_of_prefix(request.request_id)
-            recurrent.begin(request, match.seen, self.cache.page_size, keeps_start=is_of_prefix)
+            recurrent.begin(request, match.num_held, self.cache.page_size, keeps_start=is_of_prefix)
         self._enter(request)
         return AdmissionOutcome.STARTED
 
-    def _without_partial(self, lease: Lease, match: Match, num_reached: int, priority: int, now: float) -> Lease:
-        """Return a lease without the tokens that need a copy; alone with a recurrent state or a window, without
-        any, as what has to be there after fewer tokens may not be held, unless more come from host memory.
+    def _without_copy(self, lease: Lease, match: Match, num_reached: int, priority: int, now: float) -> Lease:
+        """Return a lease without the tokens that are to be copied.
+
+        Models with resume points can resume at the end of the match only, so they lose the whole match, and only
+        where nothing else runs; unless host memory brings a later resume point.
         """
-        if self.cache.ends is None or num_reached > match.length:
+        if self.cache.resume_points is None or num_reached > match.length:
             self.cache.drop_partial(lease)
         elif not self.running and match.length:
             self.cache.finish(lease, [], now)
             return self.cache.lock(Match(match.namespace, 0), priority=priority)
         return lease
 
-    def _fits(self, request: Request, lease: Lease) -> bool:
+    def _has_room(self, request: Request, lease: Lease) -> bool:
         """Whether there is room for a request beside the running ones, with some room for all of them to grow.
 
         Call it after locking the lease, which may have made evictable pages unavailable.
@@ -302,7 +315,7 @@ class KVAllocator:
         """
         if not self.cache.finds_prefixes:
             return False
-        if self.cache.ends is not None:
+        if self.cache.resume_points is not None:
             return recurrent.is_awaited(request, num_cached, self.running, self.cache.page_size)
         end = num_cached + self.cache.page_size
         tokens = request.reusable
@@ -321,7 +334,7 @@ class KVAllocator:
         only; later ones count as recomputation.
         """
         is_repeat, num_cached = request.num_cached is not None or request.num_resumed > 0, lease.num_cached
-        num_reached = self.host.start(request, Found(num_found, num_cached), self._budget.prefill_rate)
+        num_reached = self.host.start(request, CachedPrefix(num_found, num_cached), self._budget.prefill_rate)
         assert num_reached >= num_cached, "pages were locked that lead to nothing"
         if lease.state is not None and num_reached > num_found:
             lease.state.await_at(num_reached)
@@ -426,8 +439,8 @@ class KVAllocator:
         self.num_preemptions += 1
         self._leave(request)
         step.preempted.append(request)
-        found = self.cache.find(request.namespace, request.looked_up)
-        self._enqueue(request, found)  # at its old position, which it keeps
+        prefix = self.cache.find(request.namespace, request.looked_up)
+        self._enqueue(request, prefix)  # at its old position, which it keeps
 
     def _release_pages(self, request: Request, now: float, keep: bool) -> None:
         beam_group.end(self.cache, request, now)

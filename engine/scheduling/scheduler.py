@@ -81,8 +81,8 @@ class Scheduler:
         self.waiting = WaitingQueue(settings.max_waiting, settings.max_waiting_tokens)
         host = host or HostKV(page_size=cache.page_size)
         cache.on_evict = host.on_evict
-        if cache.ends is not None:
-            cache.ends.on_give_up = host.on_give_up
+        if cache.resume_points is not None:
+            cache.resume_points.on_give_up = host.on_give_up
         self.allocator = KVAllocator(cache, self.waiting, settings.max_running, host, self._budget)
         self._lender = Lender(cache, host)
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why

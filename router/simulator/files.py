@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cache import Namespace
-from cache.page_keys import PageKeys
-from cache.page_tier import PageTier, TierPage
-from cache.prefix_log import PrefixLog
-from cache.tiers import Tier
+from cache.news.prefix_log import PrefixLog
+from cache.news.tier import Tier
+from cache.tiers.page_keys import PageKeys
+from cache.tiers.page_tier import PageTier, TierPage
 
 _NOWHERE = Namespace("files")
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache import Found, KVCacheManager, Lease, Namespace
-from cache.prefix_log import PrefixLog
-from cache.tiers import Tier
+from cache import CachedPrefix, KVCacheManager, Lease, Namespace
+from cache.news.prefix_log import PrefixLog
+from cache.news.tier import Tier
 from engine.host_tier.host_pool import HostMemory, HostPool
 from engine.host_tier.host_prefixes import HostPrefixes
 from engine.values.request import Request
@@ -121,14 +121,14 @@ class HostTier:
         """Count the leading blocks that the device, which has `num_found`, and the host hold, if a copy is
         sooner there than they are computed.
         """
-        reached = self._prefixes.reach(reader, Found(num_found, num_found), self._blocks_per_second)
+        reached = self._prefixes.reach(reader, CachedPrefix(num_found, num_found), self._blocks_per_second)
         self._prefixes.forget(reader.request_id)
         return reached
 
     def begin(self, reader: Request, num_found: int) -> int:
         """Return what `reach` does, and keep it there until `load` or `forget`."""
         self._prefixes.begin_step()
-        found = Found(num_found, num_found)
+        found = CachedPrefix(num_found, num_found)
         reached = self._prefixes.reach(reader, found, self._blocks_per_second)
         if reached > num_found:
             self._prefixes.hold(reader, found, reached)

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.soak import STEPS
 from benchmarks.soak_episode import Episode
 from cache import KVCacheManager, Lease
-from cache.loans import Loan, Loans
 from cache.node import Node
-from cache.page_keys import PageKeys
-from cache.page_tier import PageTier, TierPage
+from cache.tiers.loans import Loan, Loans
+from cache.tiers.page_keys import PageKeys
+from cache.tiers.page_tier import PageTier, TierPage
 from engine.host_tier.host_pool import Copies
 from engine.host_tier.host_prefixes import HostPrefixes
 from engine.host_tier.swap import SwapSpace

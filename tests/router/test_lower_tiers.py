@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from cache.news.tier import Tier
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
-from cache.tiers import Tier
 from router.addresses import ReplicaAddress
 from router.cost import cost, load_seconds
 from router.fleet import Fleet

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cache import KVCacheManager
-from cache.block_events import BlockChange, BlocksRemoved, BlocksStored
-from cache.tiers import Tier
+from cache.news.block_events import BlockChange, BlocksRemoved, BlocksStored
+from cache.news.tier import Tier
 
 
 @dataclass

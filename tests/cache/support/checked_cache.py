@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cache import KVCacheManager, Lease, Namespace, OutOfPages, PageCopy
-from cache.loans import Loan
 from cache.node import Node
+from cache.tiers.loans import Loan
 
 T = TypeVar("T")
 NAMESPACES = (Namespace("m"), Namespace("m", "adapter"), Namespace("m", "", "salt"))

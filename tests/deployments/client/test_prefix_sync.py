@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cache.prefix_log import PrefixLog
+from cache.news.prefix_log import PrefixLog
 from deployments.client.prefix_sync import MAX_ASKED, PrefixSync
 from deployments.client.remote_engines import RemoteEngines
 from deployments.wire.messages import Load

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cache.prefix_log import PrefixLog
-from cache.store_log import StoreLog
+from cache.news.prefix_log import PrefixLog
+from cache.news.store_log import StoreLog
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.settings import HealthSettings
 from deployments.wire.messages import Load

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cache import Namespace
-from cache.block_events import BlockEvents
-from cache.tiers import Tier
+from cache.news.block_events import BlockEvents
+from cache.news.tier import Tier
 from deployments.client.protocol import GenerateRequest
 from deployments.config.kv_events import KvEventSettings
 from deployments.replica.deployment import EngineReplica

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.prefix_log import PrefixLog
-from cache.tiers import Tier
+from cache.news.prefix_log import PrefixLog
+from cache.news.tier import Tier
 from deployments.wire import messages, prefix_feed
 from deployments.wire.prefix_feed import NoPrefixes, PrefixFeed
 from deployments.wire.session import Session

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from cache.prefix_log import PrefixLog
+from cache.news.prefix_log import PrefixLog
 from deployments.config.settings import WireSettings
 from deployments.wire import messages
 from deployments.wire.server import WireServer, WireTimings

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache import KVCacheManager, Lease, Namespace, OutOfPages
-from cache.windows import Window
+from cache.resume.windows import Window
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.row_assignment import TABLE, RowAssigner, RowChanges, RowLayout

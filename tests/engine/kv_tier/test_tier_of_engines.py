@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cache import Namespace
-from cache.block_events import BlocksRemoved, BlocksStored
-from cache.tiers import Tier
+from cache.news.block_events import BlocksRemoved, BlocksStored
+from cache.news.tier import Tier
 from engine.kv_tier.page_files import PageFiles
 from engine.program.engine import Engine
 from engine.scheduling.prefill_budget import PrefillBudget

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cache import Namespace
+from cache.news.tier import Tier
 from cache.prefix_hash import block_hashes, prefix_root
-from cache.tiers import Tier
 from engine.host_tier.host_pool import HostAccount
 from engine.values.plan import StepPlan
 from tests.engine.scenarios.conftest import Make

@@ -7,8 +7,8 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cache.news.tier import Tier
 from cache.prefix_hash import block_hashes, prefix_root
-from cache.tiers import Tier
 from tests.cache.support.block_mirror import Mirror, prefixes
 from tests.engine.support.script import Script
 

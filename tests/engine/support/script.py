@@ -151,12 +151,14 @@ class Script:
         account = snapshots.account()
         assert account.total == self.state_slots, account
         nodes = self._nodes()
-        slots = [node.state for node in nodes if node.state is not None]
+        slots = [node.resume_point for node in nodes if node.resume_point is not None]
         assert len(set(slots)) == len(slots) == account.evictable + account.locked, account
         for node in nodes:
-            if node.state is not None:
-                held = self.runner.states.get(node.state)
-                assert held == list(sequence(node)), f"slot {node.state} has {held}, not what leads to {node}"
+            if node.resume_point is not None:
+                held = self.runner.states.get(node.resume_point)
+                assert held == list(sequence(node)), (
+                    f"slot {node.resume_point} has {held}, not what leads to {node}"
+                )
 
     def check_tails(self) -> None:
         """Check that the rows of each tail hold the tokens before the end of its node, and that rows are counted
@@ -166,7 +168,7 @@ class Script:
             return
         by_tails = Counter[int]()
         for node in self._nodes():
-            if node.state is None:
+            if node.resume_point is None:
                 continue
             rows, tokens = tails.rows_at(node), list(sequence(node))
             assert node.end % self.page_size == 0, node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cache.prefix_log import PrefixLog
+from cache.news.prefix_log import PrefixLog
 from engine.host_tier.lower_tier import Finished, TierTotals
 
 Slots = dict[tuple[int, int], tuple[int, int, int]]

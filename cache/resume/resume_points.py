@@ -1,7 +1,8 @@
-"""What must be there at the end of a prefix, beside its pages, so that a request can go on from it.
+"""Resume points: what a request needs at the end of a prefix, besides its pages, to resume there.
 
-Each is a number that a node of the tree carries. It goes with its node, or by itself when memory runs short: the
-one first that was not used for the longest time.
+A recurrent layer needs its state (`snapshots`), a layer with a window the pages of its last tokens (`windows`).
+Either is known by a number, which a node of the tree carries. A resume point is dropped with its node, or alone
+when memory runs short: the least recently used first.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Callable
 from cache.node import Node
 
 
-class NodeStates(ABC):
-    """The numbers that nodes carry, and their order of eviction. Not thread-safe."""
+class ResumePoints(ABC):
+    """The resume points of one tree, by node, and their order of eviction. Not thread-safe."""
 
     def __init__(self) -> None:
         self._idle = OrderedDict[Node, float]()
@@ -38,11 +39,11 @@ class NodeStates(ABC):
 
     def keep(self, node: Node, state: int) -> None:
         """Let a node carry a state; free it if the node has one already."""
-        if node.state is not None:
+        if node.resume_point is not None:
             self.free(state)
         else:
             self._carried(state)
-            node.state = state
+            node.resume_point = state
             self._idle[node] = node.last_access
         self.use(node)
 
@@ -54,15 +55,15 @@ class NodeStates(ABC):
 
     def move(self, node: Node, to: Node) -> None:
         """Note that another node ends where `node` did. Neither is pinned, and `to` has no state."""
-        if node.state is not None:
+        if node.resume_point is not None:
             self._idle[to] = self._idle.pop(node)
-            to.state, node.state = node.state, None
+            to.resume_point, node.resume_point = node.resume_point, None
 
     def drop(self, node: Node) -> None:
         """Free a node's state, if it has one."""
-        if node.state is not None:
+        if node.resume_point is not None:
             del self._idle[node]
-            state, node.state = node.state, None
+            state, node.resume_point = node.resume_point, None
             self._dropped(state)
 
     def give_up(self, node: Node) -> None:
@@ -72,10 +73,10 @@ class NodeStates(ABC):
 
     def pin(self, node: Node) -> int:
         """Keep a node's state until `unpin`, and return it. The node is locked meanwhile."""
-        assert node.state is not None
+        assert node.resume_point is not None
         self._idle.pop(node, None)
         self._pins[node] += 1
-        return node.state
+        return node.resume_point
 
     def unpin(self, node: Node) -> None:
         """Undo one `pin`, which counts as a use."""
@@ -85,8 +86,8 @@ class NodeStates(ABC):
             self._idle[node] = node.last_access
 
 
-def deepest_state(node: Node | None, length: int) -> Node | None:
-    """Return the deepest node with a state on the path to `node` that ends at most at `length`. O(depth)."""
-    while node is not None and (node.state is None or node.end > length):
+def deepest_resume_point(node: Node | None, length: int) -> Node | None:
+    """Return the deepest node with a resume point on the path to `node`, up to position `length`. O(depth)."""
+    while node is not None and (node.resume_point is None or node.end > length):
         node = node.parent
     return node

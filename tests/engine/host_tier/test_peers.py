@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache import Namespace
-from cache.page_keys import PageKeys
+from cache.tiers.page_keys import PageKeys
 from engine.host_tier.host_pool import HostAccount
 from engine.host_tier.peers import PeerTotals
 from engine.values.plan import StepPlan

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cache import KVCacheManager, Namespace, PrefixLog
+from cache.news.recent_runs import MAX_RUNS, RecentRuns, newest_first
 from cache.prefix_hash import block_hashes, prefix_root
-from cache.recent_runs import MAX_RUNS, RecentRuns, newest_first
 from tests.cache.support.checked_cache import NAMESPACES, CheckedCache
 from tests.cache.support.random_operations import RandomOperations
 

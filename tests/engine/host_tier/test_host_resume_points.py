@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache import KVCacheManager, Namespace, Window
-from engine.host_tier.host_ends import HostStates
 from engine.host_tier.host_pool import HostPool
+from engine.host_tier.host_resume_points import HostStates
 from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.histories import Action, histories, play, served
 from tests.engine.support.script import Script

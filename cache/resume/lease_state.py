@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cache.node import Node
-from cache.radix_tree import RadixTree
-from cache.snapshots import Snapshots
+from cache.resume.snapshots import Snapshots
 
 
 class StateStep(NamedTuple):
@@ -125,15 +124,3 @@ class LeaseState:
             self._snapshots.free(slot)
         self.kept = []
         return done
-
-
-def keep(tree: RadixTree, held: Node, tokens: Sequence[int], position: int, state: int) -> None:
-    """Let a node carry the state at a position of `tokens`, where the tree has them and they are not shared by all
-    namespaces; else free it. `held` is the node of a lease that has inserted its tokens.
-    """
-    assert tree.ends is not None
-    node, reached = (held, held.end) if position <= held.end else tree.walk(held, tokens, position)
-    if tree.origin(node).end < position <= reached:
-        tree.ends.keep(tree.cut(node, position), state)
-    else:
-        tree.ends.free(state)

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cache.node import Node
-from cache.node_states import NodeStates
 from cache.page_pool import PagePool
+from cache.resume.resume_points import ResumePoints
 
 Row = tuple[int, ...]
 """Pages of the same `page_size` tokens, one for each group of layers with a window."""
@@ -56,7 +56,7 @@ class Window(NamedTuple):
         return self.num_groups * min(num_slots, self.most_rows(page_size))
 
 
-class WindowTails(NodeStates):
+class WindowTails(ResumePoints):
     """Owns the rows. Tails are the states that nodes carry, by numbers."""
 
     def __init__(self, window: Window, page_size: int, pool: PagePool) -> None:
@@ -86,13 +86,14 @@ class WindowTails(NodeStates):
     @property
     def pinned_pages(self) -> int:
         """Pages of tails that are kept for good. O(their number)."""
-        rows = {row for node in self._pins if node.state is not None for row in self._tails[node.state]}
+        pinned = [node.resume_point for node in self._pins if node.resume_point is not None]
+        rows = {row for tail in pinned for row in self._tails[tail]}
         return len(rows) * self.window.num_groups
 
     def rows_at(self, node: Node) -> Sequence[Row]:
         """Return the rows of a node's tail."""
-        assert node.state is not None
-        return self._tails[node.state]
+        assert node.resume_point is not None
+        return self._tails[node.resume_point]
 
     def take(self, num_rows: int) -> list[Row]:
         """Take rows for a request from the free pages. Raises OutOfPages, with nothing changed."""

@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from cache.news.tier import Tier
 from cache.node import Namespace
-from cache.tiers import Tier
 
 MAX_NOTES = 4096
 """Changes that wait for a reader; at more, the engine's thread folds them itself."""

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cache import KVCacheManager, Namespace
-from cache.block_events import MAX_NOTES, BlockEvents, BlocksRemoved, BlocksStored
+from cache.news.block_events import MAX_NOTES, BlockEvents, BlocksRemoved, BlocksStored
+from cache.news.tier import Tier
 from cache.prefix_hash import block_hashes, prefix_root
-from cache.tiers import Tier
 from tests.cache.support.block_mirror import Mirror, prefixes
 from tests.cache.support.checked_cache import CheckedCache
 from tests.cache.support.random_operations import RandomOperations

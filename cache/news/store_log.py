@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cache.prefix_log import PrefixLog
-from cache.tiers import Tier
+from cache.news.prefix_log import PrefixLog
+from cache.news.tier import Tier
 
 
 class StoreLog(PrefixLog):

@@ -21,9 +21,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from cache.block_events import BlockEvents
-from cache.recent_runs import RecentRuns, newest_first
-from cache.tiers import Tier
+from cache.news.block_events import BlockEvents
+from cache.news.recent_runs import RecentRuns, newest_first
+from cache.news.tier import Tier
 
 _DEVICE = 1 << Tier.DEVICE
 

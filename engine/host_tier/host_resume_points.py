@@ -16,14 +16,14 @@ from typing import NamedTuple, Protocol
 
 from cache import KVCacheManager, Lease, LeaseState
 from cache.node import Node
-from cache.page_keys import PageKeys, key_beside, key_inside
 from cache.radix_tree import page_of
-from cache.windows import WindowTails
+from cache.resume.windows import WindowTails
+from cache.tiers.page_keys import PageKeys, key_beside, key_inside
 from engine.host_tier.host_pool import Copies, HostPool
 from engine.values.plan import StateCopy
 
 
-class HostEnd(NamedTuple):
+class HostResumePoint(NamedTuple):
     """A position in host memory from which a prompt can go on."""
 
     num_tokens: int
@@ -32,7 +32,7 @@ class HostEnd(NamedTuple):
     """What has to be there, as the tier names it."""
 
 
-class HostEnds(Protocol):
+class HostResumePoints(Protocol):
     """What the two kinds have in common. They decide what is copied; the caller owns the host pages."""
 
     def reaches(self, lease: Lease, num_computed: int) -> int:
@@ -61,14 +61,14 @@ class HostEnds(Protocol):
         """
         ...
 
-    def deepest(self, keys: PageKeys, tokens: Sequence[int], after: int, reached: int) -> HostEnd | None:
+    def deepest(self, keys: PageKeys, tokens: Sequence[int], after: int, reached: int) -> HostResumePoint | None:
         """Return the deepest position after `after` at which something is in host memory, given that all pages
         before the one in which `reached` lies are held. At least one of `tokens` comes after it.
         """
         ...
 
 
-def host_ends(cache: KVCacheManager, pool: HostPool) -> HostEnds | None:
+def host_resume_points(cache: KVCacheManager, pool: HostPool) -> HostResumePoints | None:
     """Return what a model needs at the ends of prefixes; None if it needs nothing there."""
     if cache.snapshots is not None:
         return HostStates(pool, cache.page_size)
@@ -85,23 +85,23 @@ class HostStates:
         self._num_begun = 0
 
     def reaches(self, lease: Lease, num_computed: int) -> int:
-        """Implement `HostEnds`: fewer than are computed, where draft tokens were right."""
+        """Implement `HostResumePoints`: fewer than are computed, where draft tokens were right."""
         state = lease.state
         assert isinstance(state, LeaseState)
         return 0 if state.slot is None else min(state.end, num_computed)
 
     def num_pages(self, lease: Lease, num_tokens: int) -> int:
-        """Implement `HostEnds`."""
+        """Implement `HostResumePoints`."""
         return self._pool.state_pages
 
     def save(self, lease: Lease, num_tokens: int, hosts: Sequence[int]) -> Copies:
-        """Implement `HostEnds`."""
+        """Implement `HostResumePoints`."""
         state = lease.state
         assert isinstance(state, LeaseState) and state.slot is not None and state.end == num_tokens
         return Copies([], [StateCopy(state.slot, tuple(hosts))])
 
     def restore(self, lease: Lease, num_tokens: int, hosts: Sequence[int]) -> Copies:
-        """Implement `HostEnds`. The device may have the begun page itself."""
+        """Implement `HostResumePoints`. The device may have the begun page itself."""
         state, size = lease.state, self._pool.state_pages
         assert isinstance(state, LeaseState)
         begun = [(lease.pages[num_tokens // self._page_size], host) for host in hosts[size:]]
@@ -110,22 +110,22 @@ class HostStates:
         return Copies(begun, [StateCopy(state.awaited_slot, tuple(hosts[:size]))])
 
     def first_key(self, end: int) -> int:
-        """Implement `HostEnds`."""
+        """Implement `HostResumePoints`."""
         return max(0, end // self._page_size - 1)
 
     def keep(self, node: Node, keys: PageKeys, tokens: Sequence[int]) -> Copies:
-        """Implement `HostEnds`."""
+        """Implement `HostResumePoints`."""
         border, copies = node.end // self._page_size, Copies([], [])
         before, begun = keys.before(border), tuple(tokens[border * self._page_size :])
         key = key_beside(key_inside(before, begun), 0)
         size = self._pool.state_pages + bool(begun)
         if self._tier.has(key) or size > self._pool.available:
             return copies
-        assert node.state is not None
+        assert node.resume_point is not None
         first, *more = self._pool.take(size)
-        self._tier.add(key, first, more=more)
+        self._tier.add(key, first, further=more)
         self._note(before, begun)
-        copies.states.append(StateCopy(node.state, (first, *more)[: self._pool.state_pages]))
+        copies.states.append(StateCopy(node.resume_point, (first, *more)[: self._pool.state_pages]))
         if begun:
             copies.pages.append((page_of(node, border), more[-1]))
         return copies
@@ -144,8 +144,8 @@ class HostStates:
             self._begun = {place: kept for place, kept in self._begun.items() if kept}
             self._num_begun = sum(map(len, self._begun.values()))
 
-    def deepest(self, keys: PageKeys, tokens: Sequence[int], after: int, reached: int) -> HostEnd | None:
-        """Implement `HostEnds`."""
+    def deepest(self, keys: PageKeys, tokens: Sequence[int], after: int, reached: int) -> HostResumePoint | None:
+        """Implement `HostResumePoints`."""
         if not self._begun:
             return None
         size = self._page_size
@@ -156,7 +156,7 @@ class HostStates:
                 if after < end < len(tokens) and tuple(tokens[start:end]) == begun:
                     key = key_beside(key_inside(before, begun), 0)
                     if self._tier.is_found(key):
-                        return HostEnd(end, [key])
+                        return HostResumePoint(end, [key])
         return None
 
 
@@ -168,17 +168,17 @@ class HostTails:
         self._window, self._page_size = tails.window, tails.page_size
 
     def reaches(self, lease: Lease, num_computed: int) -> int:
-        """Implement `HostEnds`."""
+        """Implement `HostResumePoints`."""
         assert lease.window is not None
         return 0 if lease.window.is_awaited else num_computed
 
     def num_pages(self, lease: Lease, num_tokens: int) -> int:
-        """Implement `HostEnds`."""
+        """Implement `HostResumePoints`."""
         assert lease.window is not None
         return len(lease.window.rows_before(num_tokens)) * self._window.num_groups
 
     def save(self, lease: Lease, num_tokens: int, hosts: Sequence[int]) -> Copies:
-        """Implement `HostEnds`."""
+        """Implement `HostResumePoints`."""
         assert lease.window is not None
         rows = lease.window.rows_before(num_tokens)
         return Copies(list(zip(chain.from_iterable(rows), hosts, strict=True)), [])
@@ -186,29 +186,29 @@ class HostTails:
     restore = save
 
     def first_key(self, end: int) -> int:
-        """Implement `HostEnds`."""
+        """Implement `HostResumePoints`."""
         return self._window.first_needed(end, self._page_size)
 
     def keep(self, node: Node, keys: PageKeys, tokens: Sequence[int]) -> Copies:
-        """Implement `HostEnds`."""
+        """Implement `HostResumePoints`."""
         copies, slots = Copies([], []), self._slots(node.end)
         for slot, row in reversed(list(zip(slots, self._tails.rows_at(node), strict=True))):
             key = key_beside(keys[slot], 0)
             if not self._tier.has(key) and len(row) <= self._pool.available:
                 first, *more = self._pool.take(len(row))
-                self._tier.add(key, first, more=more)
+                self._tier.add(key, first, further=more)
                 copies.pages.extend(zip(row, (first, *more), strict=True))
         return copies
 
-    def deepest(self, keys: PageKeys, tokens: Sequence[int], after: int, reached: int) -> HostEnd | None:
-        """Implement `HostEnds`."""
+    def deepest(self, keys: PageKeys, tokens: Sequence[int], after: int, reached: int) -> HostResumePoint | None:
+        """Implement `HostResumePoints`."""
         size = self._page_size
         border = min(reached, len(tokens) - 1) // size
         while border * size > after:
             needed = [key_beside(keys[slot], 0) for slot in self._slots(border * size)]
             lacking = next((index for index, key in enumerate(needed) if not self._tier.is_found(key)), None)
             if lacking is None:
-                return HostEnd(border * size, needed)
+                return HostResumePoint(border * size, needed)
             border -= len(needed) - lacking  # All ends before that need the row that is lacking.
         return None
 

@@ -14,23 +14,23 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from cache.block_counts import BlockCounts
-from cache.page_keys import PageKeys
-from cache.prefix_log import PrefixLog
+from cache.news.prefix_log import PrefixLog
+from cache.tiers.block_counts import BlockCounts
+from cache.tiers.page_keys import PageKeys
 
 
 class TierPage:
     """A page of the tier."""
 
-    __slots__ = ("blocks", "is_wanted", "key", "more", "number", "page", "pins")
+    __slots__ = ("blocks", "further", "is_wanted", "key", "number", "page", "pins")
 
-    def __init__(self, number: int, key: bytes, page: int, blocks: Sequence[int], more: Sequence[int]) -> None:
+    def __init__(self, number: int, key: bytes, page: int, blocks: Sequence[int], further: Sequence[int]) -> None:
         self.number = number
         """How many were added before it."""
         self.key = key
         self.page = page
         """Its id in the memory of the tier."""
-        self.more = more
+        self.further = further
         """Ids of further pages with what takes more than one."""
         self.pins = 0
         """Readers that rely on it."""
@@ -42,7 +42,7 @@ class TierPage:
     @property
     def pages(self) -> list[int]:
         """All its ids."""
-        return [self.page, *self.more]
+        return [self.page, *self.further]
 
 
 class Settled(NamedTuple):
@@ -64,13 +64,15 @@ class PageTier:
         self._arriving_keys: set[bytes] = set()
         self._idle: OrderedDict[bytes, TierPage] = OrderedDict()  # the least recently used first
         self._num_added = 0
-        self._num_more = self._num_more_idle = self._num_more_arriving = 0  # of these, besides the first of each
+        self._num_further = self._num_further_idle = self._num_further_arriving = (
+            0  # pages besides the first of each key
+        )
         self._loans = Counter[TierPage]()
 
     @property
     def num_arriving(self) -> int:
         """Pages whose KV is on its way."""
-        return len(self._arriving) + self._num_more_arriving
+        return len(self._arriving) + self._num_further_arriving
 
     @property
     def num_lent(self) -> int:
@@ -80,12 +82,12 @@ class PageTier:
     @property
     def num_pages(self) -> int:
         """Pages that hold, or are about to hold, a prefix."""
-        return len(self._found) + len(self._arriving) + self._num_more
+        return len(self._found) + len(self._arriving) + self._num_further
 
     @property
     def num_idle(self) -> int:
         """Pages that `reclaim` can return."""
-        return len(self._idle) + self._num_more_idle
+        return len(self._idle) + self._num_further_idle
 
     def is_found(self, key: bytes) -> bool:
         """Whether the key's KV is here."""
@@ -115,17 +117,17 @@ class PageTier:
         page: int,
         blocks: Sequence[int] = (),
         *,
-        more: Sequence[int] = (),
+        further: Sequence[int] = (),
         is_from_device: bool = True,
     ) -> None:
-        """Note that the key's KV, with the blocks of those hashes, is on its way to a page, and to `more` with it,
-        from the tree's pages or from elsewhere. There must be none yet.
+        """Note that the key's KV, with the blocks of those hashes, is on its way to a page and `further` ones, from
+        the tree's pages or from elsewhere. There must be none yet.
         """
         assert key not in self._found and key not in self._arriving_keys
-        self._arriving[page] = TierPage(self._num_added, key, page, blocks, more)
+        self._arriving[page] = TierPage(self._num_added, key, page, blocks, further)
         self._num_added += 1
-        self._num_more += len(more)
-        self._num_more_arriving += len(more)
+        self._num_further += len(further)
+        self._num_further_arriving += len(further)
         self._arriving_keys.add(key)
         self._counts.add(blocks)
         (self._log.keep if is_from_device else self._log.bring)(blocks)
@@ -148,14 +150,14 @@ class PageTier:
         settled = Settled([], [])
         there = [arrived for page in pages if (arrived := self._arriving.pop(page, None)) is not None]
         for arrived in sorted(there, key=attrgetter("number")):
-            self._num_more_arriving -= len(arrived.more)
+            self._num_further_arriving -= len(arrived.further)
             if arrived.is_wanted:
                 self._arriving_keys.remove(arrived.key)
                 self._found[arrived.key] = arrived
                 self._rest(arrived)
                 settled.found.append(arrived)
             else:
-                self._num_more -= len(arrived.more)
+                self._num_further -= len(arrived.further)
                 settled.unwanted.extend(arrived.pages)
         return settled
 
@@ -163,8 +165,8 @@ class PageTier:
         """Note that KV has not arrived; return the pages that are free now."""
         dropped = [self._arriving.pop(page) for page in list(pages) if page in self._arriving]
         for page in dropped:
-            self._num_more -= len(page.more)
-            self._num_more_arriving -= len(page.more)
+            self._num_further -= len(page.further)
+            self._num_further_arriving -= len(page.further)
             self._forget_arriving(page)
         return [number for page in dropped for number in page.pages]
 
@@ -185,7 +187,7 @@ class PageTier:
         """Keep a page that is found where it is until `unpin`."""
         page.pins += 1
         if self._idle.pop(page.key, None) is not None:
-            self._num_more_idle -= len(page.more)
+            self._num_further_idle -= len(page.further)
 
     def unpin(self, pages: Iterable[TierPage]) -> None:
         """Undo one `pin`, which counts as a use: a prefix's first page as the last, so that its end goes first."""
@@ -215,7 +217,7 @@ class PageTier:
         if not self._idle:
             return []
         _, page = self._idle.popitem(last=False)
-        self._num_more_idle -= len(page.more)
+        self._num_further_idle -= len(page.further)
         self._forget(page)
         return page.pages
 
@@ -225,18 +227,18 @@ class PageTier:
             self._forget_arriving(page)
         idle = list(self._idle.values())
         self._idle.clear()
-        self._num_more_idle = 0
+        self._num_further_idle = 0
         for page in idle:
             self._forget(page)
         return [number for page in idle for number in page.pages]
 
     def _rest(self, page: TierPage) -> None:
         self._idle[page.key] = page
-        self._num_more_idle += len(page.more)
+        self._num_further_idle += len(page.further)
 
     def _forget(self, page: TierPage) -> None:
         del self._found[page.key]
-        self._num_more -= len(page.more)
+        self._num_further -= len(page.further)
         self._log.drop(self._counts.remove(page.blocks))
 
     def _forget_arriving(self, page: TierPage) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cache.node_states import NodeStates
 from cache.page_pool import PagePool
+from cache.resume.resume_points import ResumePoints
 
 
 class StateAccount(NamedTuple):
@@ -34,7 +34,7 @@ class StateAccount(NamedTuple):
         return sum(self)
 
 
-class Snapshots(NodeStates):
+class Snapshots(ResumePoints):
     """Owns the slots, which are the states that nodes carry."""
 
     def __init__(self, num_slots: int) -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache import Found, KVCacheManager, Namespace
+from cache import CachedPrefix, KVCacheManager, Namespace
 from cache.node import Node
-from cache.page_keys import PageKeys
 from cache.prefix_hash import block_hashes, prefix_root
+from cache.tiers.page_keys import PageKeys
 from engine.host_tier.host_kv import HostKV
 from engine.host_tier.host_pool import HostAccount, HostMemory, HostTraffic
 from tests.engine.scenarios.conftest import Make
@@ -53,7 +53,7 @@ def test_what_a_copy_saves_is_what_computing_takes_longer() -> None:
     for page in range(10):
         host._pool.tier.add(keys[page], page)
     host._pool.tier.settle(range(10))
-    assert host.start(request, Found(0, 0), 2.0) == 40
+    assert host.start(request, CachedPrefix(0, 0), 2.0) == 40
     assert host.traffic == HostTraffic(0, 0, 100, 40 / 2.0 - 10 * 0.5)
 
 
@@ -150,7 +150,7 @@ def test_a_copy_that_takes_longer_than_computing_is_not_made() -> None:
     for page in range(10):
         host._pool.tier.add(keys[page], page)
     host._pool.tier.settle(range(10))
-    assert [host.reach(request, Found(0, 0), rate) for rate in (0.0, 3.0, 5.0)] == [40, 40, 0]
+    assert [host.reach(request, CachedPrefix(0, 0), rate) for rate in (0.0, 3.0, 5.0)] == [40, 40, 0]
 
 
 def test_keys_tell_namespaces_and_prefixes_apart_and_may_begin_anywhere() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cache.page_tier import PageTier
-from cache.prefix_log import PrefixLog
-from cache.tiers import Tier
+from cache.news.prefix_log import PrefixLog
+from cache.news.tier import Tier
+from cache.tiers.page_tier import PageTier
 
 
 def test_a_block_in_two_pages_is_there_until_both_are_gone() -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from cache.news.prefix_log import PrefixLog
+from cache.news.recent_runs import RecentRuns
 from cache.node import Node
 from cache.prefix_hash import block_hashes, gate_root, prefix_root
-from cache.prefix_log import PrefixLog
-from cache.recent_runs import RecentRuns
 
 
 class BlockRecord:

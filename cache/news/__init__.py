@@ -1,0 +1,1 @@
+"""What an engine's cache holds, block by block, for routers and other programs."""
