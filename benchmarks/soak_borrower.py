@@ -30,7 +30,7 @@ class Borrower:
             request = self._rng.choice(requests)
             tokens = [token for token in request.tokens if token != PENDING]
             first = self._rng.choice([0, 0, 1, 5])
-            self._loans.append((self._script.scheduler.lend(request.namespace, tokens, first), tokens))
+            self._loans.append((self._script.scheduler.lender.lend(request.namespace, tokens, first), tokens))
             self._check(*self._loans[-1])
             self.num_pages += len(self._loans[-1][0].device) + len(self._loans[-1][0].host)
         if self._loans and self._rng.random() < CHANCE:
@@ -44,7 +44,7 @@ class Borrower:
     def _return(self, number: int) -> None:
         lent, tokens = self._loans.pop(number)
         self._check(lent, tokens)
-        self._script.scheduler.give_back(lent.number)
+        self._script.scheduler.lender.give_back(lent.number)
 
     def _check(self, lent: LentPages, tokens: list[int]) -> None:
         """Check that each slot of what is lent has the token of its position, in the midst of a step or not."""

@@ -37,7 +37,7 @@ from cache import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from deployments.app import build
 from deployments.config.args import AppArgs
-from router.hot_prefixes import HotPrefixes
+from router.fetch.hot_prefixes import HotPrefixes
 
 BEFORE_S = 25.0
 """Seconds of load before the kill."""

@@ -4,8 +4,8 @@ Plain Python: pages are ints, tokens are int sequences, time is an argument. The
 this package only knows which page belongs to which request.
 """
 
-from cache.accounting import CacheStats, PageAccount
 from cache.eviction import EvictionStrategy
+from cache.figures.accounting import CacheStats, PageAccount
 from cache.kv_cache_manager import KVCacheManager
 from cache.lease import CachedPrefix, Lease, Match, PageCopy
 from cache.news.prefix_log import PrefixLog
@@ -16,7 +16,7 @@ from cache.resume.lease_state import LeaseState, StateStep
 from cache.resume.snapshots import StateAccount
 from cache.resume.windows import LeaseWindow, Window
 from cache.scratch import Scratch, ScratchRows
-from cache.shared_prefixes import SharedPrefixes
+from cache.shared.shared_prefixes import SharedPrefixes
 
 __all__ = [
     "CacheStats",

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cache.accounting import CacheStats, PageAccount
 from cache.eviction import EvictionStrategy, eviction_strategy
+from cache.figures.accounting import CacheStats, PageAccount
+from cache.figures.page_ages import PageAges
 from cache.insertion import insert
 from cache.lease import CachedPrefix, Lease, Match, PageCopy
 from cache.news.block_events import BlockEvents
 from cache.news.block_record import BlockRecord
 from cache.news.prefix_log import PrefixLog
 from cache.node import Namespace, Node
-from cache.page_ages import PageAges
 from cache.page_pool import OutOfPages, PagePool
 from cache.radix_tree import RadixTree
 from cache.resume.lease_state import LeaseState
@@ -26,8 +26,8 @@ from cache.resume.resume_points import ResumePoints, deepest_resume_point
 from cache.resume.snapshots import Snapshots, StateAccount
 from cache.resume.windows import LeaseWindow, Window, WindowTails
 from cache.scratch import Scratch
-from cache.shared_in_tree import SharedInTree
-from cache.shared_prefixes import own_namespace
+from cache.shared.shared_in_tree import SharedInTree
+from cache.shared.shared_prefixes import own_namespace
 from cache.tiers.loans import ANY_TOKEN, Loan, Loans
 
 MAX_PAGE_SIZE = 256
@@ -145,7 +145,7 @@ class KVCacheManager:
         return self._match(namespace, *self._reusable(node, num_held), num_held, now)
 
     def match_bare(self, namespace: Namespace, tokens: Sequence[int], most: int, now: float) -> Match:
-        """Return what `match` does, up to `most` tokens, for a request that brings the resume point for the end."""
+        """Return what `match` does, up to `most` tokens, for a request that brings its own resume point."""
         node, num_held = self._shared.find(namespace, tokens)
         return replace(self._match(namespace, node, min(num_held, most), num_held, now), is_bare=True)
 
@@ -306,8 +306,8 @@ class KVCacheManager:
             self._release_source(lease)
 
     def keep_states(self, lease: Lease, tokens: Sequence[int], num_tokens: int) -> None:
-        """Note that a step has computed a chunk, up to the first `num_tokens` tokens, which are inserted: nodes get
-        its resume points. No-op in a model without them.
+        """Give nodes the resume points of a chunk that a step has computed, up to the first `num_tokens` tokens,
+        which are inserted. No-op in a model without them.
         """
         if lease.state is not None:
             lease.state.release_origin()

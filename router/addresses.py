@@ -58,6 +58,6 @@ class ReplicaAddress:
     kv: KVAddress | None = None
     """Where it lends KV; None where it lends none."""
     role: str = ""
-    """"prefill" or "decode" where these are apart (`router.roles`)."""
+    """"prefill" or "decode" where these are apart (`router.fetch.roles`)."""
     store: str = ""
     """Name of the store of files from which it reads KV (`store_name`); "" where it reads none."""

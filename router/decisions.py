@@ -14,7 +14,7 @@ from typing import Any
 
 from cache.news.tier import Tier
 from router.cost import RouteQuery, Terms
-from router.fetch_sources import PlannedFetch
+from router.fetch.fetch_sources import PlannedFetch
 from router.overlap import Overlap
 from router.policies import Decision
 

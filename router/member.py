@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.scheduling.tenant_shares import MOST_TENANTS
+from engine.tenants.tenant_shares import MOST_TENANTS
 from router.addresses import ReplicaAddress
 from router.cost import Candidate
 

@@ -22,18 +22,18 @@ from typing import Literal, Protocol
 
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_key, prefix_root
-from cache.shared_prefixes import SharedPrefixes
+from cache.shared.shared_prefixes import SharedPrefixes
 from router.addresses import is_store
 from router.cost import RouteQuery, uncached_tokens
 from router.decisions import DecisionLog, DecisionRecord
-from router.fetch_sources import FetchSources, PlannedFetch
+from router.fetch.fetch_sources import FetchSources, PlannedFetch
+from router.fetch.hot_prefixes import HotPrefix, HotPrefixes
+from router.fetch.roles import Pools
+from router.fetch.worth_holding import WorthHolding
 from router.fleet import Fleet
-from router.hot_prefixes import HotPrefix, HotPrefixes
 from router.policies import Decision, Policy
 from router.policy_names import policy_named
 from router.prefix_index import PrefixIndex
-from router.roles import Pools
-from router.worth_holding import WorthHolding
 
 logger = logging.getLogger("ray.serve")
 
@@ -112,7 +112,7 @@ class PlacerSettings:
     """Prefixes that others then fetch from it at once."""
     apart_above_tokens: int | Literal["auto"] | None = None
     """Tokens to compute above which a prompt is computed apart, by replicas that have that role
-    (`router.roles`); None: replicas have no roles."""
+    (`router.fetch.roles`); None: replicas have no roles."""
 
     @property
     def at_start(self) -> PlacerSettings:

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 from router.candidates import Candidates, Order
 from router.cost import DEFAULT_COST, Candidate, CostSettings, RouteQuery, Terms, cost, queue_seconds
-from router.fetching import fetch_or_compute
+from router.fetch.fetching import fetch_or_compute
 from router.overlap import Overlap
 from router.rendezvous import RendezvousOrder, session_key
 
@@ -140,7 +140,7 @@ class CostPolicy:
     ) -> None:
         """`tolerance` is in seconds, about the age of load reports; `relative_tolerance` is the error of rates.
 
-        `price` is `cost`, or `router.fetching.fetch_or_compute` where replicas take KV from each other.
+        `price` is `cost`, or `router.fetch.fetching.fetch_or_compute` where replicas take KV from each other.
         """
         if num_random < 1 or num_holders < 1:
             raise ValueError(f"at least 1 random replica and 1 holder, got {num_random} and {num_holders}")

@@ -120,8 +120,8 @@ class PageTier:
         further: Sequence[int] = (),
         is_from_device: bool = True,
     ) -> None:
-        """Note that the key's KV, with the blocks of those hashes, is on its way to a page and `further` ones, from
-        the tree's pages or from elsewhere. There must be none yet.
+        """Note that the key's KV, with the blocks of those hashes, is on its way to a page and `further` ones,
+        from the tree's pages or from elsewhere. There must be none yet.
         """
         assert key not in self._found and key not in self._arriving_keys
         self._arriving[page] = TierPage(self._num_added, key, page, blocks, further)

@@ -56,7 +56,7 @@ class LoadView(Protocol):
 
     def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
         """Return those of `tenants` for whose next request a full engine would preempt another tenant's, while
-        `num_sending` requests are on their way (`engine/scheduling/tenant_shares.py`).
+        `num_sending` requests are on their way (`engine/tenants/tenant_shares.py`).
         """
         ...
 

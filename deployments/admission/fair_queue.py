@@ -1,7 +1,7 @@
 """The queue of requests that wait for an engine: deficit round robin over tenants, in computed tokens.
 
     tenant a  [ 9k | 2k | 2k | ... ]   credit  -500      a turn sends requests while there is credit
-    tenant b  [ 1k ]                   credit  1100      (engine/scheduling/round_robin.py)
+    tenant b  [ 1k ]                   credit  1100      (engine/tenants/round_robin.py)
     tenant c  [ 30k | 30k ]            credit -27k
 
 A request is charged when it is sent, and the charge is corrected (`charge`) once its computed tokens are known.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from deployments.config.settings import AdmissionSettings
-from engine.scheduling.round_robin import DeficitRoundRobin
+from engine.tenants.round_robin import DeficitRoundRobin
 
 T = TypeVar("T")
 

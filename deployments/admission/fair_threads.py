@@ -3,7 +3,7 @@
     tenant a  [ 900 ms ] [ 900 ms ] ...   two threads of three at most: the last idle one is not for who has one
     tenant b  [ 3 ms ]                    begins at once
 
-Turns are given by deficit round robin (`engine/scheduling/round_robin.py`) over the processor time that work has
+Turns are given by deficit round robin (`engine/tenants/round_robin.py`) over the processor time that work has
 taken, which is known only afterwards. Work is not interrupted, so it should come in pieces of a second at most.
 """
 
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.scheduling.round_robin import DeficitRoundRobin
+from engine.tenants.round_robin import DeficitRoundRobin
 
 T = TypeVar("T")
 QUANTUM_US = 20_000

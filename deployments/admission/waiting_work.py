@@ -1,7 +1,7 @@
 """What waits in an ingress, and what it has turned away: the sums that the autoscaler is told.
 
-Where replicas have roles (`router/roles.py`), each side hears of its own work: those for prefill of the prompts
-that go apart; those for decode of the tokens of all others, and of every request, as each of them ends there.
+Where replicas have roles (`router/fetch/roles.py`), each side hears of its own work: those for prefill of the
+prompts that go apart; those for decode of the tokens of all others, and of every request, as each ends there.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 from deployments.cli.serve_config import IMPORT_PATH
 from deployments.config.args import AppArgs
 from deployments.config.live import LIVE_IN_HUB, check_live, is_live, merged, with_live
-from router.roles import ROLES
+from router.fetch.roles import ROLES
 
 INGRESS, HUB = "Ingress", "MetricsHub"
 

@@ -22,7 +22,7 @@ from deployments.client.stream import Stream
 from deployments.wire.connection import WireConnection
 from engine.values.sampling_params import SamplingParams
 from router.addresses import KVAddress
-from router.hot_prefixes import HotPrefix
+from router.fetch.hot_prefixes import HotPrefix
 
 logger = logging.getLogger("ray.serve")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from deployments.config.autoscaling import AutoscalingSettings
-from router.roles import ROLES, Role
+from router.fetch.roles import ROLES, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ PoolSize = Annotated[
 
 
 class RoleSettings(BaseModel):
-    """How many replicas compute long prompts, and how many generate; see `router/roles.py`."""
+    """How many replicas compute long prompts, and how many generate; see `router/fetch/roles.py`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -13,7 +13,7 @@ _MAX_BYTES = 2**26
 
 
 class SharedPrefixSettings(Settings):
-    """One prefix that all prompts may begin with, whoever sends them; see `cache/shared_prefixes.py`."""
+    """One prefix that all prompts may begin with, whoever sends them; see `cache/shared/shared_prefixes.py`."""
 
     text: str | None = Field(default=None, min_length=1)
     """The prefix itself; or give `file`."""

@@ -25,7 +25,7 @@ from monitoring.checkpoint import Kept, Stamp
 from monitoring.gateway import gateway_gauges
 from monitoring.hub import Hub, NotReady
 from monitoring.page import CONTENT_TYPE
-from router.hot_prefixes import HotPrefix
+from router.fetch.hot_prefixes import HotPrefix
 from router.ray_internals import keep_calls_on_this_machine, target_replicas
 
 NOT_READY = "The metrics hub is new and still asks what was counted before it; try again in a few seconds."

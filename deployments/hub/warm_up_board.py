@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cache.prefix_hash import block_hashes, prefix_root
 from router.addresses import KVAddress
-from router.hot_prefixes import HotPrefix, HotPrefixes
+from router.fetch.hot_prefixes import HotPrefix, HotPrefixes
 
 MAX_REPORTS = 256
 """Reports that the board keeps, one for each ingress and model; beyond it, the oldest is dropped."""

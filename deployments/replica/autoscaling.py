@@ -14,7 +14,7 @@ replica looks just busy. So the need follows from what comes, whether it is serv
     more     ceil(needed), when that is above the target
     fewer    ceil(needed / (1 - headroom)), when that is below it: the replicas that stay have room to spare
 
-Where prefill and decode are apart (`router/roles.py`), each is a deployment with a policy and bounds of its own:
+Where prefill and decode are apart (`router/fetch/roles.py`), each is a deployment with its own policy and bounds:
 
     prefill  memory does not count: a prompt leaves it when it is computed, however many wait
     decode   the prompts of its streams are computed elsewhere, so the growth of its memory follows from requests:

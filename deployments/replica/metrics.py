@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import add
 
-from cache.page_ages import EvictedPage
+from cache.figures.page_ages import EvictedPage
 from engine.grammar.compiler import Compiler
 from engine.program.precompute import Precomputed
 from engine.program.self_test import FailureCause

@@ -11,7 +11,7 @@ from deployments.config.settings import ChatSettings, HealthSettings, MetricsSet
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.wire.server import WireTimings
 from engine.base.machine import CpuPolicy
-from router.roles import Role
+from router.fetch.roles import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from engine.program.precompute import Precomputed, precompute
 from engine.text.tokenizer import load_tokenizer
 from engine.values.request import KVSource
 from engine.values.sampling_params import SamplingParams
-from router.hot_prefixes import HotPrefix
+from router.fetch.hot_prefixes import HotPrefix
 
 logger = logging.getLogger("ray.serve")
 

@@ -118,12 +118,12 @@ class EngineLoop:
 
         Raises EngineStopped. The future is cancelled when the loop ends first.
         """
-        return self._between_steps(partial(self.scheduler.lend, namespace, tokens, first))
+        return self._between_steps(partial(self.scheduler.lender.lend, namespace, tokens, first))
 
     def give_back(self, number: int) -> None:
         """End a loan before the next step. Idempotent; does nothing when the loop has ended."""
         with contextlib.suppress(EngineStopped):
-            self._between_steps(partial(self.scheduler.give_back, number))
+            self._between_steps(partial(self.scheduler.lender.give_back, number))
 
     def _between_steps(self, do: Callable[[], T]) -> Future[T]:
         """Have something done in the loop's thread before the next step."""

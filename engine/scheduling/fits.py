@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cache import KVCacheManager
 from engine.base.errors import NeverFits
-from engine.scheduling import beam_group
+from engine.scheduling.extensions import beam_group
 from engine.values.request import Request
 
 

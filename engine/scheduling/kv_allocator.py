@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from cache import CachedPrefix, KVCacheManager, Lease, Match, OutOfPages
 from engine.host_tier.host_kv import HostKV
-from engine.scheduling import beam_group, recurrent
+from engine.scheduling.extensions import beam_group, recurrent
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.step_builder import StepBuilder
-from engine.scheduling.tenant_shares import to_give_way
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
+from engine.tenants.tenant_shares import to_give_way
 from engine.values.request import Request, Status
 
 # Tokens by which a preempted request, and all that run beside it, must have room to grow before it is admitted

@@ -1,6 +1,6 @@
 """How a step's prefill is shared among the prompts that wait for it.
 
-Queues take turns: `room` goes round in quanta (engine/scheduling/round_robin.py). Within a queue:
+Queues take turns: `room` goes round in quanta (engine/tenants/round_robin.py). Within a queue:
 
     the first in order      a sixteenth, so that it always gets on
     all prompts             the rest, the most urgent first, then those of the tenant with fewest requests in the
@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.scheduling.kv_allocator import AdmissionOutcome, KVAllocator
 from engine.scheduling.prefill_budget import Room
-from engine.scheduling.round_robin import DeficitRoundRobin
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import precedence
+from engine.tenants.round_robin import DeficitRoundRobin
 from engine.values.plan import Chunk
 from engine.values.request import Request, Status
 

@@ -15,7 +15,7 @@ requests does not starve the others.
 Requests of batches are deferrable: under every policy they stand behind all others, which preempt them without
 waiting, whatever their priorities. Among themselves, tenants take turns.
 
-Besides, tenants share rows and steps under every policy (`engine/scheduling/tenant_shares.py`).
+Besides, tenants share rows and steps under every policy (`engine/tenants/tenant_shares.py`).
 
 The ratio of two claims does not change with time, as both double together:
 

@@ -24,19 +24,18 @@ from engine.drafting.speculator import Speculator
 from engine.grammar.failure import explain
 from engine.host_tier.host_kv import HostKV
 from engine.host_tier.lender import Lender
-from engine.host_tier.peers import LentPages
-from engine.scheduling import beam_group
+from engine.scheduling.extensions import beam_group
+from engine.scheduling.extensions.recurrent import plan_state
 from engine.scheduling.fits import check_fits
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.prefill_sharing import PrefillSharing
 from engine.scheduling.queue_policy import policy_named, position_of
-from engine.scheduling.recurrent import plan_state
 from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
-from engine.scheduling.tenant_shares import Sharers, in_turn, within_shares
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
 from engine.settings.scheduling import SchedulerSettings
+from engine.tenants.tenant_shares import Sharers, in_turn, within_shares
 from engine.values.logprobs import PackedLogprobs, TokenLogprobs
 from engine.values.plan import Chunk, StepPlan, StepResult
 from engine.values.request import PENDING, Request, Status
@@ -60,9 +59,8 @@ class Scheduler:
     ) -> None:
         """`max_model_len` bounds the prompt and output tokens of a request.
 
-        Without `host`, KV stays in the tree or is computed again. Without a `speculator`
-        every decode yields one token per step. With `whole_prompts`, each prompt is computed in one step, alone if
-        it is longer than a step should be.
+        Without `host`, KV stays in the tree or is computed again. Without a `speculator` every decode yields one
+        token. With `whole_prompts`, each is computed in one step, alone if it is longer than a step should be.
         """
         self.cache = cache
         self._page_size = cache.page_size
@@ -84,7 +82,8 @@ class Scheduler:
         if cache.resume_points is not None:
             cache.resume_points.on_give_up = host.on_give_up
         self.allocator = KVAllocator(cache, self.waiting, settings.max_running, host, self._budget)
-        self._lender = Lender(cache, host)
+        self.lender = Lender(cache, host)
+        """What it lends to other engines, between two steps."""
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = self._num_planned = 0
 
@@ -139,14 +138,6 @@ class Scheduler:
         host pages included.
         """
         return self.cache.reset() + self.allocator.host.reset()
-
-    def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> LentPages:
-        """Lend pages of a prompt to another engine, between two steps (`Lender.lend`)."""
-        return self._lender.lend(namespace, tokens, first)
-
-    def give_back(self, number: int) -> None:
-        """Take pages back (`Lender.give_back`). Idempotent."""
-        self._lender.give_back(number)
 
     def take_in_transfers(self) -> None:
         """Note what has come to host memory or gone below it; to be called while there is nothing to plan."""
@@ -381,24 +372,22 @@ class Scheduler:
         self, request: Request, tokens: list[int], logprobs: Sequence[TokenLogprobs | None], now: float
     ) -> StreamDelta:
         """Replace the `PENDING` token by what was sampled, up to the token that ends the request."""
-        known = num_tokens = request.num_computed + 1 - len(tokens)
+        num_tokens = num_known = request.num_computed + 1 - len(tokens)
         reason: FinishReason | None = None
         for token in tokens:
             num_tokens += 1
             if token < 0:
-                output = [*request.tokens[request.num_prompt : known], *tokens[: num_tokens - known - 1]]
+                output = [*request.tokens[request.num_prompt : num_known], *tokens[: num_tokens - num_known - 1]]
                 return self._no_token(request, token, output, now)
             if token in request.stop_ids or num_tokens >= request.longest:
                 reason = self._finish_reason(request, token, num_tokens)
                 if reason is not None:
-                    tokens = tokens[: num_tokens - known]
+                    tokens = tokens[: num_tokens - num_known]
                     break
-        request.tokens[known : known + 1] = tokens
+        request.tokens[num_known : num_known + 1] = tokens
         if request.first_token_at is None:
             request.first_token_at = now
-        reported = (
-            None if logprobs[0] is None else [found for found in logprobs[: len(tokens)] if found is not None]
-        )
+        reported = None if logprobs[0] is None else [each for each in logprobs[: len(tokens)] if each is not None]
         if reason is not None:
             del request.tokens[num_tokens:]  # drops what a step in flight samples for it
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)

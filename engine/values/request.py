@@ -120,7 +120,8 @@ class Request:
     """Its position among the requests of its engine."""
     status: Status = Status.WAITING
     state_borders: list[int] = field(default_factory=list)
-    """Positions, ascending, at which its recurrent state is going to be kept (`engine.scheduling.recurrent`)."""
+    """Positions, ascending, at which its recurrent state is going to be kept
+    (`engine.scheduling.extensions.recurrent`)."""
     lease: Lease | None = None
     """Its hold on KV pages while running."""
     num_cached: int | None = None
@@ -139,7 +140,8 @@ class Request:
     search: BeamSearch | None = None
     """The search of a request that searches beams, and of its beams."""
     beams: list[Request] = field(default_factory=list)
-    """Its beams, each with a lease of its own; the request then has none. See `engine.scheduling.beam_group`."""
+    """Its beams, each with a lease of its own; the request then has none
+    (`engine.scheduling.extensions.beam_group`)."""
     num_beams: int = 0
     """Number of beams that it has had so far."""
     leader: Request | None = None

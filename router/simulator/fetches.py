@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from router.fetching import Source
+from router.fetch.fetching import Source
 from router.simulator.files import FileTier
 from router.simulator.links import Links
 from router.simulator.replica import Job, SimulatedReplica

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from router.cost import Candidate, RouteQuery, decode_slowdown, evict_price, queue_seconds, uncached_tokens
-from router.fetching import FetchQuery, Source, best_fetch
+from router.fetch.fetching import FetchQuery, Source, best_fetch
 from router.policies import Decision, Policy
 from router.prefix_index import PrefixIndex
 from router.simulator.fetches import STORE, own_files

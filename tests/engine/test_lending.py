@@ -26,7 +26,7 @@ def lent_bytes(engine: Engine, tokens: Sequence[int]) -> tuple[LentPages, list[b
     """Lend what there is of a prompt, and read it."""
     memory = engine.runner.page_memory
     assert memory is not None
-    lent = engine.scheduler.lend(Namespace(engine.config.name), tokens, 0)
+    lent = engine.scheduler.lender.lend(Namespace(engine.config.name), tokens, 0)
     return lent, read_pages(memory, lent)
 
 
@@ -37,7 +37,7 @@ def test_a_page_is_the_same_from_the_device_from_the_host_and_from_another_engin
         run_prompts(engine, PROMPTS[:1])
         lent, content = lent_bytes(engine, PROMPTS[0])
         assert (len(lent.device), len(lent.host)) == (5, 0)
-        engine.scheduler.give_back(lent.number)
+        engine.scheduler.lender.give_back(lent.number)
         found.append(content)
     assert found[0] == found[1] and len(set(found[0])) == 5
     run_prompts(engines[0], PROMPTS[1:])
@@ -57,7 +57,7 @@ def test_requests_run_beside_a_loan_and_change_nothing_of_it(model: Path) -> Non
     memory = engine.runner.page_memory
     assert memory is not None and read_pages(memory, lent) == before
     assert engine.cache.account().lent == 5
-    engine.scheduler.give_back(lent.number)
+    engine.scheduler.lender.give_back(lent.number)
     assert engine.cache.account().lent == 0
 
 

@@ -13,7 +13,7 @@ from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from router.addresses import ReplicaAddress, store_name
 from router.decisions import DecisionRecord
-from router.fetching import FetchTerms
+from router.fetch.fetching import FetchTerms
 from router.fleet import Fleet
 from router.member import ReplicaLoad
 from router.placer import Placer, PlacerSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.scheduling.tenant_shares import MOST_TENANTS
+from engine.tenants.tenant_shares import MOST_TENANTS
 from router.addresses import ReplicaAddress
 from router.fleet import Fleet
 from router.member import ReplicaLoad

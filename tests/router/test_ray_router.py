@@ -12,10 +12,10 @@ import pytest
 from ray.serve.request_router import RequestRouter
 
 from router.addresses import KVAddress, ReplicaAddress
+from router.fetch.roles import ROLES
 from router.member import ReplicaLoad
 from router.placer import PlacerSettings
 from router.ray_router import PrefixRouter, address_of
-from router.roles import ROLES
 from router.state import router_state
 
 SETTINGS = PlacerSettings(block_tokens=4, key_blocks=2)

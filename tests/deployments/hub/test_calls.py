@@ -18,7 +18,7 @@ from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.ingress.roll_call import RollCall
 from deployments.telemetry.metrics_push import MetricsPusher
 from monitoring.metrics import Metrics
-from router.hot_prefixes import HotPrefix
+from router.fetch.hot_prefixes import HotPrefix
 from tests.deployments.support.hub_handle import HubHandle
 from tests.deployments.support.virtual_time import run
 

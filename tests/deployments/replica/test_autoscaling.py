@@ -27,7 +27,7 @@ from deployments.replica.autoscaling import (
     needed_replicas,
     reported_work,
 )
-from router.roles import ROLES, Role
+from router.fetch.roles import ROLES, Role
 
 TARGETS = Targets(ttft_target_s=1.0, catch_up_s=30.0, max_busy_share=0.8, max_kv_share=0.8, headroom=0.25)
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from cache import CacheStats, PageAccount, StateAccount
-from cache.page_ages import EvictedPage
+from cache.figures.page_ages import EvictedPage
 from deployments.replica.devices import gpu_utilization
 from deployments.replica.metrics import EngineMetrics
 from engine.grammar.compiler import Compiler

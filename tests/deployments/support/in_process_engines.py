@@ -29,9 +29,9 @@ from engine.values.request import Request
 from engine.values.sampling_params import SamplingParams
 from monitoring.metrics import Metrics
 from router.addresses import KVAddress, ReplicaAddress
+from router.fetch.roles import Role
 from router.fleet import Fleet
 from router.placer import Placeable, Placer
-from router.roles import Role
 from router.state import RouterState
 
 TIMINGS = ClientTimings(accept_s=60, tick_s=0.03)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cache import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from deployments.hub.warm_up_board import PrefixReport
-from router.hot_prefixes import HotPrefix, HotPrefixes
+from router.fetch.hot_prefixes import HotPrefix, HotPrefixes
 
 BLOCK = 4
 """Tokens per block in these reports."""

@@ -301,10 +301,10 @@ def test_two_engines_that_fetch_from_each_other_lose_nothing(
         elif action == "lend":
             namespace = next((r.namespace for r in script.requests.values()), None)
             if namespace is not None:
-                lent.append((script, script.scheduler.lend(namespace, prompt, number % 4).number))
+                lent.append((script, script.scheduler.lender.lend(namespace, prompt, number % 4).number))
         elif action == "return" and lent:
             owner, loan = lent.pop(number % len(lent))
-            owner.scheduler.give_back(loan)
+            owner.scheduler.lender.give_back(loan)
         elif action == "abort" and script.requests:
             script.abort(list(script.requests)[length % len(script.requests)])
         elif action == "fail":
@@ -322,7 +322,7 @@ def test_two_engines_that_fetch_from_each_other_lose_nothing(
                 if script.loop.has_work:
                     script.step()
     for owner, loan in lent:
-        owner.scheduler.give_back(loan)
+        owner.scheduler.lender.give_back(loan)
     for script, fetching in zip(scripts, peers, strict=True):
         script.runner.fail_next = fetching.is_held = False
     for script in scripts * 2:

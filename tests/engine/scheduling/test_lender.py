@@ -20,7 +20,7 @@ from tests.engine.support.script import Script
 
 
 def lend(script: Script, tokens: Sequence[int], first: int = 0) -> LentPages:
-    return script.scheduler.lend(Namespace("m"), tokens, first)
+    return script.scheduler.lender.lend(Namespace("m"), tokens, first)
 
 
 def content(script: Script, lent: LentPages) -> list[tuple[int, int, int]]:
@@ -43,7 +43,7 @@ def test_the_whole_pages_of_a_prompt_are_lent_from_where_it_is_asked(engine: Mak
     assert (lent.first, len(lent.device), lent.host) == (first, 10 - first, ())
     assert content(script, lent) == kv(A, first, 10)
     assert script.scheduler.account().lent == 10
-    script.scheduler.give_back(lent.number)
+    script.scheduler.lender.give_back(lent.number)
     assert script.scheduler.account().lent == 0
 
 
@@ -59,7 +59,7 @@ def test_the_host_goes_on_where_the_device_ends(engine: Make) -> None:
         assert (len(lent.device), len(lent.host)) == (max(held - first, 0), 10 - max(held, first))
         assert content(script, lent) == kv(A, first, 10)
         assert script.host.account().lent == len(lent.host) and script.host.account().total == 40
-        script.scheduler.give_back(lent.number)
+        script.scheduler.lender.give_back(lent.number)
     assert script.host.account().lent == script.scheduler.account().lent == 0
 
 
@@ -75,8 +75,8 @@ def test_what_is_lent_survives_pressure_and_a_reset(engine: Make) -> None:
     script.scheduler.reset_cache()
     evict(script, B, C)
     assert content(script, lent) == kv(A, 0, 10)
-    script.scheduler.give_back(lent.number)
-    script.scheduler.give_back(lent.number)
+    script.scheduler.lender.give_back(lent.number)
+    script.scheduler.lender.give_back(lent.number)
     assert script.scheduler.account().lent == script.host.account().lent == 0
     script.scheduler.reset_cache()
     assert script.host.account() == HostAccount(14), "what was lent can be given up"
@@ -89,7 +89,7 @@ def test_what_is_not_held_is_not_lent_and_needs_no_return(engine: Make) -> None:
         lent = lend(script, tokens, first)
         assert lent[1:] == (first, (), ())
         assert script.scheduler.account().lent == 0
-        script.scheduler.give_back(lent.number)
+        script.scheduler.lender.give_back(lent.number)
     with pytest.raises(ValueError, match="position 0 or later, got -1"):
         lend(script, A, -1)
 
@@ -99,7 +99,7 @@ def test_a_loan_is_no_hit(engine: Make) -> None:
     ask(script, A)
     before = script.cache.stats.copy()
     lent = lend(script, A)
-    script.scheduler.give_back(lent.number)
+    script.scheduler.lender.give_back(lent.number)
     assert script.cache.stats == before
 
 
@@ -113,7 +113,7 @@ def test_what_a_running_request_has_computed_is_lent_while_it_goes_on(engine: Ma
         lengths.add(len(lent.device))
         tokens = [*A, *script.tokens(name)]
         assert content(script, lent) == kv(tokens, 0, len(lent.device))
-        script.scheduler.give_back(lent.number)
+        script.scheduler.lender.give_back(lent.number)
     assert len(lengths) > 4
 
 
@@ -134,7 +134,7 @@ def test_a_request_that_needs_lent_pages_waits_for_them(
         script.step()
     assert script.reason(name) is None and content(script, lent) == kv(A, 0, 10)
     assert script.requests[name].num_preemptions == 0
-    script.scheduler.give_back(lent.number)
+    script.scheduler.lender.give_back(lent.number)
     script.run()
     assert script.reason(name) is not None
 

@@ -47,7 +47,7 @@ class ScriptedPeers:
             self._lost += hosts
             self._num_failed_fetches += 1
             return
-        lent = script.scheduler.lend(namespace, tokens, first)
+        lent = script.scheduler.lender.lend(namespace, tokens, first)
         self.loans.append((script, lent))
         self._under_way.append((script, lent, list(hosts), 0))
 
@@ -73,7 +73,7 @@ class ScriptedPeers:
                 continue
             failed += hosts[now:]
             self._num_failed_fetches += now < len(hosts)
-            script.scheduler.give_back(lent.number)
+            script.scheduler.lender.give_back(lent.number)
         self._num_loaded += len(loaded)
         self._num_failed += len(failed)
         return Finished((), loaded, failed)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.prefix_hash import block_hashes, prefix_root
-from router.fetching import Source
+from router.fetch.fetching import Source
 from router.policy_names import policy_named
 from router.simulator.fetches import STORE, Fetches
 from router.simulator.fleet import simulate

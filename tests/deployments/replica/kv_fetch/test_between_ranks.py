@@ -104,10 +104,10 @@ def test_a_page_read_elsewhere_has_both_ranks_parts(model: Path) -> None:
             run_prompts(engine, PROMPTS[:1])
             memory = engine.runner.page_memory
             assert memory is not None and memory.regions() is None
-            lent = engine.scheduler.lend(Namespace(engine.config.name), PROMPTS[0], 0)
+            lent = engine.scheduler.lender.lend(Namespace(engine.config.name), PROMPTS[0], 0)
             contents.append(read_pages(memory, lent))
             assert [len(content) for content in contents[-1]] == [exchange.page_bytes] * NUM_PAGES
-            engine.scheduler.give_back(lent.number)
+            engine.scheduler.lender.give_back(lent.number)
     half = len(contents[0][0]) // 2
     assert contents[0] == contents[1] and all(page[:half] != page[half:] for page in contents[0])
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cost import Candidate, cost, queue_seconds
-from router.fetching import FetchQuery, FetchTerms, Source, best_fetch, fetch_or_compute, transfer_seconds
+from router.fetch.fetching import FetchQuery, FetchTerms, Source, best_fetch, fetch_or_compute, transfer_seconds
 from router.policies import CostPolicy
 from tests.router.support.fleets import candidate, candidates, query
 

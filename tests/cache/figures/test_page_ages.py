@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cache import KVCacheManager, Namespace
-from cache.page_ages import EvictedPage, PageAges
+from cache.figures.page_ages import EvictedPage, PageAges
 
 NS = Namespace("m")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cache import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
-from router.hot_prefixes import HotPrefix, HotPrefixes
+from router.fetch.hot_prefixes import HotPrefix, HotPrefixes
 
 BLOCK = 4
 HALF_LIFE = 100.0

@@ -10,7 +10,7 @@ from msgspec import structs
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from router.addresses import KVAddress, ReplicaAddress
-from router.fetching import FetchTerms
+from router.fetch.fetching import FetchTerms
 from router.fleet import Fleet
 from router.member import ReplicaLoad
 from router.placer import Placer, PlacerSettings

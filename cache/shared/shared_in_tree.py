@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cache.node import Namespace, Node
 from cache.radix_tree import RadixTree
 from cache.resume.resume_points import ResumePoints
-from cache.shared_prefixes import SharedPrefixes, own_namespace
+from cache.shared.shared_prefixes import SharedPrefixes, own_namespace
 
 
 class SharedInTree:

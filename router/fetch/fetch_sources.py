@@ -14,7 +14,7 @@ from cache.news.tier import Tier
 from router.addresses import KVAddress, is_store
 from router.candidates import Candidates
 from router.cost import RouteQuery
-from router.fetching import FetchQuery, Source, best_fetch
+from router.fetch.fetching import FetchQuery, Source, best_fetch
 from router.fleet import Fleet
 from router.overlap import Overlap
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cache.node import Namespace
-from cache.shared_prefixes import SharedPrefixes
-from router.fetch_sources import FetchSources
+from cache.shared.shared_prefixes import SharedPrefixes
+from router.fetch.fetch_sources import FetchSources
+from router.fetch.hot_prefixes import HotPrefix, HotPrefixes
 from router.fleet import Fleet
-from router.hot_prefixes import HotPrefix, HotPrefixes
 from router.overlap import Overlap
 from router.prefix_index import PrefixIndex
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.scheduling.round_robin import DeficitRoundRobin
+from engine.tenants.round_robin import DeficitRoundRobin
 
 
 def test_a_name_that_cannot_go_on_now_keeps_its_turn() -> None:

@@ -1,0 +1,1 @@
+"""Prefixes that all namespaces of a model share."""

@@ -1,0 +1,1 @@
+"""How tenants share an engine, and the turns that anything shared is divided by."""
