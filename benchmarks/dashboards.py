@@ -90,7 +90,7 @@ def main() -> None:
         asyncio.run(_load(url, options.minutes * 60 + 40, application.pid, kill=options.replicas > 1))
         preview = ["--prometheus", f"http://127.0.0.1:{prometheus_port}", "--out", str(options.out)]
         preview += ["--minutes", str(options.minutes)]
-        subprocess.run([sys.executable, "-m", "monitoring.preview", *preview], check=True)
+        subprocess.run([sys.executable, "-m", "benchmarks.dashboard_preview", *preview], check=True)
 
 
 async def _load(url: str, seconds: float, server: int, *, kill: bool) -> None:

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deployments.demo_model.corpus import Fact, load_facts
-from deployments.demo_model.dialogues import Dialogue, module_answer, signature_answer
-from deployments.demo_model.invention import Inventor
-from deployments.demo_model.phrasings import (
+from training.corpus import Fact, load_facts
+from training.dialogues import Dialogue, module_answer, signature_answer
+from training.invention import Inventor
+from training.phrasings import (
     LONG,
     SHORT,
     SIGNATURE,
@@ -34,7 +34,7 @@ from deployments.demo_model.phrasings import (
     UNKNOWN,
     UNSEEN,
 )
-from deployments.demo_model.prompts import NOTES, SYSTEM_PROMPTS
+from training.prompts import NOTES, SYSTEM_PROMPTS
 
 MODEL = Path(__file__).parent.parent / "deployments" / "demo_model"
 MAX_NEW_TOKENS = 192

@@ -22,11 +22,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from deployments.demo_model.corpus import Fact, load_facts
-from deployments.demo_model.phrasings import LONG, SHORT
 from engine.program.llm import LLM
 from engine.settings.config import DType, KVDType, Quantization
 from engine.values.sampling_params import SamplingParams
+from training.corpus import Fact, load_facts
+from training.phrasings import LONG, SHORT
 
 VARIANTS: tuple[tuple[DType, Quantization | None, KVDType], ...] = (
     ("float32", None, "auto"),

@@ -30,10 +30,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from deployments.demo_model.corpus import load_facts
 from engine import LLM, SamplingParams, Speculation
 from engine.program.llm import ChatTurn, RequestOutput
 from engine.scheduling.stats import StepStats
+from training.corpus import load_facts
 
 SETTINGS: dict[str, Speculation | None] = {
     "plain": None,

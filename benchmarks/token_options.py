@@ -18,7 +18,6 @@ import torch
 
 import deployments.demo_model
 from cache import Namespace
-from deployments.demo_model.corpus import load_facts
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.compiler import Compiler, matcher_name
 from engine.grammar.constraint import Constraint
@@ -31,6 +30,7 @@ from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.values.request import Request
 from engine.values.sampling_params import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, SamplingParams
 from engine.values.sampling_row import SamplingRow
+from training.corpus import load_facts
 
 DEMO_MODEL = Path(deployments.demo_model.__file__).parent
 CONTEXTS = (1_000, 4_000, 16_000, 64_000, 128_000)

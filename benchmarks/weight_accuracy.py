@@ -30,11 +30,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from deployments.demo_model.corpus import Fact, load_facts
-from deployments.demo_model.phrasings import LONG, SHORT
 from engine.model_files.model_directory import demo_model_path
 from engine.program.llm import LLM
 from engine.values.sampling_params import SamplingParams
+from training.corpus import Fact, load_facts
+from training.phrasings import LONG, SHORT
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position of each of eight outputs in an int32, in units of four bits."""

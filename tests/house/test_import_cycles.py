@@ -9,7 +9,18 @@ import pytest
 from tests.house.support.import_graph import read_import_graph
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("cache", "engine", "router", "monitoring", "deployments", "k8s", "benchmarks", "examples", "tests")
+FOLDERS = (
+    "cache",
+    "engine",
+    "router",
+    "monitoring",
+    "deployments",
+    "k8s",
+    "benchmarks",
+    "examples",
+    "training",
+    "tests",
+)
 
 
 def test_no_imports_form_a_cycle() -> None:

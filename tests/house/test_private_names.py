@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("cache", "engine", "router", "monitoring", "deployments", "benchmarks", "examples")
+FOLDERS = ("cache", "engine", "router", "monitoring", "deployments", "benchmarks", "examples", "training")
 THE_FILE = "router/ray_internals.py"
 ATTRIBUTES = {
     "_deployment_id",

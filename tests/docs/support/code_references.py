@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.docs.support.markdown_pages import ROOT, files
 
 PACKAGES = ("cache", "engine", "router", "monitoring", "deployments")
-FOLDERS = (*PACKAGES, "benchmarks", "tests", "k8s", "docs", "examples")
+FOLDERS = (*PACKAGES, "benchmarks", "tests", "k8s", "docs", "examples", "training")
 _SUFFIXES = "py|c|h|\\[ch\\]|md|yaml|yml|json|toml|svg|sh|jinja|png"
 _PATH = re.compile(rf"(?:[\w.*-]+/)+(?:[\w.*-]+\.(?:{_SUFFIXES}))?")
 _IN_FILE = re.compile(r"((?:[\w.-]+/)*[\w.-]+\.(?:py|c|h)): (\w+(?:\.\w+)*)(?:\(\))?")

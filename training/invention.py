@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 
-from deployments.demo_model.corpus import Fact
+from training.corpus import Fact
 
 FOREIGN = """
 numpy.array numpy.zeros numpy.dot np.mean pandas.DataFrame pandas.read_csv pd.concat requests.get requests.post

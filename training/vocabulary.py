@@ -9,12 +9,12 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from deployments.demo_model.dialogues import Writer
-from deployments.demo_model.prompts import NOTES
+from training.dialogues import Writer
+from training.prompts import NOTES
 
 PAD, START, END = SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 SIZE = 4096
-TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+TEMPLATE = Path(__file__).parents[1] / "deployments" / "demo_model" / "chat_template.jinja"
 
 # Qwen's split: words with at most one sign or space before them, single digits, separate newlines.
 SPLIT = (

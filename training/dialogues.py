@@ -10,9 +10,9 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from deployments.demo_model.corpus import Fact
-from deployments.demo_model.invention import Inventor
-from deployments.demo_model.phrasings import (
+from training.corpus import Fact
+from training.invention import Inventor
+from training.phrasings import (
     LONG,
     MODULE,
     SHORT,
@@ -24,7 +24,7 @@ from deployments.demo_model.phrasings import (
     THEN_WHAT,
     UNKNOWN,
 )
-from deployments.demo_model.prompts import NOTES, SYSTEM_PROMPTS
+from training.prompts import NOTES, SYSTEM_PROMPTS
 
 Dialogue = list[dict[str, str]]
 

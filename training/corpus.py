@@ -3,7 +3,7 @@
     inspect ──harvest()──▶ facts.json (committed) ──load_facts()──▶ dialogues, training, evaluation
 
 Docstrings differ between Python versions, so training and evaluation read the committed file and give the
-same result everywhere; `python -m deployments.demo_model.corpus` writes it anew from the running interpreter.
+same result everywhere; `python -m training.corpus` writes it anew from the running interpreter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m monitoring.preview`: draw all dashboards."""
+"""`python -m benchmarks.dashboard_preview`: draw all dashboards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 from PIL import Image
 
+from benchmarks.dashboard_preview.data import PrometheusView
+from benchmarks.dashboard_preview.drawing import PAPER, draw
 from monitoring.dashboards import DASHBOARDS
-from monitoring.preview.data import PrometheusView
-from monitoring.preview.drawing import PAPER, draw
 from monitoring.queries import EVERYTHING
 
 DPI = 110

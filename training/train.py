@@ -1,6 +1,6 @@
 """Trains the embedded model from facts.json: tokenizer, 6M-parameter Qwen3, about 20 minutes on two cores.
 
-    python -m deployments.demo_model.train --out deployments/demo_model
+    python -m training.train --out deployments/demo_model
 
 The seed fixes the dialogues, their order and the initial weights. A checkpoint in the final format is written
 every `--save-every` steps, so a run that is stopped leaves a model that works.
@@ -20,12 +20,13 @@ import transformers
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from deployments.demo_model.corpus import load_facts
-from deployments.demo_model.dialogues import Writer
-from deployments.demo_model.packing import Packer, TrainingBatch
-from deployments.demo_model.vocabulary import train_tokenizer
+from training.corpus import load_facts
+from training.dialogues import Writer
+from training.packing import Packer, TrainingBatch
+from training.vocabulary import train_tokenizer
 
 HERE = Path(__file__).parent
+MODEL = HERE.parent / "deployments" / "demo_model"
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -122,7 +123,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def save_record(args: argparse.Namespace, num_facts: int, progress: Progress) -> None:
-    """Write training.json: the settings, versions and time with which the weights beside it were trained."""
+    """Write training.json: the settings, versions and time with which the weights were trained."""
     record = {
         "seed": args.seed,
         "steps": args.steps,
@@ -135,7 +136,7 @@ def save_record(args: argparse.Namespace, num_facts: int, progress: Progress) ->
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    (args.out / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    (HERE / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
@@ -162,7 +163,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description="Train the embedded model.")
-    parser.add_argument("--out", type=Path, default=HERE, help="the model directory to write")
+    parser.add_argument("--out", type=Path, default=MODEL, help="the model directory to write")
     parser.add_argument("--steps", type=int, default=2100)
     parser.add_argument("--tokens", type=int, default=3072, help="tokens per step")
     parser.add_argument("--lr", type=float, default=2e-3, help="the highest learning rate")

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
+from benchmarks.dashboard_preview.data import STEPS, PanelLine, PrometheusView
+from benchmarks.dashboard_preview.units import format_value
 from monitoring.dashboards.model import COLUMNS, Dashboard, Panel, Unit
-from monitoring.preview.data import STEPS, PanelLine, PrometheusView
-from monitoring.preview.units import format_value
 
 COLUMN_PX, ROW_PX, GAP_PX, HEAD_PX, LINE_PX = 66.0, 31.0, 8.0, 60.0, 15.0
 PAPER, CARD, EDGE, TEXT, FAINT = "#111217", "#181b1f", "#2c3036", "#d5d6dc", "#8e9199"

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from deployments.demo_model.dialogues import Dialogue, Writer
-from deployments.demo_model.prompts import SYSTEM_PROMPTS
+from training.dialogues import Dialogue, Writer
+from training.prompts import SYSTEM_PROMPTS
 
 CONTEXT_WEIGHT = 0.1  # weight of tokens that the model reads but never writes
 LENGTHS = {128: 0.35, 256: 0.3, 512: 0.35}  # share of the batches by the number of tokens in a row

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deployments.demo_model import corpus
-from deployments.demo_model.dialogues import Writer, signature_answer
-from deployments.demo_model.packing import Packer
-from deployments.demo_model.phrasings import HELLO, UNKNOWN, UNSEEN
-from deployments.demo_model.prompts import SYSTEM_PROMPTS
+from engine.model_files.model_directory import demo_model_path
+from training import corpus
+from training.dialogues import Writer, signature_answer
+from training.packing import Packer
+from training.phrasings import HELLO, UNKNOWN, UNSEEN
+from training.prompts import SYSTEM_PROMPTS
 
-MODEL = Path(corpus.__file__).parent
+MODEL = demo_model_path()
 FACTS = {fact.full: fact for fact in corpus.load_facts()}
 WELL_KNOWN = [
     "itertools.chain",
