@@ -13,7 +13,7 @@ from cache.node import Node
 class EvictionStrategy(Protocol):
     """Orders the evictable leaves. The smallest key goes first.
 
-    A key depends on the node's `last_access`, `hits` and `priority` alone. The first two only
+    A key depends only on the node's `last_access`, `hits` and `priority`. The first two only
     grow and the last only falls. The key must not fall when they do: the queue relies on it.
     """
 

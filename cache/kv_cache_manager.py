@@ -77,7 +77,7 @@ class KVCacheManager:
         self.tails = None if window is None else WindowTails(window, page_size, self._pool)
         """Pages of layers with a window; None where they have none of their own."""
         self.resume_points: ResumePoints | None = self.snapshots or self.tails
-        """What a request needs at the end of a prefix, besides its pages, to resume there; None if nothing."""
+        """Where requests can resume, in models that need more than a prefix's pages for it; None in others."""
         record = record if prefix_cache else None
         self._tree = RadixTree(page_size, eviction_strategy(eviction), record, self.resume_points)
         self._loans = Loans(self._tree)
@@ -236,7 +236,7 @@ class KVCacheManager:
         return num_slots + (0 if self.tails is None else self.tails.window.pages_for(num_slots, self.page_size))
 
     def most_tokens(self, num_pages: int) -> int:
-        """Return how many tokens a request can have whatever it computes at once, if it has so many pages."""
+        """Return how many tokens fit into so many pages, however many of them one chunk computes."""
         if self.tails is not None:
             num_pages = self.tails.window.most_slots(num_pages, self.page_size)
         return num_pages * self.page_size
@@ -423,7 +423,7 @@ class KVCacheManager:
         return freed
 
     def scratch(self) -> Scratch | None:
-        """Return memory with which nobody has to do until the next step is planned; None if requests hold all."""
+        """Return memory that is free until the next step is planned; None if requests hold all of it."""
         slot = None
         if self.snapshots is not None:
             if (slot := self.snapshots.take()) is None:
@@ -498,7 +498,7 @@ class KVCacheManager:
             self._tree.surplus.clear()
 
     def _own(self, namespace: Namespace) -> Namespace:
-        """Return the namespace of a new lease's tokens: its own, or one that it shares with its forks alone."""
+        """Return the namespace of a new lease's tokens: its own, or one that only its forks share."""
         if self._prefix_cache:
             return namespace
         self._num_groups += 1

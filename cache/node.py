@@ -14,7 +14,7 @@ class Namespace(NamedTuple):
     salt: str = ""
     """Set for tenants who ask not to share prefixes with others."""
     group: int = 0
-    """Set where other requests must find nothing: a lease then shares with its forks alone."""
+    """Set where other requests must find nothing: a lease then shares only with its forks."""
 
 
 class Node:
@@ -83,7 +83,7 @@ class Node:
         self.priority = 0
         """Priority of the most urgent request that wrote or reused it: the lowest number."""
         self.resume_point: int | None = None
-        """What is there at its end to go on from, in a model that needs it (see `cache.resume`)."""
+        """The number of the resume point at its end, in models that need one (see `cache.resume`)."""
         self.queued = False
         """Whether the eviction queue has an entry for it (at most one)."""
 

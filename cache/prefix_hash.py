@@ -43,7 +43,7 @@ def encoded_namespace(namespace: Namespace) -> bytes:
 
 
 def gate_root(last_hash: int, namespace: Namespace) -> int:
-    """Return the 64-bit hash with which a namespace's chains go on after a shared prefix, whose last block has
+    """Return the 64-bit hash from which a namespace's chains continue after a shared prefix, whose last block has
     `last_hash`.
     """
     return int(_digest(prefix_root(namespace).to_bytes(8, "little"), seed=last_hash))

@@ -10,8 +10,8 @@ its own, which then holds the tokens before the run as well. With 4 tokens to a 
               ├─ continues:  [ · · t6 t7 | t8 ]         owns page 3           first_slot 2, table 7 8 3
               └─ overrides:  [ · · u6 ]                 owns page 5           first_slot 1, table 7 5
 
-Where a prefix is shared by all namespaces, they part at its end: each goes on under a *gate*, an empty node of its
-own. Such a prefix is locked for good, and ends with a page, so a gate's children begin with one.
+Where a prefix is shared by all namespaces, they part at its end: each continues under a *gate*, an empty node of
+its own. Such a prefix is locked for good, and ends with a page, so a gate's children begin with one.
 
     root ─ [ shared prefix ] ─┬─ tokens of the prefix's own namespace
                               ├─ gate of a ─ tokens of a
@@ -62,7 +62,7 @@ class RadixTree:
         return self._roots.get(namespace)
 
     def root(self, namespace: Namespace) -> Node:
-        """Return the namespace's root, new if need be. A new root must be locked or get a child at once."""
+        """Return the namespace's root, new if need be. A new root must immediately be locked or get a child."""
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Node(namespace, None, 0, array("i"), 0, [])
@@ -78,9 +78,9 @@ class RadixTree:
         return node
 
     def gate(self, node: Node, namespace: Namespace) -> Node:
-        """Return where `namespace` goes on after `node`, the end of a shared prefix; new if need be.
+        """Return where `namespace` continues after `node`, the end of a shared prefix; new if need be.
 
-        A new gate must be locked or get a child at once, as a new root.
+        A new gate must immediately be locked or get a child, as a new root.
         """
         assert node.pins and node.end % self.page_size == 0 and node.namespace != namespace
         gates = node.gates = {} if node.gates is None else node.gates
@@ -217,7 +217,7 @@ class RadixTree:
     def attach(self, parent: Node, tokens: array[int], first_slot: int, pages: list[int]) -> Node:
         """Add a child that begins at `parent.end`; the tree owns `pages` from now on.
 
-        Lock it at once: it becomes evictable by being unlocked.
+        Lock it immediately: it becomes evictable by being unlocked.
         """
         assert tokens and tokens[0] not in parent.children
         node = Node(parent.namespace, parent, parent.end, tokens, first_slot, pages)

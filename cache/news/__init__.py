@@ -1,1 +1,1 @@
-"""What an engine's cache holds, block by block, for routers and other programs."""
+"""News of the blocks that an engine's cache holds, for routers and other programs."""

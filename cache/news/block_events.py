@@ -1,13 +1,13 @@
-"""Blocks that a cache holds, with their tokens, told to programs that do not know Raydix's hashes.
+"""Events of the blocks that a cache holds, with their tokens, for programs that do not know Raydix's hashes.
 
     engine's thread     store, evict, keep, drop ──▶ notes      an append for each change, nothing else
     another thread      drain ◀── notes folded into what is held in each tier ──▶ what has changed since
 
-What is drained is the difference to what was told before, so a reader that comes late finds no more than the
-cache holds: nothing has to be dropped, however slow it is. The memory is that of the held blocks, about 300 bytes
-and the tokens of each, and of `MAX_NOTES` notes.
+A drain returns the difference to the last one, so a late reader finds no more than the cache holds, and no event
+has to be dropped for a slow one. Memory: the held blocks, about 300 bytes and the tokens of each, and `MAX_NOTES`
+notes.
 
-Only blocks without a salt are told, unless salted ones are asked for: their tokens are somebody's own.
+Salted blocks are left out by default, because their tokens are private to a tenant.
 """
 
 from __future__ import annotations
@@ -177,13 +177,13 @@ class BlockEvents:
                 if block.held or block.told:
                     self._changed.setdefault(number)
                 else:
-                    del self._blocks[number], self._changed[number]  # nobody knows of it: nothing is left to tell
+                    del self._blocks[number], self._changed[number]  # no reader knows of it
 
     def _fold_stored(self, note: _Note) -> None:
         assert note.tokens is not None
         parent, size = note.parent, self.block_tokens
         for index, number in enumerate(note.blocks):
-            # Put anew at the end, so that it comes after its parent.
+            # Move it to the end, so that it comes after its parent.
             block = self._blocks.pop(number, None)
             if block is None:
                 tokens = note.tokens[index * size : (index + 1) * size].tobytes()

@@ -9,8 +9,8 @@ A snapshot is the sum of all deltas drained before it. It is read a piece at a t
 others. A publisher that sends a new subscriber all pieces of a snapshot, and between them and afterwards every
 delta that it drains, loses nothing, provided that one thread drains and reads snapshots.
 
-What the tree evicts may be kept beside it, in host memory and slower tiers. It counts as held. In which tier it
-lies, if not on the device, is told apart from what comes and goes: these are moves.
+Blocks that the tree evicts may be kept in host memory and slower tiers. They count as held. A change of tier is a
+move, which is reported separately from blocks that come and go.
 
 Prompts can be crafted whose hashes collide. At most they mislead a router: the tree itself compares tokens.
 """
@@ -42,7 +42,9 @@ class PrefixLog:
         self._changes = threading.Lock()  # held for a change or a swap: the engine loop never waits for a copy
         self._stored: dict[int, None] = {}  # held now, not at the last drain; ordered: parents before children
         self._evicted: set[int] = set()  # held at the last drain, not now
-        self._beside: dict[int, int] = {}  # kept beside the tree: a bit for each tier that has it, the tree's too
+        self._outside: dict[
+            int, int
+        ] = {}  # also kept outside the tree: a bit for each tier that has it, the tree's too
         self._moved: set[int] = set()  # of those: perhaps not in the tier that was told
         self._published = threading.Lock()
         self._held: dict[int, None] = {}  # at the last drain; ordered as above
@@ -51,12 +53,12 @@ class PrefixLog:
     def store(self, hashes: Sequence[int]) -> None:
         """Record blocks that the tree holds from now on and did not before. O(len(hashes))."""
         with self._changes:
-            if not self._evicted and not self._beside:
+            if not self._evicted and not self._outside:
                 self._stored.update(dict.fromkeys(hashes))
                 return
             for block in hashes:
-                if block in self._beside:
-                    self._beside[block] |= _DEVICE
+                if block in self._outside:
+                    self._outside[block] |= _DEVICE
                     self._moved.add(block)
                 elif block in self._evicted:
                     self._evicted.remove(block)
@@ -73,8 +75,8 @@ class PrefixLog:
     def _forget(self, hashes: Sequence[int]) -> None:
         with self._changes:
             for block in hashes:
-                if block in self._beside:
-                    self._beside[block] &= ~_DEVICE
+                if block in self._outside:
+                    self._outside[block] &= ~_DEVICE
                     self._moved.add(block)
                 else:
                     self._gone(block)
@@ -87,7 +89,7 @@ class PrefixLog:
             self.events.keep(hashes, tier)
         with self._changes:
             for block in hashes:
-                self._beside[block] = self._beside.get(block, _DEVICE) | 1 << tier
+                self._outside[block] = self._outside.get(block, _DEVICE) | 1 << tier
                 self._moved.add(block)
 
     def bring(self, hashes: Sequence[int], tier: Tier = Tier.HOST) -> None:
@@ -98,12 +100,12 @@ class PrefixLog:
             self.events.keep(hashes, tier)
         with self._changes:
             for block in hashes:
-                before = self._beside.get(block)
+                before = self._outside.get(block)
                 if before is None:
                     before = _DEVICE if self._is_held(block) else 0
                 if not before:
                     self._come(block)
-                self._beside[block] = before | 1 << tier
+                self._outside[block] = before | 1 << tier
                 self._moved.add(block)
 
     def _is_held(self, block: int) -> bool:
@@ -116,14 +118,14 @@ class PrefixLog:
             self._stored[block] = None
 
     def drop(self, hashes: Sequence[int], tier: Tier = Tier.HOST) -> None:
-        """Record blocks that are no longer kept in a tier beside the tree. O(len(hashes))."""
+        """Record blocks that are no longer kept in a tier outside the tree. O(len(hashes))."""
         if self.events is not None:
             self.events.drop(hashes, tier)
         with self._changes:
             for block in hashes:
-                left = self._beside.pop(block, _DEVICE) & ~(1 << tier)
+                left = self._outside.pop(block, _DEVICE) & ~(1 << tier)
                 if left & ~_DEVICE:
-                    self._beside[block] = left
+                    self._outside[block] = left
                 if not left:
                     self._gone(block)
                 else:
@@ -159,7 +161,7 @@ class PrefixLog:
         with self._published:
             with self._changes:
                 moved, self._moved = self._moved, {block for block in self._moved if block in self._stored}
-                tiers = {block: self._beside.get(block, _DEVICE) for block in moved if block in self._held}
+                tiers = {block: self._outside.get(block, _DEVICE) for block in moved if block in self._held}
             moves: dict[int, int] = {}
             for block, mask in tiers.items():
                 tier = (mask & -mask).bit_length() - 1

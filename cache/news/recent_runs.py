@@ -1,4 +1,4 @@
-"""The runs of blocks that were used last, so that whoever learns what a cache holds learns the hottest first.
+"""The most recently used runs of blocks, so that a new subscriber receives the hottest ones first.
 
 A run is a node's own list of blocks, which grows with the node. Using a run uses all that it continues, so no run
 was used after one that precedes it in its prefix; of those used together, the one that starts first precedes.

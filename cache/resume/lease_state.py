@@ -28,7 +28,7 @@ class LeaseState:
     """
 
     def __init__(self, snapshots: Snapshots, slot: int, origin: Node | None) -> None:
-        """`slot` was taken for it. `origin` has the snapshot from which it goes on; None: from the beginning."""
+        """`slot` was taken for it. `origin` has the snapshot from which it resumes; None: from the beginning."""
         self._snapshots, self._slot = snapshots, slot
         self.origin = origin
         """The node whose snapshot is pinned until the first chunk is computed."""
@@ -52,7 +52,7 @@ class LeaseState:
         return state
 
     def await_at(self, num_tokens: int) -> None:
-        """Go on after so many tokens, from a state that somebody puts in its slot before the first chunk."""
+        """Resume after so many tokens, from a state that is copied to its slot before the first chunk."""
         assert self.origin is None
         self._source, self.end, self.is_awaited = self._slot, num_tokens, True
 
@@ -63,7 +63,7 @@ class LeaseState:
 
     @property
     def awaited_slot(self) -> int:
-        """The slot in which a state is to be put."""
+        """The slot to which a state will be copied."""
         assert self.is_awaited
         return self._slot
 
@@ -77,7 +77,7 @@ class LeaseState:
         for border in borders:
             is_here = border == start == self.end
             if is_here and source != self._slot:
-                continue  # It goes on from a snapshot at this very border.
+                continue  # It resumes from a snapshot at this very border.
             slot = self._snapshots.take()
             if slot is None:
                 continue

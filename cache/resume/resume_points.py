@@ -1,8 +1,8 @@
 """Resume points: what a request needs at the end of a prefix, besides its pages, to resume there.
 
 A recurrent layer needs its state (`snapshots`), a layer with a window the pages of its last tokens (`windows`).
-Either is known by a number, which a node of the tree carries. A resume point is dropped with its node, or alone
-when memory runs short: the least recently used first.
+Either is known by a number, which a node of the tree carries. A resume point is dropped with its node, or before
+it when memory runs short: the least recently used first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class ResumePoints(ABC):
         """Nodes whose state may be given up, the least recently used first, and seconds of its last use."""
         self._pins = Counter[Node]()
         self.on_give_up: Callable[[Node], None] = lambda node: None
-        """Called with each node whose state alone is taken to make room, while it has it: the state stays readable
-        for the step that is being planned."""
+        """Called with each node that loses only its resume point to make room, before it does: the state stays
+        readable for the step that is being planned."""
 
     @abstractmethod
     def free(self, state: int) -> None:

@@ -2,7 +2,7 @@
 
 Where a model mixes layers with a window and layers without, pages of the latter lie in the tree, for whole
 prefixes; those of the former are of no use behind the window. A *row* is their pages for `page_size` tokens, one
-for each group of such layers, and a *tail* the rows from which a request can go on. In pages of 16, window 20:
+for each group of such layers, and a *tail* the rows from which a request can resume. In pages of 16, window 20:
 
     the tree              [ 0 ... 16 | 16 .. 32 | 32 .. 48 | 48 .. 64 | 64 .. 80 | 80 .. 96 ]     other layers
     a request at 87                                        [ row      | row      | row      ]
@@ -107,7 +107,7 @@ class WindowTails(ResumePoints):
         self._count(rows, 1, 0)
 
     def leave(self, rows: Sequence[Row]) -> None:
-        """Undo one `hold`; pages that nobody uses any more are free."""
+        """Undo one `hold`; pages without a user are free."""
         self._count(rows, -1, 0)
 
     def make(self, rows: Sequence[Row]) -> int:
@@ -178,7 +178,7 @@ class LeaseWindow:
     """
 
     def __init__(self, tails: WindowTails, origin: Node | None) -> None:
-        """Go on from the tail of `origin`; None: from the beginning."""
+        """Resume from the tail of `origin`; None: from the beginning."""
         self._tails, self._page_size = tails, tails.page_size
         self.rows: list[Row] = []
         self.first = 0
@@ -194,12 +194,12 @@ class LeaseWindow:
             tails.use(origin)
 
     def await_at(self, num_tokens: int) -> None:
-        """Go on after so many tokens, from rows that `grow` takes and somebody fills before the first chunk."""
+        """Resume after so many tokens, from rows that `grow` takes and a copy fills before the first chunk."""
         assert not self.rows
         self.first, self.is_awaited = self._tails.window.first_needed(num_tokens, self._page_size), True
 
     def rows_before(self, num_tokens: int) -> list[Row]:
-        """Return the rows from which a request can go on after so many tokens: those of computed ones."""
+        """Return the rows from which a request can resume after so many tokens: those of computed ones."""
         first = self._tails.window.first_needed(num_tokens, self._page_size)
         return self.rows[first - self.first : -(-num_tokens // self._page_size) - self.first]
 

@@ -1,7 +1,7 @@
 """Shared prefixes in the tree of one engine: locked for good, and found from every namespace.
 
-root ─ [ shared prefix ] ─┬─ gate of a ─ [ what a's prompts go on with ]
-                          └─ gate of b ─ [ b's ]
+root ─ [ shared prefix ] ─┬─ gate of a ─ [ the rest of a's prompts ]
+                          └─ gate of b ─ [ the rest of b's ]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SharedInTree:
     """Looks prompts up, below the prefixes that their namespaces share. Not thread-safe."""
 
     def __init__(self, tree: RadixTree, block_tokens: int | None, resume_points: ResumePoints | None) -> None:
-        """`resume_points`: what has to be at the end of a prefix to go on from it; None if nothing has to."""
+        """`resume_points`: those of the tree; None in models that need none."""
         self._tree, self._block_tokens, self._resume_points = tree, block_tokens, resume_points
         self._by_namespace: dict[Namespace, SharedPrefixes] = {}
         self.nodes: list[Node] = []

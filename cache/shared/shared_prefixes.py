@@ -1,7 +1,7 @@
-"""Prefixes that all namespaces of a model share: what an operator puts in front of everybody's prompts.
+"""Prefixes that all namespaces of a model share: the operator's text in front of all prompts.
 
 A prompt that begins with one belongs to the prefix's own namespace up to its end, and to that of its request after
-it. So the prefix is computed and held once, whoever asks, and what follows it is as separate as ever:
+it. So the prefix is computed and held once for all namespaces, and the tokens after it are as separate as ever:
 
     tokens     | 0 ............. length | length ........... |
     namespace    without a salt           with the request's
@@ -47,7 +47,7 @@ class SharedPrefixes:
         return 0 if namespace == own_namespace(namespace) else self.longest(token_ids)
 
     def longest(self, token_ids: Sequence[int]) -> int:
-        """Return the length of the longest prefix with which `token_ids` begin and go on; 0 if there is none."""
+        """Return the length of the longest prefix that `token_ids` begin with and exceed; 0 if there is none."""
         for prefix in self._by_length:
             length = len(prefix)
             is_longer = length < len(token_ids) and prefix[-1] == token_ids[length - 1]
@@ -64,7 +64,7 @@ class SharedPrefixes:
         return shared + block_hashes(token_ids[length:], gate_root(shared[-1], namespace), block_tokens)
 
     def seed(self, namespace: Namespace, token_ids: Sequence[int], chain: Sequence[int], block_tokens: int) -> int:
-        """Return the hash from which the `chain` of `token_ids` goes on, with the tokens after its last block."""
+        """Return the hash from which the `chain` of `token_ids` continues with the tokens after its last block."""
         if not chain:
             return prefix_root(namespace)
         if len(chain) * block_tokens == self.length(namespace, token_ids):

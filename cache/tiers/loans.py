@@ -1,4 +1,4 @@
-"""Loans: prefixes of the tree whose pages stay as they are while somebody beside the engine reads them.
+"""Loans: prefixes of the tree whose pages stay unchanged while another process reads them.
 
     root ─ [ a | pages 3 9 ] ─┬─ [ b | page 4 ]        lent up to the end of b: 3 9 4
                               └─ [ c | page 7 ]        a request holds c: 3 and 9 are locked, only 4 is lent
@@ -15,7 +15,7 @@ from cache.node import Node
 from cache.radix_tree import RadixTree
 
 ANY_TOKEN = -1
-"""Stands for the token to compute with which a prompt goes on after what is lent of it."""
+"""Stands for the token that a prompt computes after the lent ones."""
 
 
 class Loan(NamedTuple):

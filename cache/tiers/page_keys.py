@@ -3,10 +3,10 @@
     key of page i = blake2b(namespace, tokens 0 .. (i + 1) * page_size)
 
 The tree compares tokens, and a router's 64-bit hashes may collide, since they only advise. These names do neither:
-whoever found two sequences with one key would have found a collision of blake2b with 256 bits.
+two sequences with one key would be a collision of blake2b with 256 bits.
 
-What has to be at the end of a prefix beside its pages is named after the last of them (`key_beside`), and after
-the tokens behind that page, if there are any (`key_inside`).
+A resume point is named after the last page of its prefix (`key_at_end`), and after the tokens behind that page, if
+there are any (`key_inside`).
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def key_inside(before: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(encoded(tokens), digest_size=32, key=before).digest() if tokens else before
 
 
-def key_beside(place: bytes, number: int) -> bytes:
-    """Return the key of one of the pages that belong to a place beside those of the tokens before it."""
+def key_at_end(place: bytes, number: int) -> bytes:
+    """Return the key of one of the pages of a resume point."""
     return place + number.to_bytes(4, "little")

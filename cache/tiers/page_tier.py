@@ -3,8 +3,8 @@
     arriving ──settle──▶ idle ──pin──▶ pinned
        └─drop             └─ reclaim    └──unpin──▶ idle
 
-A page can be found once its KV has arrived, and stays where it is while somebody reads it: a request, or who it
-is lent to.
+A page can be found once its KV has arrived, and stays where it is while it is read: by a request, or by
+the engine that it is lent to.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class PageTier:
 
     @property
     def num_lent(self) -> int:
-        """Pages that are lent, whoever else reads them."""
+        """Pages that are lent, including those that requests read."""
         return len(self._loans)
 
     @property

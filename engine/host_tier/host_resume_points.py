@@ -18,7 +18,7 @@ from cache import KVCacheManager, Lease, LeaseState
 from cache.node import Node
 from cache.radix_tree import page_of
 from cache.resume.windows import WindowTails
-from cache.tiers.page_keys import PageKeys, key_beside, key_inside
+from cache.tiers.page_keys import PageKeys, key_at_end, key_inside
 from engine.host_tier.host_pool import Copies, HostPool
 from engine.values.plan import StateCopy
 
@@ -117,7 +117,7 @@ class HostStates:
         """Implement `HostResumePoints`."""
         border, copies = node.end // self._page_size, Copies([], [])
         before, begun = keys.before(border), tuple(tokens[border * self._page_size :])
-        key = key_beside(key_inside(before, begun), 0)
+        key = key_at_end(key_inside(before, begun), 0)
         size = self._pool.state_pages + bool(begun)
         if self._tier.has(key) or size > self._pool.available:
             return copies
@@ -135,7 +135,7 @@ class HostStates:
         self._num_begun += 1
         if self._num_begun > 2 * self._pool.num_pages:  # There are fewer states than pages, so most are gone.
             for place, kept in list(self._begun.items()):
-                keys = {begun: key_beside(key_inside(place, begun), 0) for begun in kept}
+                keys = {begun: key_at_end(key_inside(place, begun), 0) for begun in kept}
                 self._begun[place] = {
                     begun: None
                     for begun, key in keys.items()
@@ -154,7 +154,7 @@ class HostStates:
             for begun in sorted(self._begun.get(before, ()), key=len, reverse=True):
                 end = start + len(begun)
                 if after < end < len(tokens) and tuple(tokens[start:end]) == begun:
-                    key = key_beside(key_inside(before, begun), 0)
+                    key = key_at_end(key_inside(before, begun), 0)
                     if self._tier.is_found(key):
                         return HostResumePoint(end, [key])
         return None
@@ -193,7 +193,7 @@ class HostTails:
         """Implement `HostResumePoints`."""
         copies, slots = Copies([], []), self._slots(node.end)
         for slot, row in reversed(list(zip(slots, self._tails.rows_at(node), strict=True))):
-            key = key_beside(keys[slot], 0)
+            key = key_at_end(keys[slot], 0)
             if not self._tier.has(key) and len(row) <= self._pool.available:
                 first, *more = self._pool.take(len(row))
                 self._tier.add(key, first, further=more)
@@ -205,7 +205,7 @@ class HostTails:
         size = self._page_size
         border = min(reached, len(tokens) - 1) // size
         while border * size > after:
-            needed = [key_beside(keys[slot], 0) for slot in self._slots(border * size)]
+            needed = [key_at_end(keys[slot], 0) for slot in self._slots(border * size)]
             lacking = next((index for index, key in enumerate(needed) if not self._tier.is_found(key)), None)
             if lacking is None:
                 return HostResumePoint(border * size, needed)

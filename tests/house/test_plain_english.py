@@ -1,0 +1,49 @@
+"""Docstrings, comments and pages are plain English: words that have to be read twice are replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.house.support.plain_english import REPLACEMENTS, faults, texts_of_module
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("cache",)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_and_comments_are_plain_english(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {fault!r} in {text[:80]!r}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, text in texts_of_module(path)
+        for fault in faults(text)
+    ]
+    assert not found, "\n".join(["CONTRIBUTING.md says what to write instead:", *found])
+
+
+def test_contributing_lists_the_words() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert [word for word, other in REPLACEMENTS.items() if f"| {word} | {other} |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("A request goes on at another engine.", ["goes on"]),
+        ("Nobody alone sees it.", ["alone", "Nobody"]),
+        ("What a request asks for.", ["What"]),
+        ("What is a request? A prompt with parameters.", []),
+        ("Work goes on to the next step.", []),
+        ("Resume the stream immediately.", []),
+    ],
+)
+def test_words_are_found(text: str, found: list[str]) -> None:
+    assert list(faults(text)) == found
+
+
+def test_docstrings_and_comments_are_read(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""One."""\nx = "beside"  # Two.\n"""Three\nfour."""\n')
+    assert list(texts_of_module(module)) == [(1, "One."), (3, "Three four."), (2, "Two.")]
