@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deployments.api.app import create_app
-    from deployments.api.service import ApiService, ModelCard, ServedModel
+    from deployments.api.served_model import ModelCard, ServedModel
+    from deployments.api.service import ApiService
     from deployments.api.text_codec import TextCodec
     from deployments.config.limits import Limits
 
@@ -19,8 +20,8 @@ __all__ = ["ApiService", "Limits", "ModelCard", "ServedModel", "TextCodec", "cre
 _MODULES = {
     "ApiService": "deployments.api.service",
     "Limits": "deployments.config.limits",
-    "ModelCard": "deployments.api.service",
-    "ServedModel": "deployments.api.service",
+    "ModelCard": "deployments.api.served_model",
+    "ServedModel": "deployments.api.served_model",
     "TextCodec": "deployments.api.text_codec",
     "create_app": "deployments.api.app",
 }

@@ -72,7 +72,8 @@ from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
-from deployments.api.service import ApiService, ServedModel
+from deployments.api.served_model import ServedModel
+from deployments.api.service import ApiService
 from deployments.api.tools.requested import offered_tools
 from deployments.api.workroom import Workroom
 from deployments.config.limits import Limits

@@ -43,7 +43,7 @@ from deployments.api.request.sampling import (
 )
 from deployments.api.request.structured import requested_grammar
 from deployments.api.request.template_options import template_options
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.requested import RequestedTools, requested_tools
 from deployments.config.limits import Limits

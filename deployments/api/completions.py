@@ -44,7 +44,7 @@ from deployments.api.request.sampling import (
     with_grammar,
 )
 from deployments.api.request.structured import requested_grammar
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.config.limits import Limits
 from engine.values.logprobs import TokenLogprobs

@@ -16,7 +16,7 @@ from deployments.api.output.spelled_text import SpelledText
 from deployments.api.request.prompt_scores import PromptScores
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.sampling import at_most_tokens, for_choice
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.client.protocol import GenerateRequest
 from deployments.config.tenants import Tenant
 from engine.values.sampling_params import SamplingParams

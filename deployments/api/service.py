@@ -4,81 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from cache import SharedPrefixes
 from deployments.api.errors import invalid, model_not_found
 from deployments.api.http.access import AccessControl
 from deployments.api.record import Listener
-from deployments.api.request.structured import GrammarChecker
 from deployments.api.responses.kept import KeptResponses
-from deployments.api.routes.cluster import ClusterSource
-from deployments.api.text_codec import TextCodec
+from deployments.api.served_model import ServedModel
 from deployments.batch.spool import Spool
-from deployments.client.protocol import EngineClient, ModelSwitch
 from deployments.config.limits import Limits
 from deployments.config.settings import SloSettings
 from deployments.config.version import raydix_version
-from engine.model_config.tasks import Task
 from monitoring.metrics import Metrics
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """What clients are told of a served model."""
+class ClusterSource(Protocol):
+    """Reports the cluster's state within a bounded time; unknown parts are listed under "missing"."""
 
-    id: str
-    """The model's name in requests and responses."""
-    created: int
-    """Creation time in Unix seconds."""
-    max_model_len: int
-    """Maximum number of prompt and output tokens together."""
-    vocab_size: int
-    """Exclusive upper bound of token ids."""
-    owned_by: str = "raydix"
-    fingerprint: str | None = None
-    """`system_fingerprint` of answers: it names the model's files and the server's version."""
-    eos_token_ids: frozenset[int] = frozenset()
-    """Tokens with which the model ends an answer."""
-    tasks: tuple[Task, ...] = ("generate",)
-    """What the model is served for."""
-    hidden_size: int = 0
-    """Dimensions of its embeddings."""
-    is_encoder: bool = False
-    """Whether it only embeds prompts, or scores pairs by a classification head."""
-    sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
-    """Sampling parameters of requests that do not give them, by name; of `max_tokens`, chat requests' alone."""
+    async def status(self) -> dict[str, Any]:
+        """Return versions, resources, replicas by model, and totals."""
+        ...
 
-
-async def nothing_cached() -> dict[str, int]:
-    """Empty no caches, because there are no engines that have some."""
-    return {}
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model with its engines and its tokenizer, which answer the requests that name it."""
-
-    card: ModelCard
-    client: EngineClient
-    codec: TextCodec
-    metrics: Metrics | None = None
-    """Where the model's requests are counted; None counts nothing."""
-    switch: ModelSwitch | None = None
-    """Loads and unloads the model; None: it is always loaded."""
-    grammars: GrammarChecker | None = None
-    """Checks the grammars that answers must match; None leaves that to the engines."""
-
-    empty_caches: Callable[[], Awaitable[Mapping[str, int]]] = nothing_cached
-    """Has all replicas drop the prefixes that no request uses; returns the pages that each one freed. Raises
-    `Unavailable` when one of them does not answer."""
-
-    @property
-    def special_ids(self) -> set[int]:
-        """Special tokens, but those with which the model ends an answer."""
-        return self.codec.special_ids - self.card.eos_token_ids
-
-    shared: SharedPrefixes = field(default_factory=SharedPrefixes)
-    """Prefixes that the engines compute at their start, for all tenants."""
+    async def nodes(self) -> dict[str, Any]:
+        """Return the nodes with their GPUs and replicas."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

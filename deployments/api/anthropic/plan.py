@@ -11,7 +11,7 @@ from deployments.api.errors import ApiError
 from deployments.api.generation_plan import GenerationPlan
 from deployments.api.output.reasoning import THINK
 from deployments.api.request.protocol import ChatRequest
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.config.limits import Limits
 
 

@@ -11,7 +11,7 @@ from deployments.api.output.answer_grammar import answer_grammar, arguments_sche
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParseSpec
 from deployments.api.output.thinking_budget import ThinkingBudget
 from deployments.api.request.structured import check_grammar, unusable
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.requested import RequestedTools
 from deployments.client.protocol import Overloaded

@@ -15,7 +15,7 @@ from deployments.api.errors import invalid
 from deployments.api.output.reasoning import Thoughts
 from deployments.api.request.protocol import ChatRequest
 from deployments.api.request.sampling import in_range
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from deployments.api.pooling.plan import (
 )
 from deployments.api.pooling.protocol import EmbeddingsRequest
 from deployments.api.request.sampling import in_range
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.values.embedding import Vector, embeddings
 from engine.values.pooling import Pooling

@@ -14,7 +14,7 @@ from deployments.api.pooling.judge import CutWithin, Judge, asked
 from deployments.api.pooling.plan import Text, check_request, encode_all, truncation
 from deployments.api.pooling.protocol import PooledRequest
 from deployments.api.request.prompts import hopeless
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.values.embedding import Vector, embeddings
 from engine.values.pooling import Pooling

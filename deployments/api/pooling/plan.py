@@ -16,7 +16,7 @@ from deployments.api.output.response_encoder import EncodedPrompt, ResponseConte
 from deployments.api.pooling.protocol import PooledRequest
 from deployments.api.request.prompts import Truncation, hopeless, refuse_hopeless
 from deployments.api.request.sampling import check_hints, check_in_context, in_vocabulary
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.model_config.tasks import Task, not_served
 from engine.values.embedding import Vector, values_of

@@ -11,7 +11,7 @@ from deployments.api.pooling.pairs import score_pairs
 from deployments.api.pooling.plan import NUMBER_CHARS, PooledEncoder, Text, context_of, numbered, pooled_plan
 from deployments.api.pooling.protocol import RerankRequest
 from deployments.api.request.sampling import in_range
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.values.embedding import Vector
 

@@ -11,7 +11,7 @@ from deployments.api.output.response_encoder import ResponseContext
 from deployments.api.pooling.pairs import score_pairs
 from deployments.api.pooling.plan import NUMBER_CHARS, PooledEncoder, context_of, numbered, pooled_plan
 from deployments.api.pooling.protocol import COUPLES, ScoreRequest
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.values.embedding import Vector
 

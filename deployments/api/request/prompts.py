@@ -17,7 +17,7 @@ from deployments.api.off_loop import near_or_far
 from deployments.api.request.protocol import Message
 from deployments.api.request.sampling import check_in_context, context, context_exceeded, in_vocabulary, room
 from deployments.api.request_metrics import count_conversation
-from deployments.api.service import ModelCard, ServedModel
+from deployments.api.served_model import ModelCard, ServedModel
 from deployments.api.tools.protocol import Function
 from deployments.api.tools.rendering import Plain, merge_systems, messages_as_text, plain_messages, plain_tools
 from deployments.api.tools.requested import check_conversation, size_of

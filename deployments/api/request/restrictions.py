@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from deployments.api.errors import at_most, invalid
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.sampling import in_vocabulary
-from deployments.api.request.structured import GrammarChecker, check_grammar
-from deployments.api.service import ModelCard, ServedModel
+from deployments.api.request.structured import check_grammar
+from deployments.api.served_model import GrammarChecker, ModelCard, ServedModel
 from deployments.config.limits import Limits
 from engine.grammar.spec import Grammar
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from deployments.api.errors import ApiError, at_most, invalid
 from deployments.api.randomness import random_below
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
-from deployments.api.service import ModelCard
+from deployments.api.served_model import ModelCard
 from deployments.config.limits import Limits
 from engine.grammar.spec import Grammar
 from engine.values.sampling_params import MAX_SEED, InvalidSamplingParams, SamplingParams

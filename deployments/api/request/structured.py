@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -15,23 +15,13 @@ from deployments.api.request.answer_forms import ResponseFormat, StructuredOutpu
 from deployments.api.request.closed_objects import closed
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.structural_tags import StructuralTag, tags_grammar
+from deployments.api.served_model import GrammarChecker
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.base.errors import InvalidGrammar
 from engine.grammar.lark import SpecialId
 from engine.grammar.spec import Grammar, GrammarKind
 from engine.grammar.trial import TooComplex
-
-
-class GrammarChecker(Protocol):
-    """Checks whether a model's engines can enforce a grammar."""
-
-    async def check(self, grammar: Grammar) -> Grammar:
-        """Return the grammar, and what was learnt of it, if they can.
-
-        Raises InvalidGrammar, or Overloaded when too many checks are waiting.
-        """
-        ...
 
 
 async def requested_grammar(

@@ -37,7 +37,7 @@ from deployments.api.responses.record import INLINE_BYTES, ResponseKeeper
 from deployments.api.responses.stored import Conversation, Shelf, StoredResponse, output_of
 from deployments.api.responses.tools import ShownTool, shown_tools
 from deployments.api.responses.translation import as_named_here, chat_request
-from deployments.api.service import ServedModel
+from deployments.api.served_model import ServedModel
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
 

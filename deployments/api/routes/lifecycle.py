@@ -13,7 +13,8 @@ from deployments.api.errors import ApiError, from_client
 from deployments.api.http.admin import require_admin
 from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import json_response
-from deployments.api.service import ApiService, ServedModel
+from deployments.api.served_model import ServedModel
+from deployments.api.service import ApiService
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 
 

@@ -18,7 +18,8 @@ from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import json_response, whole
 from deployments.api.routes.health import Readiness, health
 from deployments.api.routes.lifecycle import described
-from deployments.api.service import ApiService, ServedModel
+from deployments.api.served_model import ServedModel
+from deployments.api.service import ApiService
 from deployments.client.protocol import Unavailable
 
 
