@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from deployments.api.generation_plan import GenerationPlan
+from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.pooling.embeddings import plan_embeddings
 from deployments.api.pooling.protocol import (
     EmbeddingsRequest,
@@ -19,7 +19,7 @@ from deployments.api.pooling.protocol import (
 )
 from deployments.api.pooling.rerank import plan_rerank
 from deployments.api.pooling.score import plan_score
-from deployments.api.served_model import ServedModel
+from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 
 

@@ -14,18 +14,18 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from deployments.admission.rate_limits import Ticket
-from deployments.api import exact_json
-from deployments.api.chat import check_chat, encode_conversation, plan_chat
-from deployments.api.errors import ApiError, at_most, invalid, log_failure
-from deployments.api.generation_plan import GenerationPlan
+from deployments.api.base import exact_json
+from deployments.api.base.errors import ApiError, at_most, invalid, log_failure
+from deployments.api.base.off_loop import near_or_far
+from deployments.api.constraints.restrictions import restricted
+from deployments.api.fields.protocol import ChatRequest, parse
+from deployments.api.generation.chat import check_chat, encode_conversation, plan_chat
+from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.http.access import as_tenant
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import EventStream, json_in_pieces
-from deployments.api.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
-from deployments.api.request.protocol import ChatRequest, parse
-from deployments.api.request.restrictions import restricted
 from deployments.api.responses.background import ResponseJob, scope_of
 from deployments.api.responses.conversations import Conversations, joined
 from deployments.api.responses.encoder import ResponseObject, ResponsesEncoder
@@ -37,7 +37,7 @@ from deployments.api.responses.record import INLINE_BYTES, ResponseKeeper
 from deployments.api.responses.stored import Conversation, Shelf, StoredResponse, output_of
 from deployments.api.responses.tools import ShownTool, shown_tools
 from deployments.api.responses.translation import as_named_here, chat_request
-from deployments.api.served_model import ServedModel
+from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from deployments.api.http.admin import require_admin
 from deployments.api.http.transport import json_response
-from deployments.api.service import ClusterSource
+from deployments.api.service.api_service import ClusterSource
 
 
 def add_cluster_routes(app: FastAPI, cluster: ClusterSource, admin_key_hash: str | None, version: str) -> None:
