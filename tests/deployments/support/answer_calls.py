@@ -6,8 +6,8 @@ from deployments.admission.admission import Admission
 from deployments.admission.fair_queue import FairQueue
 from deployments.admission.rate_limits import Ticket
 from deployments.api.anthropic.encoder import MessagesEncoder
-from deployments.api.generation.chat import ChatResponseEncoder
-from deployments.api.generation.completions import CompletionResponseEncoder
+from deployments.api.generation.chat_answer import ChatResponseEncoder
+from deployments.api.generation.completion_answer import CompletionResponseEncoder
 from deployments.api.generation.exchange import Exchange
 from deployments.api.http.pacing import Pace, Turns
 from deployments.api.output.choice import Choice
