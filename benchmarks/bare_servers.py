@@ -21,7 +21,7 @@ import uvicorn
 import zmq
 import zmq.asyncio
 
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.text_codec import TextCodec
 from deployments.config.args import ModelArgs
 from engine.program.engine import Engine, model_directory
 from engine.settings.config import EngineConfig

@@ -26,8 +26,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.null_model import NullRunner
-from deployments.api.record import RequestRecord
-from deployments.api.request_metrics import RequestMetrics
+from deployments.api.record.request_metrics import RequestMetrics
+from deployments.api.record.request_record import RequestRecord
 from deployments.replica.metrics import EngineMetrics
 from engine.program.engine import Engine
 from engine.runner.stage_clock import StageClock

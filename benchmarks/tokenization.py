@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import this_machine
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.text_codec import TextCodec
 from deployments.config.limits import Limits
 from engine.model_files.model_directory import demo_model_path
 from engine.text.tokenizer import load_tokenizer

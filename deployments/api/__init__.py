@@ -9,20 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deployments.api.app import create_app
-    from deployments.api.service import ApiService, ModelCard, ServedModel
-    from deployments.api.text_codec import TextCodec
+    from deployments.api.application.app import create_app
+    from deployments.api.served.served_model import ModelCard, ServedModel
+    from deployments.api.served.text_codec import TextCodec
+    from deployments.api.service.api_service import ApiService
     from deployments.config.limits import Limits
 
 __all__ = ["ApiService", "Limits", "ModelCard", "ServedModel", "TextCodec", "create_app"]
 
 _MODULES = {
-    "ApiService": "deployments.api.service",
+    "ApiService": "deployments.api.service.api_service",
     "Limits": "deployments.config.limits",
-    "ModelCard": "deployments.api.service",
-    "ServedModel": "deployments.api.service",
-    "TextCodec": "deployments.api.text_codec",
-    "create_app": "deployments.api.app",
+    "ModelCard": "deployments.api.served.served_model",
+    "ServedModel": "deployments.api.served.served_model",
+    "TextCodec": "deployments.api.served.text_codec",
+    "create_app": "deployments.api.application.app",
 }
 
 

@@ -165,7 +165,7 @@ class TracingSettings(Settings):
 
 
 class ChatSettings(Settings):
-    """What a model's answers contain besides text; see `deployments/api/output/dialect.py`."""
+    """What a model's answers contain besides text; see `deployments/api/dialects/dialect.py`."""
 
     tools: Literal[
         "auto", "hermes", "harmony", "gemma4", "seed_oss", "qwen3_coder", "minimax", "glm47", "glm", "kimi",

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deployments.client.protocol import Unavailable
-from deployments.ingress.connection import ConnectionBounds, protocols
+from deployments.http_server.connection import ConnectionBounds, protocols
 
 HEADER_TIMEOUT_S = 10.0
 """Seconds in which a request's headers must have come."""

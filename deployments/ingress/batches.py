@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp
 
-from deployments.api.in_process import InProcessApi
-from deployments.api.service import ApiService
+from deployments.api.service.api_service import ApiService
 from deployments.batch.batch_worker import BatchWorker
 from deployments.batch.runner import Post
 from deployments.batch.spool import Spool
 from deployments.config.settings import BatchSettings
 from deployments.config.tenants import ADMIN, ANONYMOUS
+from deployments.ingress.in_process import InProcessApi
 
 
 def batch_worker(

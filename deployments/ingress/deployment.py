@@ -13,11 +13,11 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments.api.application.live_api import LiveApi
 from deployments.api.http.access import AccessControl
-from deployments.api.live_api import LiveApi
-from deployments.api.record import Listener
+from deployments.api.record.request_record import Listener
 from deployments.api.responses.kept import KeptResponses
-from deployments.api.service import ApiService
+from deployments.api.service.api_service import ApiService
 from deployments.batch.batch_worker import BatchWorker
 from deployments.batch.prompts import Answer, Prompt
 from deployments.batch.spool import Spool

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from deployments.admission.fair_threads import FairThreads
-from deployments.api.off_loop import working_for
+from deployments.api.base.off_loop import working_for
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.base.bounded_cache import BoundedCache

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 
 from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
+from deployments.http_server.connection import ConnectionBounds, protocols
 from deployments.ingress.closing import take_queued
-from deployments.ingress.connection import ConnectionBounds, protocols
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""

@@ -14,13 +14,13 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from deployments.api.in_process import InProcessApi
-from deployments.api.service import ApiService
+from deployments.api.service.api_service import ApiService
 from deployments.batch.errors import BatchStopped
 from deployments.batch.prompts import Answer, Prompt, answer_of, call_for
 from deployments.batch.runner import BatchCall, BatchRunner, Reply
 from deployments.config.settings import BatchSettings
 from deployments.config.tenants import Tenant
+from deployments.ingress.in_process import InProcessApi
 
 BATCH_TENANT = "batch"
 """Tenant of calls that name none: one of the configuration, or else one without limits."""

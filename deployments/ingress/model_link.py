@@ -14,9 +14,9 @@ from typing import Any
 from cache import SharedPrefixes
 from deployments.admission.admission import Admission
 from deployments.admission.fleet_load import FleetLoad
-from deployments.api.conversation.shared_prefixes import shared_prefix_ids
-from deployments.api.service import ModelCard, ServedModel
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.served_model import ModelCard, ServedModel
+from deployments.api.served.shared_prefixes import shared_prefix_ids
+from deployments.api.served.text_codec import TextCodec
 from deployments.client.model_client import ModelClient
 from deployments.client.protocol import UNLOADED_STATES
 from deployments.client.remote_engines import RemoteEngines

@@ -39,8 +39,8 @@ def share_prefixes(
     if not prefixes:
         return Precomputed()
     # Only where there are any: other engines have no use for the API.
-    from deployments.api.conversation.shared_prefixes import shared_prefix_ids
-    from deployments.api.text_codec import TextCodec
+    from deployments.api.served.shared_prefixes import shared_prefix_ids
+    from deployments.api.served.text_codec import TextCodec
 
     codec = TextCodec(load_tokenizer(model_directory(engine.config)), chat, max_cache_bytes=0)
     done = engine.share_prefixes(shared_prefix_ids(codec, prefixes), max_kv_share)

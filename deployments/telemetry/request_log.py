@@ -17,7 +17,7 @@ Serve's own fields (asctime, levelname, message, ...) and these:
     error_type      type of the error sent to the client
     reason          reason of a refusal, as `admission_rejections_total` counts it
     stream, num_choices
-    replica, migrations, preemptions, and all other fields of `timings` (deployments/api/timings.py)
+    replica, migrations, preemptions, and all other fields of `timings` (deployments/api/record/timings.py)
 
 Lines are written together, at most 0.1 s after their requests, and those of failures at once. A process that is
 stopped writes the last ones; one that is killed loses them.
@@ -35,8 +35,8 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.record import RequestRecord
-from deployments.api.timings import timings_of
+from deployments.api.record.request_record import RequestRecord
+from deployments.api.record.timings import timings_of
 from deployments.telemetry.log_batches import LogBatches
 
 serve_logger = logging.getLogger("ray.serve")

@@ -30,8 +30,8 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deployments.api.http.observation import ENDPOINTS
-from deployments.api.record import GenerationStart, RequestRecord
+from deployments.api.record.observation import ENDPOINTS
+from deployments.api.record.request_record import GenerationStart, RequestRecord
 from deployments.client.timeline import Timeline
 from deployments.config.settings import TracingSettings
 from deployments.telemetry.serve_logging import log_seldom_through_serve

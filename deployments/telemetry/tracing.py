@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Protocol
 
-from deployments.api.record import RequestRecord
+from deployments.api.record.request_record import RequestRecord
 from deployments.config.settings import TracingSettings
 
 _NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")

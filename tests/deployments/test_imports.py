@@ -65,7 +65,7 @@ NOT_FOR_AN_APPLICATION = {"torch", "transformers", "deployments.telemetry.spans"
         ("checks a model's files", CHECKS_FILES, {"torch"}),
         ("starts the server", STARTS_THE_SERVER, {"torch", "transformers", "tokenizers"}),
         ("is Serve's controller", IS_SERVES_CONTROLLER, {"torch", "transformers", "tokenizers"}),
-        ("is the hub", IS_THE_HUB, {"torch", "transformers", "tokenizers", "deployments.api.app"}),
+        ("is the hub", IS_THE_HUB, {"torch", "transformers", "tokenizers", "deployments.api.application.app"}),
         ("is an ingress", READS_REQUESTS, {"torch"}),
         # Seconds of compilers and of algebra that nothing here uses: torch loads them on certain calls.
         ("is an engine", LOADS_AN_ENGINE, {"transformers", "sympy", "torch._dynamo"}),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.api.request.protocol import ChatRequest, CompletionRequest
+from deployments.api.fields.protocol import ChatRequest, CompletionRequest
 from tests.docs.support.code_blocks import SERVE_SCHEMAS
 from tests.docs.support.code_references import PACKAGES, code_problem, is_in_module, names_code
 from tests.docs.support.known_names import (

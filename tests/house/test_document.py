@@ -7,7 +7,7 @@ from typing import Any
 from starlette.routing import Route
 
 from deployments.api import ApiService
-from deployments.api.app import create_framework_app
+from deployments.api.application.app import create_framework_app
 from deployments.api.document.operations import OPERATIONS
 
 _OF_THE_DOCUMENT = ("/docs", "/openapi.json")

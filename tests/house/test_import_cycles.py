@@ -32,7 +32,7 @@ def test_no_imports_form_a_cycle() -> None:
 
 def test_no_packages_form_a_cycle() -> None:
     """Nor a package and a module beside it, at any depth: each folder has layers."""
-    graph = read_import_graph(ROOT, ("cache", "engine", "router", "monitoring"))
+    graph = read_import_graph(ROOT, ("cache", "engine", "router", "monitoring", "deployments"))
     found = graph.package_cycles()
     assert not found, "\n".join(["these import each other:", *found])
 

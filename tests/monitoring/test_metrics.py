@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deployments.api.http.observation import ENDPOINTS
+from deployments.api.record.observation import ENDPOINTS
 from monitoring.metric_table import BY_NAME, METRICS, Metric
 from monitoring.metrics import MAX_SERIES, Metrics
 from tests.support.metric_values import snapshot_of

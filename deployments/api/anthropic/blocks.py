@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from deployments.api.choice import ChoiceDelta
+from deployments.api.output.choice import ChoiceDelta
 from deployments.api.output.output_parser import ToolCallDelta
 
 BlockKind = Literal["thinking", "text", "tool_use"]

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from deployments.api.errors import quoted
-from deployments.api.request.content_parts import in_its_place, readable
-from deployments.api.request.field_values import other_than, taking
-from deployments.api.request.fields import IgnoredFields
-from deployments.api.request.strict_model import LeftOut, StrictModel
+from deployments.api.base.errors import quoted
+from deployments.api.fields.content_parts import in_its_place, readable
+from deployments.api.fields.field_values import other_than, taking
+from deployments.api.fields.ignored import IgnoredFields
+from deployments.api.fields.strict_model import LeftOut, StrictModel
 
 _Role = Literal["user", "assistant", "system"]
 _KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")

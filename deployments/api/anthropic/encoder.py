@@ -12,15 +12,15 @@ from typing import Any
 
 from msgspec import Raw
 
-from deployments.api import exact_json
 from deployments.api.anthropic.blocks import AnswerBlocks, BlockStep
-from deployments.api.anthropic.errors import error_object
-from deployments.api.choice import ChoiceDelta
-from deployments.api.errors import ApiError
+from deployments.api.base import exact_json
+from deployments.api.base.errors import ApiError
+from deployments.api.base.randomness import random_hex
+from deployments.api.http.anthropic_errors import error_object
 from deployments.api.http.json_size import count_names
+from deployments.api.output.choice import ChoiceDelta
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import ResponseContext, encode_json
-from deployments.api.randomness import random_hex
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS = {"thinking": ("thinking_delta", "thinking"), "tool_use": ("input_json_delta", "partial_json")}

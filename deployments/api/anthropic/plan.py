@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from deployments.api.anthropic.encoder import MessagesEncoder, new_id
 from deployments.api.anthropic.translation import AskedMessage, in_own_words
-from deployments.api.chat import encode_conversation, plan_chat
-from deployments.api.errors import ApiError
-from deployments.api.generation_plan import GenerationPlan
-from deployments.api.output.reasoning import THINK
-from deployments.api.request.protocol import ChatRequest
-from deployments.api.service import ServedModel
+from deployments.api.base.errors import ApiError
+from deployments.api.dialects.reasoning import THINK
+from deployments.api.fields.protocol import ChatRequest
+from deployments.api.generation.chat import count_prompt, plan_chat
+from deployments.api.generation.generation_plan import GenerationPlan
+from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 
 
@@ -49,7 +49,6 @@ def _with_budget(asked: AskedMessage, served: ServedModel) -> ChatRequest:
 async def count_tokens(limits: Limits, served: ServedModel, chat: ChatRequest, salt: str) -> int:
     """Return the number of tokens of a conversation's prompt. Raises `ApiError`."""
     try:
-        _, ids = await encode_conversation(limits, served, chat, salt)
+        return await count_prompt(limits, served, chat, salt)
     except ApiError as error:
         raise in_own_words(error) from None
-    return len(ids)

@@ -15,12 +15,12 @@ from deployments.api.anthropic.content import (
     taken_message,
     taken_texts,
 )
-from deployments.api.request.field_values import other_than, taking
-from deployments.api.request.fields import IgnoredFields
-from deployments.api.request.protocol import Int
-from deployments.api.request.strict_model import StrictModel
-from deployments.api.tools.offered import name_left_out
-from deployments.api.tools.protocol import FunctionName, OtherTool, kind_of
+from deployments.api.fields.field_values import other_than, taking
+from deployments.api.fields.ignored import IgnoredFields
+from deployments.api.fields.offered_tools import name_left_out
+from deployments.api.fields.protocol import Int
+from deployments.api.fields.strict_model import StrictModel
+from deployments.api.fields.tools import FunctionName, OtherTool, kind_of
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (), "fallbacks": ([],)}
 """Fields that are not supported, with the values besides null that have no effect."""

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from deployments.api import exact_json
 from deployments.api.anthropic.content import Block, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from deployments.api.anthropic.protocol import (
     CountTokensRequest,
@@ -26,13 +25,14 @@ from deployments.api.anthropic.protocol import (
     ToolPreference,
     of_answers,
 )
-from deployments.api.errors import ApiError, invalid
-from deployments.api.request.answer_forms import JsonSchemaFormat, ResponseFormat
-from deployments.api.request.fields import IgnoredFields
-from deployments.api.request.protocol import ChatRequest, Message, taken_fields
-from deployments.api.request.sampling import in_range
-from deployments.api.request.validation_errors import translated
-from deployments.api.tools.protocol import CalledFunction, Function, OtherTool, Tool, ToolCall
+from deployments.api.base import exact_json
+from deployments.api.base.errors import ApiError, invalid
+from deployments.api.fields.answer_forms import JsonSchemaFormat, ResponseFormat
+from deployments.api.fields.ignored import IgnoredFields
+from deployments.api.fields.protocol import ChatRequest, Message, taken_fields
+from deployments.api.fields.tools import CalledFunction, Function, OtherTool, Tool, ToolCall
+from deployments.api.fields.validation_errors import translated
+from deployments.api.sampling.parameters import in_range
 from deployments.config.limits import Limits
 
 _Kind = TypeVar("_Kind", bound=CountTokensRequest)

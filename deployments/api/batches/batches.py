@@ -11,19 +11,19 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.api.base.errors import invalid, quoted
 from deployments.api.batches.files import PURPOSE
 from deployments.api.batches.spooled import folder_of, no_room, spool_of, unknown_batch, unknown_file
 from deployments.api.batches.upload import EXPIRY_SECONDS, checked_ttl
-from deployments.api.errors import invalid, quoted
+from deployments.api.fields.metadata import checked_metadata
+from deployments.api.fields.openapi import body_of
+from deployments.api.fields.protocol import Int, parse
+from deployments.api.fields.strict_model import StrictModel
 from deployments.api.http.access import tenant_of
 from deployments.api.http.body import ReadBody
+from deployments.api.http.paging import page_of, page_size
 from deployments.api.http.transport import json_response, name_ignored
-from deployments.api.request.metadata import checked_metadata
-from deployments.api.request.openapi import body_of
-from deployments.api.request.protocol import Int, parse
-from deployments.api.request.strict_model import StrictModel
-from deployments.api.routes.paging import page_of, page_size
-from deployments.api.service import ApiService
+from deployments.api.service.api_service import ApiService
 from deployments.batch.in_thread import in_thread
 from deployments.batch.input_file import URLS
 from deployments.batch.spool import SpoolFull, TenantFolder

@@ -9,14 +9,14 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from deployments.api.base.errors import invalid, quoted
 from deployments.api.batches.spooled import folder_of, no_room, unknown_file
 from deployments.api.batches.upload import EXPIRY_SECONDS, FileForm, receive_form, ttl_in
-from deployments.api.errors import invalid, quoted
 from deployments.api.http.origins import undeclared
+from deployments.api.http.paging import is_newest_first, page_of, page_size
 from deployments.api.http.transport import json_response
 from deployments.api.http.unread import SMALL_BYTES
-from deployments.api.routes.paging import is_newest_first, page_of, page_size
-from deployments.api.service import ApiService
+from deployments.api.service.api_service import ApiService
 from deployments.batch.in_thread import in_thread
 from deployments.batch.spool import SpoolFull
 from deployments.batch.stored_files import FileRecord, StoredFiles

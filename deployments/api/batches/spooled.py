@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from deployments.api.errors import ApiError, quoted
+from deployments.api.base.errors import ApiError, quoted
 from deployments.api.http.access import tenant_of
-from deployments.api.service import ApiService
+from deployments.api.service.api_service import ApiService
 from deployments.batch.spool import Spool, SpoolFull, TenantFolder
 
 

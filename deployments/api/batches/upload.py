@@ -11,7 +11,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.base.errors import ApiError, invalid, quoted
 from deployments.api.http.body import ClientGone
 from deployments.batch.in_thread import in_thread
 from deployments.batch.stored_files import StoredFiles, Upload

@@ -19,8 +19,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deployments.api.base.randomness import random_hex
 from deployments.api.conversation.control_tokens import ControlTokens
-from deployments.api.randomness import random_hex
 
 
 class Marks:

@@ -7,8 +7,8 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from deployments.api import exact_json
-from deployments.api.randomness import random_hex
+from deployments.api.base import exact_json
+from deployments.api.base.randomness import random_hex
 from deployments.config.settings import ChatSettings
 from engine.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from deployments.api.timings import RequestTimings
+from deployments.api.record.timings import RequestTimings
 
 
 class TokenAlternative(Struct):

@@ -1,7 +1,7 @@
 """What a service's limits and models bound in bodies, as /openapi.json says it.
 
 The types of bodies are the same for all services. Their bounds are not, and are checked after the types, with
-messages that name the setting: `request/counts.py`, `request/sampling.py`.
+messages that name the setting: `fields/counts.py`, `sampling/parameters.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any, Literal
 
 from deployments.api.batches.batches import MAX_UNITS, UNIT_S
-from deployments.api.request.field_values import MAX_ID_DIGITS
-from deployments.api.request.metadata import MAX_NAME_CHARS, MAX_PAIRS, MAX_TEXT_CHARS
-from deployments.api.request.strict_model import LEFT_OUT
-from deployments.api.request.template_options import OWN
-from deployments.api.service import ApiService
+from deployments.api.fields.field_values import MAX_ID_DIGITS
+from deployments.api.fields.metadata import MAX_NAME_CHARS, MAX_PAIRS, MAX_TEXT_CHARS
+from deployments.api.fields.strict_model import LEFT_OUT
+from deployments.api.prompt.template_options import OWN
+from deployments.api.service.api_service import ApiService
 from deployments.config.files import FileSettings
 from engine.values.sampling_params import (
     MAX_COUNT,

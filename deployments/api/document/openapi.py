@@ -11,13 +11,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.anthropic.errors import is_ours
 from deployments.api.document.bounds import bound, bounds_of, open_to_others
 from deployments.api.document.operations import EVENTS, JSON, OPERATIONS, AnswerType, EndpointAnswers
 from deployments.api.document.reports import Error, MessageError
+from deployments.api.fields.ignored import HARMLESS, LABELS
+from deployments.api.http.anthropic_errors import is_ours
 from deployments.api.http.transport import json_response
-from deployments.api.request.fields import HARMLESS, LABELS
-from deployments.api.service import ApiService
+from deployments.api.service.api_service import ApiService
 
 _PREFIX = "#/components/schemas/"
 _OF_ALL = (400, 401, 403, 404, 421, 429, 431, 500, 503)

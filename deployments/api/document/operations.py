@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.api.document import answers, reports
-from deployments.api.pooling.endpoints import POOLED
+from deployments.api.document import answers, pooled_answers, reports
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 
@@ -98,10 +97,12 @@ OPERATIONS: Mapping[str, EndpointAnswers] = {
     "GET /v1/batches": _of(reports.BatchPage, query=_page(100)),
     "GET /v1/batches/{batch_id}": _of(reports.Batch),
     "POST /v1/batches/{batch_id}/cancel": _keeps(reports.Batch, 429),
-    **{
-        f"POST {path}": EndpointAnswers({200: AnswerType(kind.answer)}, errors=(504,))
-        for path, kind in POOLED.items()
-    },
+    "POST /v1/embeddings": _of(pooled_answers.Embeddings, errors=(504,)),
+    "POST /v1/rerank": _of(pooled_answers.Ranking, errors=(504,)),
+    "POST /rerank": _of(pooled_answers.Ranking, errors=(504,)),
+    "POST /v2/rerank": _of(pooled_answers.Ranking, errors=(504,)),
+    "POST /v1/score": _of(pooled_answers.PairScores, errors=(504,)),
+    "POST /score": _of(pooled_answers.PairScores, errors=(504,)),
     "GET /v1/models": _of(reports.Models),
     "GET /v1/models/{model_id}": _of(reports.Model),
     "DELETE /v1/models/{model_id}": EndpointAnswers(

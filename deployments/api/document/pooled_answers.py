@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from deployments.api.document.answers import CachedTokens
-from deployments.api.timings import RequestTimings
+from deployments.api.record.timings import RequestTimings
 
 
 class Embedding(Struct):

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.admission.rate_limits import TenantLimits, Ticket
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 from deployments.api.http.admin import require_admin
 from deployments.api.http.error_response import error_response
 from deployments.api.http.scopes import route_path

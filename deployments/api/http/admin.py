@@ -7,7 +7,7 @@ import hmac
 
 from starlette.requests import Request
 
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 
 
 def require_admin(request: Request, key_hash: str | None) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from deployments.api import exact_json
-from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.base import exact_json
+from deployments.api.base.errors import ApiError, invalid, quoted
+from deployments.api.base.off_loop import off_loop
 from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
 from deployments.api.http.json_size import NESTED, count_values, most_values
 from deployments.api.http.packed_body import packing_of, unpacked
 from deployments.api.http.repeated_names import check_names
 from deployments.api.http.scopes import header
 from deployments.api.http.written_numbers import settle
-from deployments.api.off_loop import off_loop
 from deployments.config.limits import Limits
 from deployments.wire.deadlines.time_limit import TimeLimit
 

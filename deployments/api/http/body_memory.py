@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from types import TracebackType
 
-from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.base.errors import RETRY_AFTER_S, ApiError
 
 VALUE_BYTES = 8
 MEMORY_FACTOR = 32

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.base.errors import RETRY_AFTER_S, ApiError
 from deployments.api.http.access import OPEN_PATHS, tenant_in
 from deployments.api.http.error_response import error_response
 from deployments.api.http.scopes import address_of, header, is_deferrable, route_path

@@ -9,8 +9,8 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.types import Scope
 
-from deployments.api.anthropic import errors as anthropic
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
+from deployments.api.http import anthropic_errors as anthropic
 from deployments.api.http.scopes import note_error, request_id, route_path
 
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 from deployments.api.http.error_response import error_response
 from deployments.api.http.scopes import route_path
 

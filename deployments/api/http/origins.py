@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.errors import ApiError, quoted
+from deployments.api.base.errors import ApiError, quoted
 from deployments.api.http.error_response import error_response
 
 MAX_AGE_S = 600

@@ -14,9 +14,9 @@ from functools import partial
 
 from starlette.requests import Request
 
-from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.base.errors import ApiError, invalid, quoted
+from deployments.api.base.off_loop import off_loop
 from deployments.api.http.body_memory import BodyRoom
-from deployments.api.off_loop import off_loop
 
 if sys.version_info >= (3, 14):
     from compression import zstd

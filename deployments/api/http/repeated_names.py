@@ -13,8 +13,8 @@ import json
 import re
 from typing import Any
 
-from deployments.api import exact_json
-from deployments.api.errors import invalid, quoted
+from deployments.api.base import exact_json
+from deployments.api.base.errors import invalid, quoted
 from deployments.api.http.written_numbers import ARGUMENTS, Place, path_of
 
 _FORMS = [rf'"{name}"\s*:\s*\{{' for name in sorted(ARGUMENTS)]

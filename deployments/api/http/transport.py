@@ -14,14 +14,14 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.errors import ApiError, invalid, log_failure, unexpected
+from deployments.api.base.errors import ApiError, invalid, log_failure, unexpected
+from deployments.api.base.randomness import random_hex
 from deployments.api.http.body import ClientGone
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.error_response import error_response
 from deployments.api.http.parts import parts_of
 from deployments.api.http.scopes import REQUEST_ID, send_for_bodies
 from deployments.api.http.unread import SMALL_BYTES, unread_room
-from deployments.api.randomness import random_hex
 from deployments.config.limits import Limits
 from deployments.wire.deadlines.time_limit import TimeLimit
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.api.errors import ApiError, invalid
+from deployments.api.base.errors import ApiError, invalid
 from deployments.api.http.access import tenant_in
 from deployments.api.http.body_memory import BodyMemory, BodyRoom, overloaded
 from deployments.api.http.scopes import address_of, has_reader

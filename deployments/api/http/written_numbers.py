@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, Union
 
-from deployments.api.errors import invalid, quoted
-from deployments.api.exact_json import WrittenNumber
+from deployments.api.base.errors import invalid, quoted
+from deployments.api.base.exact_json import WrittenNumber
 
 ARGUMENTS = frozenset({"arguments", "input"})
 """Fields with the arguments of a call. An `input` of the body itself is something else."""

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from deployments.api.errors import ApiError, quoted
+from deployments.api.base.errors import ApiError, quoted
 from deployments.api.http.error_response import error_response
 from deployments.api.http.origins import undeclared
 from deployments.api.http.scopes import route_path

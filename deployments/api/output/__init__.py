@@ -1,1 +1,1 @@
-"""What a model generates: how it is constrained, parsed into reasoning, text and calls, and encoded as JSON."""
+"""What a model generates: parsed into reasoning, text and calls, with log-probabilities, and encoded as JSON."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from deployments.api.output.spelled_text import FirstToken
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.text_codec import TextCodec
 from engine.values.logprobs import TokenLogprobs
 
 _LOWEST_LOGPROB = -9999.0

@@ -14,12 +14,12 @@ from functools import partial
 
 from msgspec import Struct
 
-from deployments.api.output.reasoning import Thoughts, parse_reasoning, without_calls
+from deployments.api.dialects.custom import InputText
+from deployments.api.dialects.named import Functions
+from deployments.api.dialects.reasoning import Thoughts, parse_reasoning, without_calls
+from deployments.api.dialects.segments import ParserDriver, Segment
+from deployments.api.dialects.tool_format import ToolFormat
 from deployments.api.output.spelled_text import SpelledText
-from deployments.api.tools.custom import InputText
-from deployments.api.tools.named import Functions
-from deployments.api.tools.segments import ParserDriver, Segment
-from deployments.api.tools.tool_format import ToolFormat
 from engine.text.detokenizer import TextStream
 
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import Raw
 
-from deployments.api.choice import Choice, ChoiceDelta
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
+from deployments.api.base.randomness import random_hex
+from deployments.api.output.choice import Choice, ChoiceDelta
 from deployments.api.output.output_parser import ToolCallDelta
-from deployments.api.randomness import random_hex
 
 T = TypeVar("T")
 encode_json = msgspec.json.Encoder().encode

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.text_codec import TextCodec
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from deployments.api.errors import invalid
-from deployments.api.generation_plan import GenerationPlan
+from deployments.api.base.errors import invalid
+from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.output.response_encoder import ResponseContext, encoded_list
 from deployments.api.pooling.plan import (
     NUMBER_CHARS,
@@ -21,8 +21,8 @@ from deployments.api.pooling.plan import (
     truncation,
 )
 from deployments.api.pooling.protocol import EmbeddingsRequest
-from deployments.api.request.sampling import in_range
-from deployments.api.service import ServedModel
+from deployments.api.sampling.parameters import in_range
+from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.values.embedding import Vector, embeddings
 from engine.values.pooling import Pooling

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from deployments.api.document.pooled_answers import Embeddings, PairScores, Ranking
-from deployments.api.generation_plan import GenerationPlan
+from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.pooling.embeddings import plan_embeddings
 from deployments.api.pooling.protocol import (
     EmbeddingsRequest,
@@ -20,7 +19,7 @@ from deployments.api.pooling.protocol import (
 )
 from deployments.api.pooling.rerank import plan_rerank
 from deployments.api.pooling.score import plan_score
-from deployments.api.service import ServedModel
+from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 
 
@@ -36,8 +35,6 @@ class PooledKind:
     """Reads a body: returns a request, and the names of ignored fields to be shown."""
     plan: Callable[[Limits, ServedModel, Any], Awaitable[GenerationPlan]]
     """Checks and tokenizes the request."""
-    answer: Any
-    """The type of its answer, for /openapi.json."""
 
 
 _EMBEDDINGS = PooledKind(
@@ -46,7 +43,6 @@ _EMBEDDINGS = PooledKind(
     EmbeddingsRequest,
     parse_embeddings,
     plan_embeddings,
-    Embeddings,
 )
 
 _RERANK = PooledKind(
@@ -55,7 +51,6 @@ _RERANK = PooledKind(
     RerankRequest,
     partial(parse_pairs, kind=RerankRequest),
     plan_rerank,
-    Ranking,
 )
 _SCORE = PooledKind(
     "score",
@@ -63,7 +58,6 @@ _SCORE = PooledKind(
     ScoreRequest,
     partial(parse_pairs, kind=ScoreRequest),
     plan_score,
-    PairScores,
 )
 
 POOLED: Mapping[str, PooledKind] = {

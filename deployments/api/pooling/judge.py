@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployments.api.errors import invalid
-from deployments.api.text_codec import TextCodec
+from deployments.api.base.errors import invalid
+from deployments.api.served.text_codec import TextCodec
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """What documents are found for where a request says nothing else: the model was trained with it."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from deployments.api.base.errors import invalid
 from deployments.api.conversation.encoder import TooManyTokens
-from deployments.api.errors import invalid
 from deployments.api.output.response_encoder import EncodedPrompt
 from deployments.api.pooling.cross import CrossPrompt
 from deployments.api.pooling.embeddings import instructed
 from deployments.api.pooling.judge import CutWithin, Judge, asked
 from deployments.api.pooling.plan import Text, check_request, encode_all, truncation
 from deployments.api.pooling.protocol import PooledRequest
-from deployments.api.request.prompts import hopeless
-from deployments.api.service import ServedModel
+from deployments.api.prompt.token_ids import hopeless
+from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.values.embedding import Vector, embeddings
 from engine.values.pooling import Pooling

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deployments.api.choice import ChoiceDelta
+from deployments.api.base.errors import ApiError, internal, invalid
+from deployments.api.base.off_loop import near_or_far
 from deployments.api.conversation.encoder import TooManyTokens
-from deployments.api.errors import ApiError, internal, invalid
-from deployments.api.generation_plan import GenerationPlan
-from deployments.api.off_loop import near_or_far
+from deployments.api.generation.generation_plan import GenerationPlan
+from deployments.api.output.choice import ChoiceDelta
 from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext, in_pieces
 from deployments.api.pooling.protocol import PooledRequest
-from deployments.api.request.prompts import Truncation, hopeless, refuse_hopeless
-from deployments.api.request.sampling import check_hints, check_in_context, in_vocabulary
-from deployments.api.service import ServedModel
+from deployments.api.prompt.token_ids import Truncation, hopeless, refuse_hopeless
+from deployments.api.sampling.parameters import check_hints, check_in_context, in_vocabulary
+from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from engine.model_config.tasks import Task, not_served
 from engine.values.embedding import Vector, values_of

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import ConfigDict, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
-from deployments.api.errors import at_most
-from deployments.api.request.field_values import are_ids, one_of, parse_service_tier, taking, whole, whole_ids
-from deployments.api.request.fields import IgnoredFields, keep_known
-from deployments.api.request.protocol import CompletionRequest, Int, ServiceTier, TruncationSide, parse
-from deployments.api.request.strict_model import StrictModel
+from deployments.api.base.errors import at_most
+from deployments.api.fields.field_values import are_ids, one_of, parse_service_tier, taking, whole, whole_ids
+from deployments.api.fields.ignored import IgnoredFields, keep_known
+from deployments.api.fields.protocol import CompletionRequest, Int, ServiceTier, TruncationSide, parse
+from deployments.api.fields.strict_model import StrictModel
 from deployments.config.limits import Limits
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "messages": ()}

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from deployments.api.choice import ChoiceDelta
+from deployments.api.output.choice import ChoiceDelta
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.ids import output_id

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
 from deployments.admission.rate_limits import Ticket
-from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.base.errors import RETRY_AFTER_S, ApiError
 from deployments.api.http.parts import PART_BYTES
 from deployments.api.http.scopes import DEFERRABLE, NO_READER
 from deployments.api.responses.encoder import ResponsesEncoder

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.errors import ApiError, at_most, invalid, quoted
-from deployments.api.off_loop import near_or_far
+from deployments.api.base.errors import ApiError, at_most, invalid, quoted
+from deployments.api.base.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.ids import is_conversation_id, new_conversation_id
 from deployments.api.responses.items import Item, references, taken_items

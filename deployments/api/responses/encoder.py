@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from deployments.api.choice import ChoiceDelta
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
+from deployments.api.output.choice import ChoiceDelta
 from deployments.api.output.logprobs import chat_logprobs
 from deployments.api.output.response_encoder import ResponseContext, encode_json
 from deployments.api.responses.answer import Event, GrowingOutput
 from deployments.api.responses.tools import ClientName
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.text_codec import TextCodec
 from engine.values.logprobs import TokenLogprobs
 
 _ERRORS = {429: "rate_limit_exceeded", 400: "invalid_prompt"}

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from deployments.api.request.field_values import other_than
-from deployments.api.request.protocol import AnyPart
-from deployments.api.request.strict_model import LeftOut, StrictModel
+from deployments.api.fields.field_values import other_than
+from deployments.api.fields.protocol import AnyPart
+from deployments.api.fields.strict_model import LeftOut, StrictModel
 from deployments.api.responses.items import KNOWN
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from deployments.api.errors import ApiError, at_most, invalid, quoted
-from deployments.api.request.content_parts import TEXT_OF, readable
-from deployments.api.request.fields import IgnoredFields, keep_known
+from deployments.api.base.errors import ApiError, at_most, invalid, quoted
+from deployments.api.fields.content_parts import TEXT_OF, readable
+from deployments.api.fields.ignored import IgnoredFields, keep_known
 from deployments.api.responses.ids import input_id
 from deployments.api.responses.tools import shown_name
 from deployments.config.limits import Limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from deployments.api.errors import invalid
+from deployments.api.base.errors import invalid
 from deployments.api.responses.background import BackgroundResponses
 from deployments.api.responses.directory_store import DirectoryStore
 from deployments.api.responses.store import MemoryStore, ResponseStore

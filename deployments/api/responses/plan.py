@@ -14,18 +14,18 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from deployments.admission.rate_limits import Ticket
-from deployments.api import exact_json
-from deployments.api.chat import check_chat, encode_conversation, plan_chat
-from deployments.api.errors import ApiError, at_most, invalid, log_failure
-from deployments.api.generation_plan import GenerationPlan
+from deployments.api.base import exact_json
+from deployments.api.base.errors import ApiError, at_most, invalid, log_failure
+from deployments.api.base.off_loop import near_or_far
+from deployments.api.constraints.restrictions import restricted
+from deployments.api.fields.protocol import ChatRequest, parse
+from deployments.api.generation.chat import check_answer, count_prompt, plan_chat
+from deployments.api.generation.generation_plan import GenerationPlan
 from deployments.api.http.access import as_tenant
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import EventStream, json_in_pieces
-from deployments.api.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
-from deployments.api.request.protocol import ChatRequest, parse
-from deployments.api.request.restrictions import restricted
 from deployments.api.responses.background import ResponseJob, scope_of
 from deployments.api.responses.conversations import Conversations, joined
 from deployments.api.responses.encoder import ResponseObject, ResponsesEncoder
@@ -37,7 +37,7 @@ from deployments.api.responses.record import INLINE_BYTES, ResponseKeeper
 from deployments.api.responses.stored import Conversation, Shelf, StoredResponse, output_of
 from deployments.api.responses.tools import ShownTool, shown_tools
 from deployments.api.responses.translation import as_named_here, chat_request
-from deployments.api.service import ServedModel
+from deployments.api.served.served_model import ServedModel
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
 
@@ -115,19 +115,42 @@ async def plan_response(
         plan = await _planned(limits, served, chat, tenant.salt(request.cache_salt or ""), request)
     except ApiError as error:
         raise as_named_here(error, tools) from None
+    encoder = _encoder(served, asked, plan, tools)
+    num_held = asked.num_kept - _TOKEN_BYTES * encoder.context.num_prompt_tokens
+    plan = replace(plan, encoder=encoder, held=room.another() if num_held > 0 else None, num_held=num_held)
+    stored = StoredResponse(b"", asked.packed_items, before.chain, conversation=request.conversation)
+    keeper = ResponseKeeper(kept.store, tenant.name, encoder, stored)
+    plan = _with_end(plan, kept, asked, encoder, keeper, conversations)
+    if not request.background:
+        return plan
+    later = partial(begin_later, limits, kept, tenant, app, plan, encoder, keeper, is_stream=bool(request.stream))
+    return replace(plan, later=later)
+
+
+def _encoder(
+    served: ServedModel, asked: AskedResponse, plan: GenerationPlan, tools: Sequence[ShownTool]
+) -> ResponsesEncoder:
     context = replace(plan.encoder.context, id=asked.id, include_usage=True)
-    encoder = ResponsesEncoder(
+    return ResponsesEncoder(
         context,
         served.codec,
         ResponseObject(context, asked.fields, _sampled(plan)),
         names={tool.name: tool.client for tool in tools if tool.client is not None},
-        num_top=request.top_logprobs or 0,
-        is_background=bool(request.background),
+        num_top=asked.request.top_logprobs or 0,
+        is_background=bool(asked.request.background),
     )
-    num_held = asked.num_kept - _TOKEN_BYTES * context.num_prompt_tokens
-    plan = replace(plan, encoder=encoder, held=room.another() if num_held > 0 else None, num_held=num_held)
-    stored = StoredResponse(b"", asked.packed_items, before.chain, conversation=request.conversation)
-    keeper = ResponseKeeper(kept.store, tenant.name, encoder, stored)
+
+
+def _with_end(
+    plan: GenerationPlan,
+    kept: KeptResponses,
+    asked: AskedResponse,
+    encoder: ResponsesEncoder,
+    keeper: ResponseKeeper,
+    conversations: Conversations,
+) -> GenerationPlan:
+    """Have a response stored, and added to its conversation, when it has ended, as far as it is asked for."""
+    request = asked.request
     is_stored = request.is_stored and kept.settings.max_bytes > 0
     if request.is_stored and not is_stored:
         encoder.correct([], _STORED, _NOT_STORED)
@@ -142,12 +165,7 @@ async def plan_response(
             sent = encoder.correct(sent, _STORED, _NOT_STORED)
         return sent
 
-    if is_stored or request.conversation is not None:
-        plan = replace(plan, on_end=end)
-    if not request.background:
-        return plan
-    later = partial(begin_later, limits, kept, tenant, app, plan, encoder, keeper, is_stream=bool(request.stream))
-    return replace(plan, later=later)
+    return replace(plan, on_end=end) if is_stored or request.conversation is not None else plan
 
 
 async def count_input(
@@ -159,12 +177,11 @@ async def count_input(
     tools = shown_tools(asked.request.tools)
     try:
         chat = await _chat_request(asked, before, limits, tools)
-        check_chat(limits, served, chat)
+        check_answer(limits, served, chat)
         await restricted(limits, served, chat, None)
-        _, ids = await encode_conversation(limits, served, chat, tenant.salt(asked.request.cache_salt or ""))
+        return await count_prompt(limits, served, chat, tenant.salt(asked.request.cache_salt or ""))
     except ApiError as error:
         raise as_named_here(error, tools) from None
-    return len(ids)
 
 
 async def _complete(

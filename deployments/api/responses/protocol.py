@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from deployments.api.errors import quoted
-from deployments.api.request.field_values import none_as_empty, taking
-from deployments.api.request.fields import RESPONSES_UNSUPPORTED, IgnoredFields
-from deployments.api.request.protocol import Int, ReasoningEffort, SampledRequest, Verbosity
-from deployments.api.request.strict_model import StrictModel
+from deployments.api.base.errors import quoted
+from deployments.api.fields.field_values import none_as_empty, taking
+from deployments.api.fields.ignored import RESPONSES_UNSUPPORTED, IgnoredFields
+from deployments.api.fields.offered_tools import allowed, name_left_out
+from deployments.api.fields.protocol import Int, ReasoningEffort, SampledRequest, Verbosity
+from deployments.api.fields.strict_model import StrictModel
 from deployments.api.responses.item_schema import AnyItem
 from deployments.api.responses.items import usable_items
 from deployments.api.responses.tools import FLAT, AnyFlatTool
-from deployments.api.tools.offered import allowed, name_left_out
 
 INCLUDABLE = frozenset(
     {

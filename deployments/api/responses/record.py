@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from deployments.api.errors import ApiError, log_failure
-from deployments.api.off_loop import near_or_far
+from deployments.api.base.errors import ApiError, log_failure
+from deployments.api.base.off_loop import near_or_far
 from deployments.api.responses.background import ResponseJob
 from deployments.api.responses.encoder import ResponsesEncoder
 from deployments.api.responses.store import ResponseStore

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from redis.asyncio import Redis, from_url
 from redis.exceptions import RedisError, WatchError
 
-from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.base.errors import RETRY_AFTER_S, ApiError
 from deployments.api.responses.store import too_large
 
 RECORD_BYTES = 1024

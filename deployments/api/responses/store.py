@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 
 RECORD_BYTES = 512
 """What a record takes besides its bytes."""

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.base.errors import ApiError, invalid, quoted
+from deployments.api.base.off_loop import near_or_far
 from deployments.api.http.body import check_num_values
 from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
 from deployments.api.http.json_size import most_values
-from deployments.api.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.ids import is_response_id, response_of
 from deployments.api.responses.items import Item

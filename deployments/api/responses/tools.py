@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Discriminator, JsonValue
 from pydantic import Tag as Tagged
 
-from deployments.api.errors import invalid, quoted
-from deployments.api.request.field_values import other_than
-from deployments.api.request.strict_model import LEFT_OUT, StrictModel
-from deployments.api.tools.offered import IS_GRAMMAR, NAMESPACE, OFFERED
-from deployments.api.tools.protocol import OtherTool, kind_of, tag_of
+from deployments.api.base.errors import invalid, quoted
+from deployments.api.fields.field_values import other_than
+from deployments.api.fields.offered_tools import IS_GRAMMAR, NAMESPACE, OFFERED
+from deployments.api.fields.strict_model import LEFT_OUT, StrictModel
+from deployments.api.fields.tools import OtherTool, kind_of, tag_of
 
 FLAT = OFFERED | {NAMESPACE}
 """Types of tools that the model is offered."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.api.errors import ApiError, invalid
-from deployments.api.request.protocol import ChatRequest, SampledRequest, parse
+from deployments.api.base.errors import ApiError, invalid
+from deployments.api.fields.protocol import ChatRequest, SampledRequest, parse
 from deployments.api.responses.items import Item, messages_of
 from deployments.api.responses.protocol import ResponsesRequest
 from deployments.api.responses.tools import ShownTool, chosen

@@ -1,1 +1,1 @@
-"""Endpoints that generate nothing: health, the cluster, loading models, and the decisions of the router."""
+"""Endpoints that generate nothing: health, the cluster, models, router decisions, and what the server keeps."""

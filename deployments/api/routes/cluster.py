@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.api.http.admin import require_admin
 from deployments.api.http.transport import json_response
-
-
-class ClusterSource(Protocol):
-    """Reports the cluster's state within a bounded time; unknown parts are listed under "missing"."""
-
-    async def status(self) -> dict[str, Any]:
-        """Return versions, resources, replicas by model, and totals."""
-        ...
-
-    async def nodes(self) -> dict[str, Any]:
-        """Return the nodes with their GPUs and replicas."""
-        ...
+from deployments.api.service.api_service import ClusterSource
 
 
 def add_cluster_routes(app: FastAPI, cluster: ClusterSource, admin_key_hash: str | None, version: str) -> None:

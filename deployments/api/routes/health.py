@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from deployments.api.service import ApiService
+from deployments.api.service.api_service import ApiService
 from deployments.client.protocol import FleetHealth, HealthState
 from deployments.wire.deadlines.steady_clock import SteadyClock
 

@@ -11,9 +11,9 @@ from deployments.api.batches.batches import add_batch_routes
 from deployments.api.batches.files import add_file_routes
 from deployments.api.http.body import ReadBody
 from deployments.api.http.body_memory import BodyRoom
-from deployments.api.responses.conversation_routes import add_conversation_routes
-from deployments.api.responses.routes import add_response_routes
-from deployments.api.service import ApiService
+from deployments.api.routes.conversations import add_conversation_routes
+from deployments.api.routes.responses import add_response_routes
+from deployments.api.service.api_service import ApiService
 
 
 def add_kept_routes(

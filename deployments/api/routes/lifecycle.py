@@ -9,11 +9,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.errors import ApiError, from_client
+from deployments.api.base.errors import ApiError, from_client
 from deployments.api.http.admin import require_admin
 from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import json_response
-from deployments.api.service import ApiService, ServedModel
+from deployments.api.served.served_model import ServedModel
+from deployments.api.service.api_service import ApiService
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 
 

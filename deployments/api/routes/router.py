@@ -8,10 +8,11 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.errors import invalid
+from deployments.api.base.errors import invalid
 from deployments.api.http.admin import require_admin
 from deployments.api.http.transport import json_response
-from deployments.api.service import ApiService, ServedModel
+from deployments.api.served.served_model import ServedModel
+from deployments.api.service.api_service import ApiService
 
 MAX_DECISIONS = 10_000
 DEFAULT_DECISIONS = 100

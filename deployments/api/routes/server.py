@@ -12,13 +12,14 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.errors import from_client
+from deployments.api.base.errors import from_client
 from deployments.api.http.admin import require_admin
 from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import json_response, whole
 from deployments.api.routes.health import Readiness, health
 from deployments.api.routes.lifecycle import described
-from deployments.api.service import ApiService, ServedModel
+from deployments.api.served.served_model import ServedModel
+from deployments.api.service.api_service import ApiService
 from deployments.client.protocol import Unavailable
 
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from deployments.api.http.transport import json_response
-from deployments.api.service import ApiService
+from deployments.api.service.api_service import ApiService
 
 
 def add_tokenizer_route(app: FastAPI, service: ApiService) -> None:

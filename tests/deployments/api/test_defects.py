@@ -10,8 +10,8 @@ import pytest
 
 from deployments.admission.rate_limits import Ticket
 from deployments.api import TextCodec
-from deployments.api.choices import Choices
 from deployments.api.http.pacing import Turns
+from deployments.api.output.choices import Choices
 from tests.deployments.support.answer_calls import CALLED, OPENING
 from tests.deployments.support.faults import Faults, When
 from tests.deployments.support.scripted_api import ScriptedGeneration

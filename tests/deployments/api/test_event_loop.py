@@ -18,7 +18,8 @@ from starlette.types import ASGIApp
 from benchmarks import loop_gap_cases
 from benchmarks.loop_gap_cases import Case, cases, large_answers
 from benchmarks.loop_gaps import Watch, application, post
-from deployments.api import Limits, exchange
+from deployments.api import Limits
+from deployments.api.generation import exchange
 from deployments.api.http.parts import PART_BYTES
 from deployments.api.http.transport import json_in_pieces
 

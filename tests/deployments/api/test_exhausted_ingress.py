@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from deployments.api import TextCodec
-from deployments.api.errors import unexpected
+from deployments.api.base.errors import unexpected
 from tests.deployments.support.answer_calls import CALLED, OPENING
 from tests.deployments.support.faults import Faults
 from tests.deployments.support.scripted_api import Client

@@ -21,8 +21,8 @@ from pydantic import BaseModel
 from deployments.api import create_app
 from deployments.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from deployments.api.batches.batches import NewBatch
+from deployments.api.fields.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.api.pooling.protocol import EmbeddingsRequest, RerankRequest, ScoreRequest
-from deployments.api.request.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.api.responses.protocol import InputTokensRequest, ResponsesRequest
 from deployments.batch.spool import Spool
 from deployments.config.files import FileSettings

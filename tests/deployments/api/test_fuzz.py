@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.api.anthropic.protocol import MessagesRequest
-from deployments.api.request.protocol import ChatRequest, CompletionRequest
+from deployments.api.fields.protocol import ChatRequest, CompletionRequest
 from deployments.api.responses.protocol import ResponsesRequest
 from tests.deployments.support.scripted_api import Client
 from tests.support.examples import examples

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.api.http.observation import ENDPOINTS
+from deployments.api.record.observation import ENDPOINTS
 from deployments.batch.errors import BatchFileError
 from deployments.batch.input_file import URLS, BatchFile, BatchRequest, InvalidLine, parse_line
 from tests.deployments.batch.support.batch_files import request_line, write_input

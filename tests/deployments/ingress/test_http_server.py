@@ -20,7 +20,7 @@ from deployments.api.http.body import ClientGone
 from deployments.api.http.transport import until_disconnect
 from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
-from deployments.ingress import connection as connections
+from deployments.http_server import connection as connections
 from deployments.ingress.http_server import HttpPortError, HttpServer, check_proxy
 from tests.deployments.support.served_api import MAX_HEADER_BYTES, Api, error_of, limits, run_on, said, serving
 

@@ -15,13 +15,13 @@ import pytest
 
 from deployments.api import ApiService, create_app
 from deployments.api.http.access import AccessControl
-from deployments.api.in_process import InProcessApi
-from deployments.api.record import RequestRecord
+from deployments.api.record.request_record import RequestRecord
 from deployments.batch.errors import BatchStopped
 from deployments.batch.prompts import Answer, Prompt
 from deployments.client.protocol import GenerateRequest, Overloaded, Turn
 from deployments.config.settings import BatchSettings
 from deployments.config.tenants import ANONYMOUS, KeyRing, TenantSettings, hash_key
+from deployments.ingress.in_process import InProcessApi
 from deployments.ingress.many import ManyPrompts
 from monitoring.metrics import Metrics
 from tests.deployments.support.scripted_api import ScriptedEngine, ScriptedGeneration

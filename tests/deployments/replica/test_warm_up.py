@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.text_codec import TextCodec
 from deployments.config.settings import WarmUpSettings
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.hub.deployment import MetricsHub

@@ -6,14 +6,14 @@ from deployments.admission.admission import Admission
 from deployments.admission.fair_queue import FairQueue
 from deployments.admission.rate_limits import Ticket
 from deployments.api.anthropic.encoder import MessagesEncoder
-from deployments.api.chat import ChatResponseEncoder
-from deployments.api.choice import Choice
-from deployments.api.choices import Choices
-from deployments.api.completions import CompletionResponseEncoder
-from deployments.api.exchange import Exchange
+from deployments.api.generation.chat_answer import ChatResponseEncoder
+from deployments.api.generation.completion_answer import CompletionResponseEncoder
+from deployments.api.generation.exchange import Exchange
 from deployments.api.http.pacing import Pace, Turns
-from deployments.api.record import RequestRecord
-from deployments.api.request_metrics import RequestMetrics
+from deployments.api.output.choice import Choice
+from deployments.api.output.choices import Choices
+from deployments.api.record.request_metrics import RequestMetrics
+from deployments.api.record.request_record import RequestRecord
 from deployments.api.responses.encoder import ResponsesEncoder
 from deployments.client.model_client import ModelClient
 from tests.deployments.support.scripted_api import ScriptedEngine, ScriptedGeneration

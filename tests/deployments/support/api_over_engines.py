@@ -15,7 +15,7 @@ from cache import SharedPrefixes
 from deployments.admission.admission import Admission
 from deployments.api import ApiService, ModelCard, ServedModel, TextCodec, create_app
 from deployments.api.http.access import AccessControl
-from deployments.api.record import Listener, RequestRecord
+from deployments.api.record.request_record import Listener, RequestRecord
 from deployments.client.model_client import ModelClient
 from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from deployments.api import exact_json
+from deployments.api.base import exact_json
+from deployments.api.dialects import gemma, harmony, headed, keyed
+from deployments.api.dialects.formats import FORMATS
+from deployments.api.dialects.reasoning import HARMONY, KNOWN, Thoughts
 from deployments.api.output.output_parser import OutputParser, OutputParseSpec
-from deployments.api.output.reasoning import HARMONY, KNOWN, Thoughts
-from deployments.api.tools import gemma, harmony, headed, keyed
-from deployments.api.tools.formats import FORMATS
 from engine.text.detokenizer import TextStream
 
 SCHEMAS: dict[str, dict[str, Any] | None] = {

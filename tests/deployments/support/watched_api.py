@@ -68,8 +68,8 @@ class WatchedApi:
         """Without `engines`, scripted ones answer."""
         self.paces: list[Pace] = []
         self.bodies: list[BodyMemory] = []
-        monkeypatch.setattr("deployments.api.workroom.Pace", self._pace)
-        monkeypatch.setattr("deployments.api.workroom.BodyMemory", self._memory)
+        monkeypatch.setattr("deployments.api.service.workroom.Pace", self._pace)
+        monkeypatch.setattr("deployments.api.service.workroom.BodyMemory", self._memory)
         self.scripted = ScriptedEngine(codec, says="The quick brown fox", chunk=2)
         self.metrics = Metrics(MODEL, "i", "ingress")
         self.load = Busy(0)

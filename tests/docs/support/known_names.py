@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from deployments.api import ApiService
-from deployments.api.app import create_framework_app
+from deployments.api.application.app import create_framework_app
 from deployments.cli.app import app as raydix
 from deployments.config.args import AppArgs
 from deployments.config.autoscaling import AutoscalingSettings

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.api import Limits
-from tests.deployments.api.tools.conftest import Talk, talk
+from tests.deployments.api.dialects.conftest import Talk, talk
 
 __all__ = ["talk"]
 

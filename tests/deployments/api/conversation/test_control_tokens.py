@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from deployments.api.conversation import control_tokens
 from deployments.api.conversation.control_tokens import ControlTokens, Spelled
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.text_codec import TextCodec
 from engine.text.tokenizer import load_tokenizer
 from tests.deployments.support.chat_templates import HERMES
 from tests.deployments.support.tokenizer_families import FAMILIES, Family, tokenizer_of, trained

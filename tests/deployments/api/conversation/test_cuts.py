@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from deployments.api.conversation import cuts
 from deployments.api.conversation.control_tokens import Spelled, control_tokens
 from deployments.api.conversation.cuts import cut, cut_pattern
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.text_codec import TextCodec
 from tests.deployments.support.random_conversations import RandomConversations
 from tests.deployments.support.tokenizer_families import FAMILIES, tokenizer_of
 from tests.support.examples import examples

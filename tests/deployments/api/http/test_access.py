@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.api import ApiService, create_app
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 from deployments.api.http.access import AccessControl
 from deployments.client.protocol import Overloaded
 from deployments.config.args import AppArgs

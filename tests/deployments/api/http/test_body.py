@@ -21,13 +21,13 @@ from starlette.requests import Request
 from benchmarks.loop_gap_cases import Case
 from benchmarks.loop_gaps import application, post
 from deployments.api import ApiService, Limits, create_app
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
+from deployments.api.fields import protocol
 from deployments.api.http import body, json_size
 from deployments.api.http.access import AccessControl
 from deployments.api.http.body import read_json
 from deployments.api.http.body_memory import MEMORY_FACTOR, VALUE_BYTES, BodyMemory
 from deployments.api.http.json_size import count_values, most_values
-from deployments.api.request import protocol
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 from tests.deployments.support.scripted_api import Client
 
@@ -138,7 +138,7 @@ def test_what_is_large_is_parsed_in_a_thread(
         return call
 
     monkeypatch.setattr("deployments.api.http.body.parse_object", noted(body.parse_object))
-    monkeypatch.setattr("deployments.api.app.parse", noted(protocol.parse))
+    monkeypatch.setattr("deployments.api.application.app.parse", noted(protocol.parse))
     answer = limited(service).post("/v1/completions", {"model": "demo", "prompt": "hi", **fields})
     assert answer.status_code == 200 and len(threads) == 2
     assert [thread.startswith("prepare") for thread in threads] == [is_far] * 2

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 from deployments.api.http.access import AccessControl, Gate
 from deployments.api.http.bounded import Bounded, OpenRequests
 from deployments.api.http.error_response import error_response

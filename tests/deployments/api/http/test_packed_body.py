@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.api import ApiService, Limits, create_app
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 from deployments.api.http import packed_body
 from deployments.api.http.body_memory import BodyMemory
 from deployments.api.http.packed_body import PIECE_BYTES, unpacked

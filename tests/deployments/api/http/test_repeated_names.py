@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.api import Limits
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 from deployments.api.http.body import parse_object
 
 CALL = '{"messages": [{"role": "user", "content": "hi"}, {"tool_calls": [{"function": {"arguments": %s}}]}]}'

@@ -17,8 +17,8 @@ from benchmarks import loop_gap_cases
 from benchmarks.loop_gap_cases import RESPONSES, large_answers
 from benchmarks.loop_gaps import application, post
 from deployments.api import Limits
+from deployments.api.base.errors import ApiError
 from deployments.api.batches.files import FileContent
-from deployments.api.errors import ApiError
 from deployments.api.http import unread
 from deployments.api.http.access import as_tenant
 from deployments.api.http.parts import PART_BYTES
@@ -273,7 +273,7 @@ def test_every_large_answer_of_the_api_is_counted(monkeypatch: pytest.MonkeyPatc
         made.append(unread.UnreadMemory(max_bytes, has_tenants=has_tenants))
         return made[-1]
 
-    monkeypatch.setattr("deployments.api.workroom.UnreadMemory", memory)
+    monkeypatch.setattr("deployments.api.service.workroom.UnreadMemory", memory)
     monkeypatch.setattr(loop_gap_cases, "LONG_ANSWER", 12_000)
     limits = Limits(max_unread_bytes=2**28)
     app = application(limits, context=131_072)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.api import Limits, exact_json
-from deployments.api.errors import ApiError
+from deployments.api import Limits
+from deployments.api.base import exact_json
+from deployments.api.base.errors import ApiError
 from deployments.api.http.body import parse_object
 from tests.deployments.support.tool_answers import NUMBERS
 from tests.support.examples import examples

@@ -23,7 +23,7 @@ from deployments.api.output.logprobs import (
     prompt_logprobs,
     prompt_offsets,
 )
-from deployments.api.text_codec import TextCodec
+from deployments.api.served.text_codec import TextCodec
 from engine.values.logprobs import TokenLogprobs
 from tests.deployments.support.scripted_api import Client
 

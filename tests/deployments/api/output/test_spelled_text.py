@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, create_app
 from monitoring.metrics import Metrics
-from tests.deployments.api.tools.conftest import ASK, TOOLS, codec_of
+from tests.deployments.api.dialects.conftest import ASK, TOOLS, codec_of
 from tests.deployments.support.api_over_engines import no_metrics
 from tests.deployments.support.chat_templates import HERMES
 from tests.deployments.support.scripted_api import MODEL, STOP, Client, ScriptedEngine

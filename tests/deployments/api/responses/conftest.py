@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from deployments.api import Limits, create_app
-from tests.deployments.api.tools.conftest import Talk, talk
+from tests.deployments.api.dialects.conftest import Talk, talk
 
 __all__ = ["talk"]
 

@@ -29,7 +29,7 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[BodyMemory]:
         made.append(BodyMemory(max_bytes, has_tenants=has_tenants))
         return made[-1]
 
-    monkeypatch.setattr("deployments.api.workroom.BodyMemory", memory)
+    monkeypatch.setattr("deployments.api.service.workroom.BodyMemory", memory)
     return made
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 from deployments.api.responses.directory_store import RECORD_BYTES, SHARE, DirectoryStore
 from tests.deployments.support.forked import forked
 

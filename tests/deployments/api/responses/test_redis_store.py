@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from benchmarks.private_ray import free_port
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.responses.redis_store import RECORD_BYTES, SHARE, RedisStore
 from deployments.config.settings import ResponseSettings

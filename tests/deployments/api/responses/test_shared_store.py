@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from deployments.api import create_app
-from deployments.api.responses import record, routes, stored
+from deployments.api.responses import record, stored
 from deployments.api.responses.kept import KeptResponses
+from deployments.api.routes import responses as routes
 from deployments.config.settings import ResponseSettings
 from tests.deployments.api.responses.conftest import ASK, RESPONSES, Responses
 from tests.deployments.api.responses.support.redis_server import redis_server

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from deployments.api.errors import ApiError
+from deployments.api.base.errors import ApiError
 from deployments.api.responses.store import RECORD_BYTES, MemoryStore
 from deployments.api.responses.stored import StoredResponse
 from deployments.config.tenants import TenantSettings, hash_key

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deployments.api import Limits
+from tests.deployments.api.dialects.conftest import takes
 from tests.deployments.api.responses.conftest import ASK, CLOCK, WEATHER, Responses
-from tests.deployments.api.tools.conftest import takes
 from tests.deployments.support.chat_templates import HERMES
 
 Make = Callable[..., Responses]

@@ -1,0 +1,1 @@
+"""The endpoints and the layers around them, as an ASGI application."""

@@ -1,0 +1,33 @@
+"""The API of a service whose settings change while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deployments.api.application.app import create_app
+from deployments.api.service.api_service import ApiService
+from deployments.api.service.workroom import Workroom
+
+
+class LiveApi:
+    """An ASGI application in which each request is answered by the settings that held when it came.
+
+    All layers are made anew for new settings, and share the old ones' workroom.
+    """
+
+    def __init__(self, service: ApiService) -> None:
+        self.service = service
+        self._room = Workroom(service)
+        self._app: ASGIApp = create_app(service, at_once=True, room=self._room)
+
+    async def take_over(self, service: ApiService) -> None:
+        """Answer the requests that come from now on as this service."""
+        app = await asyncio.to_thread(create_app, service, at_once=True, room=self._room)
+        self._room.take_over(service)
+        self.service, self._app = service, app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._app(scope, receive, send)

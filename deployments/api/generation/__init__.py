@@ -1,0 +1,1 @@
+"""One generating request: planned, run and answered."""

@@ -1,1 +1,0 @@
-"""What a request may ask for: its fields, their limits, and the sampling parameters and tokens they become."""

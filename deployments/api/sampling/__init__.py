@@ -1,0 +1,1 @@
+"""The sampling parameters that a request's fields become."""

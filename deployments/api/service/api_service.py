@@ -1,0 +1,93 @@
+"""What the API is built from. Its server passes it in, so that tests can pass in something else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from deployments.api.base.errors import invalid, model_not_found
+from deployments.api.http.access import AccessControl
+from deployments.api.record.request_record import Listener
+from deployments.api.responses.kept import KeptResponses
+from deployments.api.served.served_model import ServedModel
+from deployments.batch.spool import Spool
+from deployments.config.limits import Limits
+from deployments.config.settings import SloSettings
+from deployments.config.version import raydix_version
+from monitoring.metrics import Metrics
+
+
+class ClusterSource(Protocol):
+    """Reports the cluster's state within a bounded time; unknown parts are listed under "missing"."""
+
+    async def status(self) -> dict[str, Any]:
+        """Return versions, resources, replicas by model, and totals."""
+        ...
+
+    async def nodes(self) -> dict[str, Any]:
+        """Return the nodes with their GPUs and replicas."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApiService:
+    """Everything the API needs that does not belong to one request."""
+
+    models: Mapping[str, ServedModel]
+    """At least one model, by its name in requests (`card.id`)."""
+    metrics_text: Callable[[], Awaitable[tuple[bytes, str]]]
+    """Returns the body and content type of /metrics. Raises `Unavailable` when there are no metrics yet."""
+    limits: Limits = field(default_factory=Limits)
+    metrics: Metrics | None = None
+    """Where requests that name no served model are counted; None counts nothing."""
+    slo: SloSettings = field(default_factory=SloSettings)
+    """Latency targets that requests are measured against."""
+    version: str = field(default_factory=raydix_version)
+    access: AccessControl = field(default_factory=AccessControl)
+    """Keys, tenants and their limits; by default the service is open."""
+    allowed_hosts: tuple[str, ...] | None = None
+    """Hosts that requests may name; None: any."""
+    cors_origins: tuple[str, ...] = ()
+    """Sites whose pages may use the API."""
+    responses: KeptResponses = field(default_factory=KeptResponses)
+    """What is kept of the Responses API's answers, and those that run in the background."""
+    spool: Spool | None = None
+    """Files and batches that clients have left here; None: there are no endpoints for them."""
+    admin_key_hash: str | None = None
+    """SHA-256 of the admin key, in hex; None turns administration off."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """What /server_info shows of the configuration."""
+    shows_tokenizer: bool = True
+    """Whether there is /tokenizer_info."""
+    cluster: ClusterSource | None = None
+    """Reports the cluster's state; None if this service has no cluster."""
+
+    listeners: tuple[Listener, ...] = ()
+    """Called with the report of every generating request once its response is complete."""
+    write_line: Callable[[str], None] | None = None
+    """Takes a line for each answered request; None: there are none."""
+    is_named_outside: bool = False
+    """Whether the server around the API adds x-request-id to every response, as Ray Serve does."""
+    on_named: Callable[[str], None] = lambda name: None
+    """Called with each request's id in the request's own context, for log records to bear it."""
+    max_open: int | None = None
+    """Most requests that generate at once; more are refused. None: the server around the API bounds them."""
+
+    is_stopping: Callable[[], bool] = lambda: False
+    """Whether the server is being stopped, so that clients should connect to another one."""
+    ready_without_engines_s: float = 0.0
+    """Seconds for which /ready answers 200 after the last engine was lost, as requests wait for another one."""
+
+    refuses_settings: Callable[[], bool] = lambda: False
+    """Whether the latest settings for the running process were wrong, so that it goes on with those before."""
+
+    def find(self, asked: str | None) -> ServedModel:
+        """Return the model that a request names, or else the only one. Raises `ApiError` 400 or 404."""
+        if asked is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        if asked is None:
+            raise invalid(f"model is required; this server serves {', '.join(self.models)}.", "model")
+        if asked not in self.models:
+            raise model_not_found(asked, self.models)
+        return self.models[asked]

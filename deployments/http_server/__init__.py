@@ -1,0 +1,1 @@
+"""The HTTP protocol of the servers in ingresses and in the hub: connections with bounds."""
