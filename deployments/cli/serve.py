@@ -392,7 +392,7 @@ class _ControllerWatch:
 
 def _health(client: httpx.Client, url: str) -> dict[str, Any] | None:
     """Return what /health reports if that is healthy. Applications without that page count as healthy."""
-    from deployments.api.http.scopes import OWN_PROBE  # FastAPI, with its package
+    from deployments.api.http.scopes import OWN_PROBE
 
     try:
         response = client.get(f"{url}/health", headers={"user-agent": OWN_PROBE})

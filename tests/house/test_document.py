@@ -7,7 +7,7 @@ from typing import Any
 from starlette.routing import Route
 
 from deployments.api import ApiService
-from deployments.api.application.app import create_framework_app
+from deployments.api.application.app import route_table
 from deployments.api.document.operations import OPERATIONS
 
 _OF_THE_DOCUMENT = ("/docs", "/openapi.json")
@@ -22,7 +22,7 @@ def routes() -> set[str]:
     service: Any = ApiService({}, metrics_text=Anything, cluster=Anything())  # type: ignore[arg-type]
     return {
         f"{method} {route.path.replace(':path', '')}"
-        for route in create_framework_app(service).routes
+        for route in route_table(service).app({}).routes
         if isinstance(route, Route) and route.path not in _OF_THE_DOCUMENT
         for method in (route.methods or set()) - {"HEAD"}
     }

@@ -2,7 +2,7 @@
 
 Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Gate ─▶ Readers ─▶ Bounded ─▶ HotPaths
      HotPaths ─▶ endpoints that generate
-         └─────▶ FastAPI ─▶ others, /openapi.json
+         └─────▶ Starlette's router ─▶ others, /openapi.json
 
 A layer sees the head of each answer. The events of a stream pass none: they go to the server's own `send`.
 """
@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,8 +25,7 @@ from deployments.api.anthropic.protocol import CountTokensRequest, MessagesReque
 from deployments.api.anthropic.translation import parse_count, parse_messages
 from deployments.api.base.errors import ApiError, at_most, from_client, invalid, quoted, unexpected
 from deployments.api.base.off_loop import near_or_far, off_loop, take_share
-from deployments.api.document.openapi import describe
-from deployments.api.document.page import add_docs_page
+from deployments.api.document.page import add_document_routes
 from deployments.api.fields.openapi import body_of
 from deployments.api.fields.protocol import (
     ChatRequest,
@@ -50,6 +48,7 @@ from deployments.api.http.bounded import Bounded
 from deployments.api.http.error_response import error_response
 from deployments.api.http.hot_paths import Endpoint, HotPaths
 from deployments.api.http.origins import Origins
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.scopes import address_of, header, is_deferrable, request_id
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
@@ -87,8 +86,8 @@ _Parser = Callable[[dict[str, Any], Limits], tuple[T, Sequence[str]]]
 def create_app(service: ApiService, *, at_once: bool = False, room: Workroom | None = None) -> ASGIApp:
     """Create the HTTP API of one service: the endpoints, and around them what holds for all of them.
 
-    What FastAPI routes is created when it is first asked for, or `at_once`, so that no request waits for it.
-    `room` is what it shares with the API that it takes the place of; None: with none.
+    The router is created with the first request that needs it, or `at_once`, so that no request waits for it.
+    `room` is shared with the API that this one replaces; None: with none.
     """
     room = room or Workroom(service)
     endpoints = _Endpoints(service, room)
@@ -101,7 +100,7 @@ def create_app(service: ApiService, *, at_once: bool = False, room: Workroom | N
         "/v1/responses/input_tokens": endpoints.input_tokens,
         **{path: endpoints.pooled(kind) for path, kind in POOLED.items()},
     }
-    rest = HotPaths(partial(_framework_app, service, endpoints), hot)
+    rest = HotPaths(partial(_router, service, endpoints), hot)
     if at_once:
         rest.make()
     app: ASGIApp = rest
@@ -119,13 +118,18 @@ def create_app(service: ApiService, *, at_once: bool = False, room: Workroom | N
     return endpoints.app
 
 
-def create_framework_app(service: ApiService) -> FastAPI:
-    """Create the part of the API that FastAPI routes; it describes all of the API in /openapi.json."""
-    return _framework_app(service, _Endpoints(service, Workroom(service)))
+def route_table(service: ApiService) -> RouteTable:
+    """Return all endpoints of the API."""
+    return _route_table(service, _Endpoints(service, Workroom(service)))
 
 
-def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
-    app = FastAPI(title="Raydix", version=service.version, openapi_url=None)
+def _router(service: ApiService, endpoints: _Endpoints) -> ASGIApp:
+    handlers = {ApiError: _on_api_error, HTTPException: on_http_error, Exception: _on_defect}
+    return _route_table(service, endpoints).app(handlers)
+
+
+def _route_table(service: ApiService, endpoints: _Endpoints) -> RouteTable:
+    table = RouteTable()
     post: list[tuple[str, Callable[..., Any], type[StrictModel]]] = [
         ("/v1/chat/completions", endpoints.chat, ChatRequest),
         ("/v1/completions", endpoints.completions, CompletionRequest),
@@ -138,21 +142,17 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
         ("/detokenize", endpoints.detokenize, DetokenizeRequest),
     ]
     for path, endpoint, body in post:
-        app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=body_of(body))
-    add_kept_routes(app, service, endpoints.read, endpoints.room_for)
-    add_model_routes(app, service)
-    add_router_routes(app, service)
-    add_server_routes(app, service)
+        table.add("POST", path, endpoint, body=body_of(body))
+    add_kept_routes(table, service, endpoints.read, endpoints.room_for)
+    add_model_routes(table, service)
+    add_router_routes(table, service)
+    add_server_routes(table, service)
     if service.shows_tokenizer:
-        add_tokenizer_route(app, service)
+        add_tokenizer_route(table, service)
     if service.cluster is not None:
-        add_cluster_routes(app, service.cluster, service.admin_key_hash, service.version)
-    add_docs_page(app)
-    describe(app, service)
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, _on_defect)
-    return app
+        add_cluster_routes(table, service.cluster, service.admin_key_hash, service.version)
+    add_document_routes(table, service)
+    return table
 
 
 class _Endpoints:

@@ -6,7 +6,6 @@ import re
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +21,7 @@ from deployments.api.fields.strict_model import StrictModel
 from deployments.api.http.access import tenant_of
 from deployments.api.http.body import ReadBody
 from deployments.api.http.paging import page_of, page_size
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.transport import json_response, name_ignored
 from deployments.api.service.api_service import ApiService
 from deployments.batch.in_thread import in_thread
@@ -54,13 +54,13 @@ class NewBatch(StrictModel):
     output_expires_after: OutputExpiry | None = None
 
 
-def add_batch_routes(app: FastAPI, service: ApiService, read: ReadBody) -> None:
+def add_batch_routes(table: RouteTable, service: ApiService, read: ReadBody) -> None:
     """Register them."""
     routes = _BatchRoutes(service, read)
-    app.add_api_route("/v1/batches", routes.create, methods=["POST"], openapi_extra=body_of(NewBatch))
-    app.add_api_route("/v1/batches", routes.list, methods=["GET"])
-    app.add_api_route("/v1/batches/{batch_id}", routes.retrieve, methods=["GET"])
-    app.add_api_route("/v1/batches/{batch_id}/cancel", routes.cancel, methods=["POST"])
+    table.add("POST", "/v1/batches", routes.create, body=body_of(NewBatch))
+    table.add("GET", "/v1/batches", routes.list)
+    table.add("GET", "/v1/batches/{batch_id}", routes.retrieve)
+    table.add("POST", "/v1/batches/{batch_id}/cancel", routes.cancel)
 
 
 class _BatchRoutes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
@@ -14,6 +13,7 @@ from deployments.api.batches.spooled import folder_of, no_room, unknown_file
 from deployments.api.batches.upload import EXPIRY_SECONDS, FileForm, receive_form, ttl_in
 from deployments.api.http.origins import undeclared
 from deployments.api.http.paging import is_newest_first, page_of, page_size
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.transport import json_response
 from deployments.api.http.unread import SMALL_BYTES
 from deployments.api.service.api_service import ApiService
@@ -49,14 +49,14 @@ _BODY = {
 }
 
 
-def add_file_routes(app: FastAPI, service: ApiService) -> None:
+def add_file_routes(table: RouteTable, service: ApiService) -> None:
     """Register them."""
     routes = _FileRoutes(service)
-    app.add_api_route("/v1/files", routes.create, methods=["POST"], openapi_extra=_BODY)
-    app.add_api_route("/v1/files", routes.list, methods=["GET"])
-    app.add_api_route("/v1/files/{file_id}", routes.retrieve, methods=["GET"])
-    app.add_api_route("/v1/files/{file_id}", routes.delete, methods=["DELETE"])
-    app.add_api_route("/v1/files/{file_id}/content", routes.content, methods=["GET"])
+    table.add("POST", "/v1/files", routes.create, body=_BODY)
+    table.add("GET", "/v1/files", routes.list)
+    table.add("GET", "/v1/files/{file_id}", routes.retrieve)
+    table.add("DELETE", "/v1/files/{file_id}", routes.delete)
+    table.add("GET", "/v1/files/{file_id}/content", routes.content)
 
 
 class FileContent(FileResponse):

@@ -1,22 +1,18 @@
-"""Makes /openapi.json: the routes as FastAPI finds them, with the answers and errors of `operations.py`."""
+"""Makes /openapi.json: the endpoints of the route table, with the answers and errors of `operations.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from threading import Lock
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
-from starlette.requests import Request
-from starlette.responses import Response
 
 from deployments.api.document.bounds import bound, bounds_of, open_to_others
 from deployments.api.document.operations import EVENTS, JSON, OPERATIONS, AnswerType, EndpointAnswers
 from deployments.api.document.reports import Error, MessageError
 from deployments.api.fields.ignored import HARMLESS, LABELS
 from deployments.api.http.anthropic_errors import is_ours
-from deployments.api.http.transport import json_response
+from deployments.api.http.route_table import RouteTable
 from deployments.api.service.api_service import ApiService
 
 _PREFIX = "#/components/schemas/"
@@ -30,24 +26,14 @@ _SECURITY = {
 }
 
 
-def describe(app: FastAPI, service: ApiService) -> None:
-    """Have the application's document describe all of its routes, and answer with it. Call it when these are
-    registered.
-    """
-    of_routes, making, made = app.openapi, Lock(), list[dict[str, Any]]()
-
-    def described() -> dict[str, Any]:
-        with making:
-            if not made:
-                made.append(_completed(of_routes(), service))
-            return made[0]
-
-    app.openapi = described  # type: ignore[method-assign]  # FastAPI's way to change the document
-
-    def answer(request: Request) -> Response:  # a thread's work: making it takes too long for the event loop
-        return json_response(app.openapi())
-
-    app.add_route("/openapi.json", answer, include_in_schema=False)
+def document_of(table: RouteTable, service: ApiService) -> dict[str, Any]:
+    """Return the OpenAPI document of all endpoints. It takes too long for the event loop."""
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Raydix", "version": service.version},
+        "paths": table.paths(),
+    }
+    return _completed(document, service)
 
 
 def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

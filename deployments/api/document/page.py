@@ -1,17 +1,19 @@
-"""GET /docs: the document as a page that loads nothing, for browsers in clusters without a network."""
+"""GET /openapi.json, and GET /docs: the document as a page that loads nothing, for clusters without a network."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from html import escape
+from threading import Lock
 from typing import Any
 
-from fastapi import FastAPI
-from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.document.openapi import operations_of
-from deployments.api.http.transport import whole
+from deployments.api.document.openapi import document_of, operations_of
+from deployments.api.http.route_table import RouteTable
+from deployments.api.http.transport import json_response, whole
+from deployments.api.service.api_service import ApiService
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}
 code,pre{font:13px/1.4 ui-monospace,monospace}pre{background:#8881;padding:.8em;overflow:auto;max-height:40em}
@@ -20,16 +22,36 @@ summary{cursor:pointer}h2{font-size:1.05em;margin:1.6em 0 .2em}p{margin:.2em 0}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def add_docs_page(app: FastAPI) -> None:
-    """Register the page."""
+def add_document_routes(table: RouteTable, service: ApiService) -> None:
+    """Register the document and the page, which show all endpoints of the table."""
+    document = OnceMade(lambda: document_of(table, service))
 
-    def docs(request: Request) -> Response:  # a thread's work, as the document's
+    def openapi() -> Response:
+        """Describe the API as an OpenAPI document."""
+        return json_response(document.get())
+
+    def docs() -> Response:
         """Show the endpoints with their parameters, bodies and answers."""
-        document: dict[str, Any] = request.app.openapi()
         headers = {"content-security-policy": _POLICY}
-        return whole([page(document).encode()], headers=headers, media_type="text/html")
+        return whole([page(document.get()).encode()], headers=headers, media_type="text/html")
 
-    app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)
+    table.add("GET", "/openapi.json", openapi, is_documented=False)
+    table.add("GET", "/docs", docs, is_documented=False)
+
+
+class OnceMade:
+    """A document that is made when it is first asked for, whichever thread asks."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
+        self._make, self._making = make, Lock()
+        self._made: dict[str, Any] | None = None
+
+    def get(self) -> dict[str, Any]:
+        """Return the document."""
+        with self._making:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
 
 
 def page(document: dict[str, Any]) -> str:

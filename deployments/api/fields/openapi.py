@@ -23,7 +23,7 @@ _OF_PARTS = {"StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
 def body_of(kind: type[StrictModel]) -> dict[str, Any]:
     """Return the description of an endpoint whose body is a `kind`, with the definitions that it refers to.
 
-    All applications of a process share it; FastAPI copies it into their documents.
+    All applications of a process share it, so documents get copies.
     """
     return {"requestBody": {"content": {"application/json": {"schema": _schema(kind)}}, "required": True}}
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.api.http.admin import require_admin
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.transport import json_response
 from deployments.api.service.api_service import ClusterSource
 
 
-def add_cluster_routes(app: FastAPI, cluster: ClusterSource, admin_key_hash: str | None, version: str) -> None:
+def add_cluster_routes(
+    table: RouteTable, cluster: ClusterSource, admin_key_hash: str | None, version: str
+) -> None:
     """Register the two endpoints."""
 
     def check(request: Request) -> None:
@@ -29,5 +31,5 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterSource, admin_key_hash: str
         check(request)
         return json_response(await cluster.nodes())
 
-    app.add_api_route("/v1/cluster/status", status, methods=["GET"])
-    app.add_api_route("/v1/cluster/nodes", nodes, methods=["GET"])
+    table.add("GET", "/v1/cluster/status", status)
+    table.add("GET", "/v1/cluster/nodes", nodes)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import FastAPI
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +22,7 @@ from deployments.api.http.access import tenant_of
 from deployments.api.http.body import ReadBody
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.paging import is_newest_first, page_of, page_size
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.transport import json_in_pieces, json_response, name_ignored
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.conversations import Conversations, StoredConversation, unknown_item
@@ -66,21 +66,21 @@ class NewItems(_Items):
 
 
 def add_conversation_routes(
-    app: FastAPI, service: ApiService, read: ReadBody, room_for: Callable[[Request], BodyRoom]
+    table: RouteTable, service: ApiService, read: ReadBody, room_for: Callable[[Request], BodyRoom]
 ) -> None:
     """Register them."""
     routes = _ConversationRoutes(service, read, room_for)
     top = "/v1/conversations"
     one, items = f"{top}/{{conversation_id}}", f"{top}/{{conversation_id}}/items"
     item = f"{items}/{{item_id}}"
-    app.add_api_route(top, routes.create, methods=["POST"], openapi_extra=body_of(NewConversation))
-    app.add_api_route(one, routes.retrieve, methods=["GET"])
-    app.add_api_route(one, routes.update, methods=["POST"], openapi_extra=body_of(ConversationChange))
-    app.add_api_route(one, routes.delete, methods=["DELETE"])
-    app.add_api_route(items, routes.add_items, methods=["POST"], openapi_extra=body_of(NewItems))
-    app.add_api_route(items, routes.list_items, methods=["GET"])
-    app.add_api_route(item, routes.retrieve_item, methods=["GET"])
-    app.add_api_route(item, routes.delete_item, methods=["DELETE"])
+    table.add("POST", top, routes.create, body=body_of(NewConversation))
+    table.add("GET", one, routes.retrieve)
+    table.add("POST", one, routes.update, body=body_of(ConversationChange))
+    table.add("DELETE", one, routes.delete)
+    table.add("POST", items, routes.add_items, body=body_of(NewItems))
+    table.add("GET", items, routes.list_items)
+    table.add("GET", item, routes.retrieve_item)
+    table.add("DELETE", item, routes.delete_item)
 
 
 class _ConversationRoutes:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import FastAPI
 from starlette.requests import Request
 
 from deployments.api.batches.batches import add_batch_routes
 from deployments.api.batches.files import add_file_routes
 from deployments.api.http.body import ReadBody
 from deployments.api.http.body_memory import BodyRoom
+from deployments.api.http.route_table import RouteTable
 from deployments.api.routes.conversations import add_conversation_routes
 from deployments.api.routes.responses import add_response_routes
 from deployments.api.service.api_service import ApiService
 
 
 def add_kept_routes(
-    app: FastAPI, service: ApiService, read: ReadBody, room_for: Callable[[Request], BodyRoom]
+    table: RouteTable, service: ApiService, read: ReadBody, room_for: Callable[[Request], BodyRoom]
 ) -> None:
     """Register them. Bodies are read by `read`; what is kept takes the room that `room_for` gives a request."""
-    add_response_routes(app, service, room_for)
-    add_conversation_routes(app, service, read, room_for)
-    add_file_routes(app, service)
-    add_batch_routes(app, service, read)
+    add_response_routes(table, service, room_for)
+    add_conversation_routes(table, service, read, room_for)
+    add_file_routes(table, service)
+    add_batch_routes(table, service, read)

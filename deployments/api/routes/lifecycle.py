@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.api.base.errors import ApiError, from_client
 from deployments.api.http.admin import require_admin
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import json_response
 from deployments.api.served.served_model import ServedModel
@@ -18,13 +18,13 @@ from deployments.api.service.api_service import ApiService
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 
 
-def add_model_routes(app: FastAPI, service: ApiService) -> None:
+def add_model_routes(table: RouteTable, service: ApiService) -> None:
     """Register GET, POST .../load and DELETE under /v1/models."""
     routes = _ModelRoutes(service)
-    app.add_api_route("/v1/models", routes.list, methods=["GET"])
-    app.add_api_route("/v1/models/{model_id:path}/load", routes.load, methods=["POST"])
-    app.add_api_route("/v1/models/{model_id:path}", routes.describe, methods=["GET"])
-    app.add_api_route("/v1/models/{model_id:path}", routes.unload, methods=["DELETE"])
+    table.add("GET", "/v1/models", routes.list)
+    table.add("POST", "/v1/models/{model_id:path}/load", routes.load)
+    table.add("GET", "/v1/models/{model_id:path}", routes.describe)
+    table.add("DELETE", "/v1/models/{model_id:path}", routes.unload)
 
 
 class _ModelRoutes:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +14,7 @@ from deployments.api.base.off_loop import off_loop
 from deployments.api.http.access import tenant_of
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.paging import is_newest_first, page_of, page_size
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.transport import EventStream, json_in_pieces, json_response
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.background import ResponseJob
@@ -35,14 +35,14 @@ RUNS_ELSEWHERE = (
 NO_STREAM = "This response cannot be read as a stream: only one that was asked for with background and stream can."
 
 
-def add_response_routes(app: FastAPI, service: ApiService, room_for: Callable[[Request], BodyRoom]) -> None:
+def add_response_routes(table: RouteTable, service: ApiService, room_for: Callable[[Request], BodyRoom]) -> None:
     """Register them. What they read of conversations takes the room that `room_for` gives a request."""
     routes = _ResponseRoutes(service, room_for)
     path = "/v1/responses/{response_id}"
-    app.add_api_route(path, routes.retrieve, methods=["GET"])
-    app.add_api_route(path, routes.delete, methods=["DELETE"])
-    app.add_api_route(f"{path}/cancel", routes.cancel, methods=["POST"])
-    app.add_api_route(f"{path}/input_items", routes.input_items, methods=["GET"])
+    table.add("GET", path, routes.retrieve)
+    table.add("DELETE", path, routes.delete)
+    table.add("POST", f"{path}/cancel", routes.cancel)
+    table.add("GET", f"{path}/input_items", routes.input_items)
 
 
 class _ResponseRoutes:

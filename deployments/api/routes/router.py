@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.api.base.errors import invalid
 from deployments.api.http.admin import require_admin
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.transport import json_response
 from deployments.api.served.served_model import ServedModel
 from deployments.api.service.api_service import ApiService
@@ -18,7 +18,7 @@ MAX_DECISIONS = 10_000
 DEFAULT_DECISIONS = 100
 
 
-def add_router_routes(app: FastAPI, service: ApiService) -> None:
+def add_router_routes(table: RouteTable, service: ApiService) -> None:
     """Register GET /v1/router/decisions."""
 
     async def decisions(request: Request) -> Response:
@@ -34,7 +34,7 @@ def add_router_routes(app: FastAPI, service: ApiService) -> None:
         records.sort(key=lambda record: float(record.get("at", 0.0)), reverse=True)
         return json_response({"object": "list", "data": records[:limit]})
 
-    app.add_api_route("/v1/router/decisions", decisions, methods=["GET"])
+    table.add("GET", "/v1/router/decisions", decisions)
 
 
 def _limit(text: str | None) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.api.base.errors import from_client
 from deployments.api.http.admin import require_admin
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.scopes import request_id
 from deployments.api.http.transport import json_response, whole
 from deployments.api.routes.health import Readiness, health
@@ -23,16 +23,16 @@ from deployments.api.service.api_service import ApiService
 from deployments.client.protocol import Unavailable
 
 
-def add_server_routes(app: FastAPI, service: ApiService) -> None:
+def add_server_routes(table: RouteTable, service: ApiService) -> None:
     """Register them."""
     routes = _ServerRoutes(service)
     for method in ("GET", "POST"):
-        app.add_api_route("/ping", routes.ping, methods=[method])
-    app.add_api_route("/load", routes.load, methods=["GET"])
+        table.add(method, "/ping", routes.ping)
+    table.add("GET", "/load", routes.load)
     for name in ("health", "ready", "version", "metrics"):
-        app.add_api_route(f"/{name}", getattr(routes, name), methods=["GET"])
-    app.add_api_route("/server_info", routes.server_info, methods=["GET"])
-    app.add_api_route("/reset_prefix_cache", routes.reset_prefix_cache, methods=["POST"])
+        table.add("GET", f"/{name}", getattr(routes, name))
+    table.add("GET", "/server_info", routes.server_info)
+    table.add("POST", "/reset_prefix_cache", routes.reset_prefix_cache)
 
 
 class _ServerRoutes:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.api.http.route_table import RouteTable
 from deployments.api.http.transport import json_response
 from deployments.api.service.api_service import ApiService
 
 
-def add_tokenizer_route(app: FastAPI, service: ApiService) -> None:
+def add_tokenizer_route(table: RouteTable, service: ApiService) -> None:
     """Add the endpoint."""
 
-    async def tokenizer_info(model: str | None = None) -> Response:
+    async def tokenizer_info(request: Request) -> Response:
         """Report the configuration of a model's tokenizer, with its chat template."""
-        return json_response(service.find(model).codec.tokenizer_info())
+        return json_response(service.find(request.query_params.get("model")).codec.tokenizer_info())
 
-    app.add_api_route("/tokenizer_info", tokenizer_info, methods=["GET"])
+    table.add("GET", "/tokenizer_info", tokenizer_info)

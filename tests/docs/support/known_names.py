@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from deployments.api import ApiService
-from deployments.api.application.app import create_framework_app
+from deployments.api.application.app import route_table
 from deployments.cli.app import app as raydix
 from deployments.config.args import AppArgs
 from deployments.config.autoscaling import AutoscalingSettings
@@ -99,7 +99,7 @@ def routes() -> dict[str, list[re.Pattern[str]]]:
 
     service: Any = ApiService({}, metrics_text=Anything, cluster=Anything())  # type: ignore[arg-type]
     found: dict[str, list[re.Pattern[str]]] = {}
-    for route in create_framework_app(service).routes:
+    for route in route_table(service).app({}).routes:
         if isinstance(route, Route):
             pattern = re.compile(re.sub(r"\{[^}]*\}", "[^/]+", route.path))
             for method in route.methods or ():
