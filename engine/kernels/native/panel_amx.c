@@ -28,11 +28,10 @@ typedef struct {
 
 void NAME(gemm_begin)(void)
 {
-    TileConfig config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        config.row_bytes[tile] = 64;
-        config.rows[tile] = 16;
-    }
+    /* Not on the stack: GCC does not see that all of it is read, and may leave most of it unwritten. */
+    static const TileConfig config = {.palette = 1,
+                                      .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+                                      .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
     _tile_loadconfig(&config);
 }
 
