@@ -48,12 +48,17 @@ static inline void store_neighbours(elem *to, vf first, vf second)
 /* Return the floats of vector number `vector` of a run, whose words are given. */
 static inline __attribute__((always_inline)) vf floats_of_run(const vu *words, int vector)
 {
-    int number = vector * LANES;
-    vu shifted = words[number % 16 / LANES] >> 4 * (number / 16);
 #if defined(__AVX512F__) /* A table takes the lowest bits of its indices, and spares the conversion. */
     const __m512 codes = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    return (vf)_mm512_permutexvar_ps((__m512i)shifted, codes);
+    __m512i word = (__m512i)(words[0] >> 4 * vector);
+    /* While tiles multiply, a single port multiplies vectors, and it also shifts them. Another one shuffles bytes. */
+    if (vector && vector % 2 == 0)
+        word = _mm512_shuffle_epi8((__m512i)words[0], _mm512_set4_epi32(12 + vector / 2, 8 + vector / 2,
+                                                                        4 + vector / 2, vector / 2));
+    return (vf)_mm512_permutexvar_ps(word, codes);
 #else
+    int number = vector * LANES;
+    vu shifted = words[number % 16 / LANES] >> 4 * (number / 16);
     return __builtin_convertvector((vi)(shifted & 15), vf);
 #endif
 }
@@ -89,8 +94,11 @@ static inline __attribute__((always_inline)) void widen_block(const Grouping *gr
                                                               const bool has_leasts, const char *block, elem *to)
 {
     _Alignas(64) float scales[PERIOD], leasts[PERIOD];
-    int count = 32 / groups->inputs, size = PANEL * groups->scale_bytes, numbers = PANEL * groups->inputs;
+    int count = groups->inputs == 16 ? 2 : 1; /* without a division, which a block would wait for */
+    int size = PANEL * groups->scale_bytes, numbers = PANEL * groups->inputs;
     const char *codes = block + count * size * (1 + has_leasts);
+    for (const char *line = block; line < codes + 128 * bits; line += 64)
+        __builtin_prefetch(line + AHEAD);
     for (int group = 0; group < count; group++, codes += numbers * bits / 8, to += numbers) {
         spread(block + group * size, groups->scale_bytes, scales);
         if (has_leasts)
@@ -102,26 +110,50 @@ static inline __attribute__((always_inline)) void widen_block(const Grouping *gr
     }
 }
 
+static void widen_4(const Grouping *groups, const char *block, elem *to)
+{
+    widen_block(groups, 4, false, block, to);
+}
+
+static void widen_4_with_leasts(const Grouping *groups, const char *block, elem *to)
+{
+    widen_block(groups, 4, true, block, to);
+}
+
+static void widen_8(const Grouping *groups, const char *block, elem *to)
+{
+    widen_block(groups, 8, false, block, to);
+}
+
+static void widen_8_with_leasts(const Grouping *groups, const char *block, elem *to)
+{
+    widen_block(groups, 8, true, block, to);
+}
+
+WidenBlock *NAME(widener)(const Grouping *groups)
+{
+    if (groups->bits == 4)
+        return groups->has_leasts ? widen_4_with_leasts : widen_4;
+    return groups->has_leasts ? widen_8_with_leasts : widen_8;
+}
+
 void NAME(widen_blocks)(const Grouping *groups, const char *blocks, int inputs, elem *to)
 {
+    WidenBlock *widen = NAME(widener)(groups);
     int size = block_bytes(groups);
-    for (int i = 0; i < inputs; i += 32, blocks += size, to += 32 * PANEL) {
-        for (int line = 0; line < size; line += 64)
-            __builtin_prefetch(blocks + line + AHEAD);
-        if (groups->bits == 4 && groups->has_leasts)
-            widen_block(groups, 4, true, blocks, to);
-        else if (groups->bits == 4)
-            widen_block(groups, 4, false, blocks, to);
-        else if (groups->has_leasts)
-            widen_block(groups, 8, true, blocks, to);
-        else
-            widen_block(groups, 8, false, blocks, to);
-    }
+    for (int i = 0; i < inputs; i += 32, blocks += size, to += 32 * PANEL)
+        widen(groups, blocks, to);
 }
 
 void NAME(panel_multiply_blocks)(const elem *a, ptrdiff_t lda, int rows, const char *panel, const Grouping *groups,
                                  int inputs, float *c, ptrdiff_t ldc)
 {
+#ifdef HAS_TILES
+    if (rows <= BLOCK_ROWS) {
+        NAME(panel_multiply_few_blocks)(a, lda, rows, panel, groups, inputs, c, ldc);
+        return;
+    }
+#endif
     _Alignas(64) elem slice[SLICE * PANEL];
     for (int first = 0; first < inputs; first += SLICE, panel += SLICE / 32 * block_bytes(groups)) {
         int count = inputs - first < SLICE ? inputs - first : SLICE;

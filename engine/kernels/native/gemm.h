@@ -38,7 +38,11 @@ static inline int block_bytes(const Grouping *groups)
     return 32 / groups->inputs * PANEL * groups->scale_bytes * (groups->has_leasts ? 2 : 1) + 128 * groups->bits;
 }
 
-/* Widen inputs, a multiple of 32, of a panel that consists of blocks (blocks.c). */
+/* Return the function that widens one block of 32 inputs of such a panel (blocks.c), and prefetches what follows. */
+typedef void WidenBlock(const Grouping *groups, const char *block, elem *to);
+WidenBlock *NAME(widener)(const Grouping *groups);
+
+/* Widen inputs, a multiple of 32, of such a panel. */
 void NAME(widen_blocks)(const Grouping *groups, const char *blocks, int inputs, elem *to);
 
 /* Write one output of such a matrix, times `factor`, to[inputs], rounded as numbers of `elem` and their products are. */
@@ -47,6 +51,13 @@ void NAME(widen_output)(const Linear *linear, int output, float factor, float *t
 /* Multiply with such a panel, into c. */
 void NAME(panel_multiply_blocks)(const elem *a, ptrdiff_t lda, int rows, const char *panel, const Grouping *groups,
                                  int inputs, float *c, ptrdiff_t ldc);
+
+#if defined(RAYDIX_BF16) && defined(__AMX_BF16__)
+#define HAS_TILES
+/* The same for at most 16 rows (panel_amx.c). */
+void NAME(panel_multiply_few_blocks)(const elem *a, ptrdiff_t lda, int rows, const char *panel,
+                                     const Grouping *groups, int inputs, float *c, ptrdiff_t ldc);
+#endif
 
 /* Return the bytes of 32 inputs of any panel. */
 static inline int panel_bytes(const Linear *linear)

@@ -12,7 +12,7 @@
  */
 #include "gemm.h"
 
-#if defined(RAYDIX_BF16) && defined(__AMX_BF16__)
+#ifdef HAS_TILES
 
 #define SLICE 256                  /* inputs: a panel's slice, 16 KB, stays in the L1 cache for all rows */
 #define STEP_INPUTS 32             /* of a row of a tile */
@@ -28,11 +28,10 @@ typedef struct {
 
 void NAME(gemm_begin)(void)
 {
-    TileConfig config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        config.row_bytes[tile] = 64;
-        config.rows[tile] = 16;
-    }
+    /* Not on the stack: GCC does not see that all of it is read, and may leave most of it unwritten. */
+    static const TileConfig config = {.palette = 1,
+                                      .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+                                      .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
     _tile_loadconfig(&config);
 }
 
@@ -43,6 +42,17 @@ static inline __attribute__((always_inline)) void fetch(const elem *from, int li
 {
     for (int line = 0; line < lines; line++)
         __builtin_prefetch(from + line * LINE, 0, is_next ? 3 : 2);
+}
+
+/* Multiply 16 rows with 32 inputs of a panel, into tiles 0 and 1. */
+static inline void multiply_step(const elem *a, ptrdiff_t lda, const elem *panel)
+{
+    atomic_signal_fence(memory_order_seq_cst); /* GCC does not see that tiles are loaded from memory. */
+    _tile_loadd(4, a, lda * sizeof(elem));
+    _tile_loadd(6, panel, PANEL * PAIR * sizeof(elem));
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, panel + 16 * PAIR, PANEL * PAIR * sizeof(elem));
+    _tile_dpbf16ps(1, 4, 7);
 }
 
 /* Tile numbers are constants in instructions, so there are two functions, for one and for two tiles of rows. */
@@ -58,11 +68,7 @@ static inline void multiply_16(const elem *a, ptrdiff_t lda, const elem *panel, 
     }
     for (int i = 0; i < inputs; i += STEP_INPUTS, panel += STEP) {
         fetch(panel + AHEAD, STEP / LINE, true);
-        _tile_loadd(4, a + i, lda * sizeof(elem));
-        _tile_loadd(6, panel, PANEL * PAIR * sizeof(elem));
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, panel + 16 * PAIR, PANEL * PAIR * sizeof(elem));
-        _tile_dpbf16ps(1, 4, 7);
+        multiply_step(a + i, lda, panel);
     }
     _tile_stored(0, c, ldc * sizeof(float));
     _tile_stored(1, c + 16, ldc * sizeof(float));
@@ -115,6 +121,27 @@ void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *pa
         if (row < rows)
             multiply_16(a + row * lda, lda, panel, count, c + row * ldc, ldc, add);
     }
+}
+
+/* A block is widened while the last one is multiplied: of a product one waits for the result only. */
+void NAME(panel_multiply_few_blocks)(const elem *a, ptrdiff_t lda, int rows, const char *panel,
+                                     const Grouping *groups, int inputs, float *c, ptrdiff_t ldc)
+{
+    _Alignas(64) elem widened[2][STEP];
+    WidenBlock *widen = NAME(widener)(groups);
+    int size = block_bytes(groups);
+    if (rows == 1)
+        lda = 0; /* The row sixteen times: it is in the L1 cache, and what lies behind it need not be. */
+    _tile_zero(0);
+    _tile_zero(1);
+    widen(groups, panel, widened[0]);
+    for (int block = 1; block < inputs / STEP_INPUTS; block++, a += STEP_INPUTS) {
+        widen(groups, panel + block * size, widened[block % 2]);
+        multiply_step(a, lda, widened[(block - 1) % 2]);
+    }
+    multiply_step(a, lda, widened[(inputs / STEP_INPUTS - 1) % 2]);
+    _tile_stored(0, c, ldc * sizeof(float));
+    _tile_stored(1, c + 16, ldc * sizeof(float));
 }
 
 #undef SLICE
