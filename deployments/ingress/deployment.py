@@ -306,7 +306,6 @@ class Ingress:
             pusher.stop()
         for link in self._links:
             await link.aclose()
-        self._log.flush()
         if self._lines is not None:
             self._lines.flush()
         if self._tracer is not None:

@@ -19,9 +19,6 @@ Serve's own fields (asctime, levelname, message, ...) and these:
     stream, num_choices
     replica, migrations, preemptions, and all other fields of `timings` (deployments/api/record/timings.py)
 
-Lines are written together, at most 0.1 s after their requests, and those of failures at once. A process that is
-stopped writes the last ones; one that is killed loses them.
-
 No line contains text of prompts or answers, or keys. All other lines that ingresses and engines log for a request
 also bear its request_id: see `deployments/telemetry/serve_logging.py`.
 """
@@ -29,15 +26,12 @@ also bear its request_id: see `deployments/telemetry/serve_logging.py`.
 from __future__ import annotations
 
 import logging
-import time
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from deployments.api.record.request_record import RequestRecord
 from deployments.api.record.timings import timings_of
-from deployments.telemetry.log_batches import LogBatches
 
 serve_logger = logging.getLogger("ray.serve")
 
@@ -47,42 +41,15 @@ class RequestLog:
 
     def __init__(self, ingress: str) -> None:
         self._ingress = ingress
-        self._batches = LogBatches(serve_logger)
-        self._alike: logging.LogRecord | None = None  # what all lines have in common: process, thread, place
 
     def __call__(self, record: RequestRecord) -> None:
         """Log a request that has ended."""
         level = logging.WARNING if record.outcome == "failed" else logging.INFO
-        self._batches.add(level, partial(self._made, record, level, time.time()))
-
-    def _made(self, record: RequestRecord, level: int, ended_at: float) -> logging.LogRecord:
-        """Make the line's record, with the time at which the request ended."""
-        fields = request_fields(record)
-        # Otherwise Serve would replace the engine's id in `replica` with the ingress's.
-        extra = {**fields, "ingress": self._ingress, "skip_context_filter": True}
-        if self._alike is None:
-            code = RequestLog.__call__.__code__
-            place = __file__, code.co_firstlineno
-            self._alike = serve_logger.makeRecord(
-                serve_logger.name, level, *place, "", (), None, code.co_name, extra
-            )
-        line = copied(self._alike, level, _line(fields), ended_at)
-        line.__dict__.update(extra)
-        return line
-
-    def flush(self) -> None:
-        """Write the lines that wait: at the process's end."""
-        self._batches.flush()
-
-
-def copied(record: logging.LogRecord, level: int, message: str, created: float) -> logging.LogRecord:
-    """Return a record like another one of the same process and thread, which takes a fifth of making it anew."""
-    copy = type(record).__new__(type(record))
-    copy.__dict__.update(record.__dict__)
-    copy.levelno, copy.levelname, copy.msg = level, logging.getLevelName(level), message
-    copy.created, copy.msecs = created, float(int(created % 1 * 1000))
-    copy.relativeCreated += (created - record.created) * 1000
-    return copy
+        if serve_logger.isEnabledFor(level):
+            fields = request_fields(record)
+            # Otherwise Serve would replace the engine's id in `replica` with the ingress's.
+            extra = {**fields, "ingress": self._ingress, "skip_context_filter": True}
+            serve_logger.log(level, _line(fields), extra=extra)
 
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:

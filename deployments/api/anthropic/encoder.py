@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from secrets import token_hex
 from typing import Any
 
 from msgspec import Raw
@@ -15,7 +16,6 @@ from msgspec import Raw
 from deployments.api.anthropic.blocks import AnswerBlocks, BlockStep
 from deployments.api.base import exact_json
 from deployments.api.base.errors import ApiError
-from deployments.api.base.randomness import random_hex
 from deployments.api.http.anthropic_errors import error_object
 from deployments.api.http.json_size import count_names
 from deployments.api.output.choice import ChoiceDelta
@@ -30,7 +30,7 @@ _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 def new_id() -> str:
     """Return an id for a message."""
-    return f"msg_{random_hex(12)}"
+    return f"msg_{token_hex(12)}"
 
 
 class MessagesEncoder:

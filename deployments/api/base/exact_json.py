@@ -10,12 +10,11 @@ import math
 import re
 from collections.abc import Callable
 from numbers import Number
+from secrets import token_hex
 from typing import Any, NoReturn
 
 import msgspec
 import pydantic_core
-
-from deployments.api.base.randomness import random_hex
 
 _LONGEST_INT = 256
 """Most digits of a number that is converted to an int: Python refuses to convert thousands of digits."""
@@ -126,7 +125,7 @@ def ordinary(text: str) -> float:
 
 def _nonce() -> str:
     """Return a text that nobody else writes. It marks what stands for a number."""
-    return f"m{random_hex(8)}m"
+    return f"m{token_hex(8)}m"
 
 
 def _without(nonce: str, written: str) -> str:

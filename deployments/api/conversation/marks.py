@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from secrets import token_hex
 from typing import Any
 
-from deployments.api.base.randomness import random_hex
 from deployments.api.conversation.control_tokens import ControlTokens
 
 
@@ -75,7 +75,7 @@ class Marks:
         return [piece for piece in self._control.without_forged("".join(parts), spans) if piece]
 
     def _replace(self, text: str, spans: Sequence[tuple[int, int]]) -> str:
-        self._nonce = self._nonce or f"m{random_hex(8)}m"
+        self._nonce = self._nonce or f"m{token_hex(8)}m"
         parts, end = [], 0
         for begin, following in spans:
             number = self._numbers.setdefault(text[begin:following], len(self._numbers))

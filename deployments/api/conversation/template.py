@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
+from secrets import token_hex
 from types import MappingProxyType
 from typing import Any
 
 from deployments.api.base import exact_json
-from deployments.api.base.randomness import random_hex
 from deployments.config.settings import ChatSettings
 from engine.text.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ class ChatTemplate:
             template = self._tokenizer.get_chat_template(tools=tools)
         except ValueError as error:
             raise TemplateRefused("This model has no chat template; use /v1/completions.") from error
-        end = f"e{random_hex(8)}e" if continues else ""
+        end = f"e{token_hex(8)}e" if continues else ""
         if continues:
             messages = [*messages[:-1], _open_ended(messages[-1], f"{end} ")]
         from deployments.api.conversation.bounded_rendering import TemplateLimit, bounded

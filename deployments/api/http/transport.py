@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import chain
+from secrets import token_hex
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.base.errors import ApiError, invalid, log_failure, unexpected
-from deployments.api.base.randomness import random_hex
 from deployments.api.http.body import ClientGone
 from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.error_response import error_response
@@ -266,7 +266,7 @@ class Envelope:
             return
         given = [value for header, value in scope["headers"] if header == b"x-request-id"]
         is_fit = len(set(given)) == 1 and _is_fit(given[0])
-        name = scope[REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{random_hex(16)}"
+        name = scope[REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{token_hex(16)}"
         self._on_named(name)
         has_started = False
 

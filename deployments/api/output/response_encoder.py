@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from deployments.api.base.errors import ApiError
-from deployments.api.base.randomness import random_hex
 from deployments.api.output.choice import Choice, ChoiceDelta
 from deployments.api.output.output_parser import ToolCallDelta
 
@@ -58,7 +58,7 @@ class ResponseContext:
     @classmethod
     def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
         """Create the context of a new response, with an id of its own."""
-        return cls(f"{prefix}-{random_hex(16)}", int(time.time()), model, prompts, **options)
+        return cls(f"{prefix}-{token_hex(16)}", int(time.time()), model, prompts, **options)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields that begin every object of this response."""

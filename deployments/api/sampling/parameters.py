@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from secrets import randbelow
 from typing import Protocol
 
 from deployments.api.base.errors import ApiError, at_most, invalid
-from deployments.api.base.randomness import random_below
 from deployments.api.fields.protocol import ChatRequest, CompletionRequest
 from deployments.api.served.served_model import ModelCard
 from deployments.config.limits import Limits
@@ -46,7 +46,7 @@ def sampling_params(
             stop=tuple(request.stop),
             stop_token_ids=tuple(request.stop_token_ids),
             logit_bias=request.logit_bias,
-            seed=random_below(MAX_SEED) if request.seed is None else request.seed,
+            seed=randbelow(MAX_SEED) if request.seed is None else request.seed,
             **given,
         )
     except InvalidSamplingParams as error:

@@ -56,7 +56,6 @@ class Lines:
 
     @property
     def all(self) -> list[dict[str, Any]]:
-        self.log.flush()
         return [json.loads(line) for line in self.json.getvalue().splitlines()]
 
     @property
