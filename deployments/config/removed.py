@@ -25,8 +25,10 @@ REMOVED: Mapping[str, str] = {
     "engines.kv_events.period_s": "0.05 seconds",
     "engines.kv_events.buffer_steps": "10,000 messages",
     "engines.kv_events.buffer_bytes": "64 MiB",
+    "engine.max_grammars": "engine.grammar_cache_bytes",
+    "limits.max_known_grammars": "limits.known_grammar_bytes",
 }
-"""Path of each setting that 0.2.0 removed, and the fixed value in its place."""
+"""Path of each setting that 0.2.0 removed, and the fixed value or the setting in its place."""
 
 
 @cache
