@@ -40,7 +40,7 @@ def test_a_removed_setting_is_left_out_with_a_warning(
     caplog: pytest.LogCaptureFixture, path: str, in_models: bool
 ) -> None:
     section = path.partition(".")[0]
-    plain = {section: BESIDE.get(section, {})}
+    plain: dict[str, Any] = {section: BESIDE.get(section, {})}
     old = given(path, "nonsense", plain)
     if in_models and section in ("engine", "engines"):
         plain, old = {"models": [plain]}, {"models": [old]}
