@@ -1,7 +1,7 @@
 # Two targets, one for CPUs and one for NVIDIA GPUs:
-#   docker build --target cpu  -t raydix:0.1.0-cpu --build-arg TORCH_INDEX=<url of the CPU wheels> .
-#   docker build --target cuda -t raydix:0.1.0-cuda .
-#   docker run --rm --shm-size 2g -p 127.0.0.1:8000:8000 raydix:0.1.0-cpu      # the embedded model
+#   docker build --target cpu  -t raydix:0.2.0-cpu --build-arg TORCH_INDEX=<url of the CPU wheels> .
+#   docker build --target cuda -t raydix:0.2.0-cuda .
+#   docker run --rm --shm-size 2g -p 127.0.0.1:8000:8000 raydix:0.2.0-cpu      # the embedded model
 # Packages are those that Raydix is tested with (constraints.txt). CUDA comes with torch's wheels and the driver with the
 # node, so both targets build on the same base.
 

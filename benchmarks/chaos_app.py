@@ -193,7 +193,7 @@ def apart(size: Size, tier: Path | None) -> dict[str, Any]:
     """
     num_prefill = max(1, size.replicas // 3)
     roles = {"prefill": num_prefill, "decode": size.replicas - num_prefill, "disaggregate_above_tokens": 200}
-    files = {"kv_tier": {"directory": str(tier), "disk_gib": 0.03, "rescan_s": 1.0, "retry_s": 1.0}}
+    files = {"kv_tier": {"directory": str(tier), "disk_gib": 0.03, "rescan_s": 1.0}}
     return {
         "engine": {"kv_pages": 384, "host_kv_gib": 0.01, **({} if tier is None else files)},
         "engines": {"roles": roles, "kv_fetch": {"window_mib": 0.2}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,13 +206,22 @@ def _without(args: dict[str, Any], section: str, *names: str) -> None:
 
 
 def _check(application: dict[str, Any], path: Path | None) -> None:
-    """Raise UserError for wrong arguments here, in one line, instead of in a worker's log."""
+    """Raise UserError for wrong arguments here, in one line, instead of in a worker's log.
+
+    Removed settings are left out, with a warning.
+    """
     from pydantic import ValidationError
 
     from deployments.config.args import AppArgs
     from deployments.config.faults import first_fault
+    from deployments.config.removed import without_removed
 
+    source = path or "the options"
+    if isinstance(args := application["args"], dict):
+        application["args"] = without_removed(
+            args, lambda message: print(f"warning: {source}: {message}", file=sys.stderr)
+        )
     try:
         AppArgs.model_validate(application["args"])
     except ValidationError as error:
-        raise UserError(f"{path or 'the options'}: args.{first_fault(error)}", 2) from None
+        raise UserError(f"{source}: args.{first_fault(error)}", 2) from None

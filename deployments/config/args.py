@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from deployments.config.files import FileSettings
 from deployments.config.kv_fetch import KvFetchSettings
 from deployments.config.limits import Limits
+from deployments.config.removed import without_removed
 from deployments.config.roles import Pool
 from deployments.config.settings import (
     AdmissionSettings,
@@ -212,6 +213,8 @@ class AppArgs(AccessSettings):
     @model_validator(mode="before")
     @classmethod
     def _one_form_or_the_other(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            data = without_removed(data)
         if isinstance(data, dict) and "models" in data:
             both = sorted({"engine", "engines", "chat"} & data.keys())
             if both:

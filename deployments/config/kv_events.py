@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-MIB = 2**20
 _TCP = re.compile(r"tcp://(?P<host>\*|\[[0-9a-fA-F:.]+\]|[^\s/:\[\]*]+):(?P<port>\d{1,5})")
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
 
@@ -58,12 +57,6 @@ class KvEventSettings(BaseModel):
     encoding: Literal["array", "map"] = "array"
     """Whether an event is an array, as in vLLM to 0.23, or a map of names, as in later ones. Dynamo and llm-d read
     both."""
-    period_s: float = Field(default=0.05, gt=0, le=10)
-    """Seconds between two messages; what came and went in between is not told."""
-    buffer_steps: int = Field(default=10_000, ge=0)
-    """Messages that are kept to be sent again. Who missed more gets all that is held."""
-    buffer_bytes: int = Field(default=64 * MIB, ge=0)
-    """Bytes of these messages."""
     hwm: int = Field(default=1000, ge=1)
     """Messages that wait for a slow subscriber; it misses further ones."""
     include_tenants: bool = False

@@ -5,7 +5,7 @@ Where the engine has a bound of its own (`engine.values.sampling_params`), a lim
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -21,6 +21,17 @@ class Limits(BaseModel):
     """Bounds on requests; each is checked before the work it bounds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # Work larger than these runs in a thread, so that no stream waits for it; smaller work is not worth a switch
+    # of threads. They are constants, not settings.
+    inline_text_chars: ClassVar[int] = 8192
+    """Characters of a text to tokenize; of a conversation, those that are not in the token cache."""
+    inline_logprobs: ClassVar[int] = 2048
+    """Log-probabilities of an answer to encode."""
+    inline_body_bytes: ClassVar[int] = 256 * 1024
+    """Bytes of a body to parse, and of a conversation to render."""
+    inline_json_values: ClassVar[int] = 16_384
+    """Values of a body to parse. Commas, colons and brackets in texts count too."""
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1024)
     """Largest request body, in bytes, packed and unpacked; a larger one is refused with 413 while it is read."""
@@ -126,17 +137,8 @@ class Limits(BaseModel):
     max_chunks_per_s: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     """Most chunks that all streams of an ingress write per second; faster tokens share chunks. "auto": 1,000
     for each core of its machine, at most 4,000; a quarter of that through Serve's proxy. None: no bound."""
-    inline_text_chars: int = Field(default=8192, ge=0)
-    """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them. Of a
-    conversation, only what is not in the token cache counts."""
     token_cache_bytes: int = Field(default=64 * MIB, ge=0)
     """Bytes of conversations that an ingress keeps with their token ids, for each model; 0 keeps none."""
-    inline_logprobs: int = Field(default=2048, ge=0)
-    """Answers with more log-probabilities than this are encoded in a thread."""
-    inline_body_bytes: int = Field(default=256 * 1024, ge=0)
-    """Bodies larger than this many bytes are parsed in a thread, and longer conversations are rendered there."""
-    inline_json_values: int = Field(default=16_384, ge=0)
-    """Bodies with more values than this are parsed in a thread. Commas, colons and brackets in texts count too."""
     prepare_threads: Annotated[int, Field(ge=2)] | Literal["auto"] = "auto"
     """Threads that parse, render and tokenize what is large; all but one for a single tenant. "auto": one more
     than the machine's cores, at most 5."""

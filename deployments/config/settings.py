@@ -102,10 +102,6 @@ class WireSettings(Settings):
     """Whether they are encrypted (CURVE). Without it, ingresses show their key in clear."""
     handshake_s: float = Field(default=10.0, gt=0)
     """Seconds in which whoever connects must have proved to be an ingress, or is disconnected."""
-    turn_messages: int = Field(default=64, ge=1)
-    """Messages that a replica takes in at a stretch, before its engine's thread and its heartbeats have a turn."""
-    turn_bytes: int = Field(default=2**22, ge=1)
-    """Bytes of messages after which such a stretch ends as well."""
     ports: tuple[int, int] | None = None
     """Lowest and highest TCP port; each replica takes the first free one of its node. None: any free port.
     Firewalls and NetworkPolicies need a range."""

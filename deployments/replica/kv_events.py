@@ -36,6 +36,12 @@ logger = logging.getLogger("ray.serve")
 MEDIUMS = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.FILE: "DISK"}
 """vLLM's names of memories."""
 END = (-1).to_bytes(8, "big", signed=True)
+PERIOD_S = 0.05
+"""Seconds between two messages; a block that came and went in between is not reported."""
+BUFFER_STEPS = 10_000
+"""Messages that are kept to be sent again. A subscriber that missed more gets everything that is held."""
+BUFFER_BYTES = 64 * 2**20
+"""Bytes of these messages."""
 _MAX_REQUEST_BYTES = 256
 _MAX_WAITING_REQUESTS = 16
 
@@ -46,9 +52,20 @@ _encode = msgspec.msgpack.Encoder().encode
 class KvEventPublisher:
     """Owns the sockets, which are bound when it is made, and a thread from `start` on."""
 
-    def __init__(self, settings: KvEventSettings, replica: str, host: str, model: str) -> None:
+    def __init__(
+        self,
+        settings: KvEventSettings,
+        replica: str,
+        host: str,
+        model: str,
+        *,
+        period_s: float = PERIOD_S,
+        buffer_steps: int = BUFFER_STEPS,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
         """Raises OSError when the endpoints cannot be used."""
         self._settings = settings
+        self._period_s, self._buffer_steps, self._buffer_bytes = period_s, buffer_steps, buffer_bytes
         names = {"replica": replica, "host": host, "model": model}
         self._topic = re.sub(r"\{(\w+)\}", lambda found: names[found[1]], settings.topic).encode()
         self._batches: deque[tuple[int, bytes]] = deque()
@@ -119,7 +136,7 @@ class KvEventPublisher:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        socket.setsockopt(zmq.SNDHWM, self._settings.hwm if kind == zmq.PUB else self._settings.buffer_steps + 2)
+        socket.setsockopt(zmq.SNDHWM, self._settings.hwm if kind == zmq.PUB else self._buffer_steps + 2)
         socket.setsockopt(zmq.RCVHWM, _MAX_WAITING_REQUESTS)
         socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_BYTES)
         if kind == zmq.ROUTER:
@@ -137,7 +154,7 @@ class KvEventPublisher:
                 if (wait := due - time.monotonic()) > 0:
                     self._serve_replays(wait)
                     continue
-                due = time.monotonic() + self._settings.period_s
+                due = time.monotonic() + self._period_s
                 self._send(self._source.drain())
             except Exception:  # no request may end the thread
                 logger.exception("the KV events of a moment were not published")
@@ -155,7 +172,7 @@ class KvEventPublisher:
         self._publish.send_multipart((self._topic, number.to_bytes(8, "big"), batch))
         self._batches.append((number, batch))
         self._num_bytes += len(batch)
-        while len(self._batches) > self._settings.buffer_steps or self._num_bytes > self._settings.buffer_bytes:
+        while len(self._batches) > self._buffer_steps or self._num_bytes > self._buffer_bytes:
             self._num_bytes -= len(self._batches.popleft()[1])
 
     def _batch(self, changes: Iterable[BlockChange]) -> bytes:

@@ -51,6 +51,10 @@ from engine.values.stream_delta import StreamDelta
 
 logger = logging.getLogger("ray.serve")
 
+TURN_MESSAGES = 64
+"""Messages that are handled without a pause, before the engine's thread and the heartbeats have a turn."""
+TURN_BYTES = 2**22
+"""Bytes of messages after which such a turn ends as well."""
 TURN_PAUSE_S = 0.001
 """Pause after a full turn of messages, in which the engine's thread gets Python's interpreter lock."""
 
@@ -322,7 +326,7 @@ class WireServer:
         """
         num_messages = num_bytes = 0
         while not self._closing.is_set():
-            if num_messages >= self._settings.turn_messages or num_bytes >= self._settings.turn_bytes:
+            if num_messages >= TURN_MESSAGES or num_bytes >= TURN_BYTES:
                 return True
             with self._lock:
                 received = self._receiver.receive()

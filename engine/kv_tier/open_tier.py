@@ -12,6 +12,11 @@ from engine.kv_tier.page_files import PageFiles
 from engine.kv_tier.page_mover import PageMover
 from engine.settings.kv_tier import KVTier
 
+MAX_QUEUED_SHARE = 0.25
+"""Largest share of the host pages that wait to be written at once, and so cannot be given to others."""
+RETRY_S = 30.0
+"""Seconds for which nothing is written after the disk was full or failed."""
+
 
 def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str, num_ranks: int = 1) -> PageMover:
     """Open the directory and start the threads that move pages, of the first rank. Raises ValueError that says
@@ -29,9 +34,9 @@ def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str, num_ranks: 
         PageFiles(directory, host.identity(fingerprint), host.page_bytes, max_bytes, num_ranks),
         host.pieces,
         host.page_bytes,
-        max_queued=max(1, int(settings.max_queued_share * host.num_pages)),
+        max_queued=max(1, int(MAX_QUEUED_SHARE * host.num_pages)),
         rescan_s=settings.rescan_s,
-        retry_s=settings.retry_s,
+        retry_s=RETRY_S,
         expected_bytes_per_s=settings.expected_mib_per_s * 2**20,
     )
 

@@ -20,18 +20,12 @@ class KVTier:
     """Largest size of the files in it, in GiB; the least recently used go first."""
     rescan_s: float = 5.0
     """Seconds after which an engine looks for the files of others."""
-    max_queued_share: float = 0.25
-    """Largest share of the host pages that wait to be written at once, and so cannot be given to others."""
-    retry_s: float = 30.0
-    """Seconds for which nothing is written after the disk was full or failed."""
     expected_mib_per_s: float = 200.0
     """Rate by which routers judge what is to be loaded before a page was."""
 
     def __post_init__(self) -> None:
         if not self.directory:
             raise ValueError("kv_tier.directory must name a directory, got an empty text")
-        for name in ("disk_gib", "rescan_s", "retry_s", "expected_mib_per_s"):
+        for name in ("disk_gib", "rescan_s", "expected_mib_per_s"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"kv_tier.{name} must be a number above 0, got {value}")
-        if not 0 < self.max_queued_share <= 1:
-            raise ValueError(f"kv_tier.max_queued_share must be in (0, 1], got {self.max_queued_share}")

@@ -1,13 +1,25 @@
-"""docs/tuning.md lists every setting once, with the default it has."""
+"""docs/tuning.md lists every setting once, with the default it has, in short rows; the usual ones come first."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from tests.docs.support.known_names import REQUIRED, settings
 from tests.docs.support.markdown_pages import ROOT, read_page
+
+PAGE = ROOT / "docs/tuning.md"
+FIRST = [
+    *("engine.model", "engine.served_name", "engine.dtype", "engine.quantization"),
+    *("engine.tensor_parallel_size", "engine.max_model_len", "engine.kv_memory_share", "engine.max_running"),
+    *("engine.max_step_tokens", "engine.kv_dtype", "engines.count", "ingresses.count"),
+    *("tenants[].name", "tenants[].key_hashes"),
+]
+"""What most operators look for."""
+MOST_WORDS = 60
+"""Longer explanations are paragraphs below their table."""
 
 
 def documented(name: str = "docs/tuning.md") -> list[tuple[str, str]]:
@@ -42,6 +54,23 @@ def test_every_setting_is_listed_once() -> None:
 def test_defaults_are_right() -> None:
     known = settings()
     assert [(name, given) for name, given in documented() if given != spelled(known[name])] == []
+
+
+def test_the_settings_that_most_operators_look_for_come_first() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.partition("## Settings to look at first\n")[2].partition("\n## ")[0]
+    assert re.findall(r"`([^`]*)`", " ".join(row.split("|")[1] for row in rows_of(table))) == FIRST
+    assert [name for name, _ in documented()][: len(FIRST)] == FIRST
+
+
+def test_no_row_is_long() -> None:
+    rows = rows_of(PAGE.read_text(encoding="utf-8"))
+    assert len(rows) > 200
+    assert [row for row in rows if len(row.replace("|", " ").split()) > MOST_WORDS] == []
+
+
+def rows_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
 
 
 @pytest.mark.parametrize(

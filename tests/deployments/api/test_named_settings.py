@@ -111,8 +111,7 @@ ELSEWHERE = {
 REFUSES_NOTHING = {
     "closed_objects", "grammar_processes", "grammar_processes_per_tenant", "known_grammar_bytes",
     "slow_reader_timeout_s", "slow_reader_min_bytes_per_s", "max_chunks_per_s",
-    "inline_text_chars",
-    "token_cache_bytes", "inline_logprobs", "inline_body_bytes", "inline_json_values", "prepare_threads",
+    "token_cache_bytes", "prepare_threads",
 }  # fmt: skip
 
 

@@ -149,6 +149,18 @@ def test_a_wrong_file_is_one_line_that_names_it(tmp_path: Path, text: str, messa
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_removed_setting_is_left_out_with_a_warning_that_names_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(
+        tmp_path,
+        "applications: [{import_path: 'deployments.app:build', args: {wire: {turn_bytes: 5, handshake_s: 3}}}]",
+    )
+    assert load(path, Overrides())["applications"][0]["args"]["wire"] == {"handshake_s": 3}
+    line = f"warning: {path}: wire.turn_bytes is no longer a setting: Raydix uses 4 MiB; remove it"
+    assert capsys.readouterr().err.splitlines() == [line]
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*nope\.yaml: no such file") as caught:
         load(tmp_path / "nope.yaml", Overrides())

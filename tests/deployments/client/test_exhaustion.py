@@ -120,7 +120,8 @@ def test_a_full_disk_below_the_kv_of_an_engine_changes_no_answer(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def scenario() -> None:
-        tier = KVTier(str(tmp_path), retry_s=1e-6)
+        monkeypatch.setattr("engine.kv_tier.open_tier.RETRY_S", 1e-6)
+        tier = KVTier(str(tmp_path))
         room: dict[str, Any] = {"kv_pages": 24, "page_size": 16, "host_kv_gib": 2**-7, "host_kv_min_uses": 1}
         async with api_over(1, load=load_model, model="demo", kv_tier=tier, **room) as api:
             prompts = [[number + 10] * 200 for number in range(4)]

@@ -26,10 +26,7 @@ from deployments.config.kv_events import KvEventSettings
         ({"topic": "kv@{pod}"}, r"unknown placeholders \['pod'\]: use replica, host or model"),
         ({"encoding": "json"}, "encoding"),
         ({"num_ports": 0}, "num_ports"),
-        ({"period_s": 0}, "period_s"),
         ({"hwm": 0}, "hwm"),
-        ({"buffer_steps": -1}, "buffer_steps"),
-        ({"buffer_bytes": -1}, "buffer_bytes"),
         ({"port": 1}, "port"),
     ],
 )

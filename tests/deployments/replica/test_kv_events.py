@@ -25,7 +25,7 @@ from cache.news.tier import Tier
 from deployments.client.protocol import GenerateRequest
 from deployments.config.kv_events import KvEventSettings
 from deployments.replica.deployment import EngineReplica
-from deployments.replica.kv_events import KvEventPublisher
+from deployments.replica.kv_events import BUFFER_BYTES, BUFFER_STEPS, KvEventPublisher
 from deployments.replica.settings import ReplicaSettings
 from engine.model_files.model_directory import demo_model_path
 from engine.program.engine import Engine
@@ -106,7 +106,6 @@ def on_free_ports(**options: Any) -> KvEventSettings:
             "endpoint": f"tcp://127.0.0.1:{free_port()}",
             "replay_endpoint": f"tcp://127.0.0.1:{free_port()}",
             "num_ports": 1,
-            "period_s": 0.01,
             **options,
         }
     )
@@ -197,8 +196,24 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
-def publisher_of(stack: ExitStack, events: BlockEvents, **options: Any) -> KvEventPublisher:
-    publisher = KvEventPublisher(on_free_ports(**options), "r0", "127.0.0.1", "m")
+def publisher_of(
+    stack: ExitStack,
+    events: BlockEvents,
+    *,
+    period_s: float = 0.01,
+    buffer_steps: int = BUFFER_STEPS,
+    buffer_bytes: int = BUFFER_BYTES,
+    **options: Any,
+) -> KvEventPublisher:
+    publisher = KvEventPublisher(
+        on_free_ports(**options),
+        "r0",
+        "127.0.0.1",
+        "m",
+        period_s=period_s,
+        buffer_steps=buffer_steps,
+        buffer_bytes=buffer_bytes,
+    )
     stack.callback(publisher.close)
     publisher.start(events)
     return publisher
@@ -278,7 +293,7 @@ def test_a_private_tenant_s_prompts_are_told_to_nobody_unless_asked_for(stack: E
 
 def test_names_in_place_of_positions(stack: ExitStack) -> None:
     events = BlockEvents(2)
-    publisher = publisher_of(stack, events, encoding="map", topic="kv@{host}@{model}", period_s=0.01)
+    publisher = publisher_of(stack, events, encoding="map", topic="kv@{host}@{model}")
     subscriber = subscribe(stack, publisher)
     events.store(Namespace("m"), None, [2**64 - 1, 7], array("i", [1, 2, 3, 4]))
     *_, (number, batch) = subscriber.ask((0).to_bytes(8, "big"))

@@ -98,13 +98,13 @@ class Held(Requests):
         return messages.Load()
 
 
-@pytest.mark.parametrize(("setting", "most"), [("turn_messages", 5), ("turn_bytes", 1)])
+@pytest.mark.parametrize(("bound", "most"), [("TURN_MESSAGES", 5), ("TURN_BYTES", 1)])
 def test_heartbeats_come_between_what_is_taken_in_at_a_stretch(
-    context: zmq.Context[zmq.Socket[bytes]], setting: str, most: int
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
+    monkeypatch.setattr(f"deployments.wire.server.{bound}", most)
     held = Held()
-    options: dict[str, Any] = {setting: most}
-    server = served(held, TIMINGS, load=held.load, **options)
+    server = served(held, TIMINGS, load=held.load)
     friend = connected(server, context)
     for number in range(500):
         friend.send(messages.Abort(f"a{number}"))

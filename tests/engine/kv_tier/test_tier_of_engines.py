@@ -84,9 +84,12 @@ def test_a_restarted_engine_continues_what_was_written(slow_model: Path, directo
         engine.close()
 
 
-def test_what_waits_to_be_written_is_written_in_its_turn(slow_model: Path, directory: Path) -> None:
+def test_what_waits_to_be_written_is_written_in_its_turn(
+    slow_model: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One page at a time, and an engine that has nothing to do but that."""
-    engine = engine_with_files(slow_model, directory, max_queued_share=1e-9)
+    monkeypatch.setattr("engine.kv_tier.open_tier.MAX_QUEUED_SHARE", 1e-9)
+    engine = engine_with_files(slow_model, directory)
     for prompt in PROMPTS:
         ask(engine, prompt)
     engine.loop.start(lambda _: None)
@@ -115,13 +118,15 @@ def test_a_full_disk_stops_nobody(model: Path, directory: Path, monkeypatch: pyt
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    engine = engine_with_files(model, directory, retry_s=1e-6)
+    monkeypatch.setattr("engine.kv_tier.open_tier.RETRY_S", 1e-6)
+    engine = engine_with_files(model, directory)
+    writev = os.writev
     monkeypatch.setattr(os, "writev", full)
     for prompt, events in zip(PROMPTS, answers(engine), strict=True):
         assert tokens_of(events) == oracle_greedy(model, prompt, GREEDY.max_tokens)
     totals = engine.loop.load().lower_tier
     assert totals.skipped > 0 and totals.saved == totals.held == 0
-    monkeypatch.undo()
+    monkeypatch.setattr(os, "writev", writev)
     answers(engine)
     written(engine)
     assert engine.loop.load().lower_tier.saved > 0, "it is tried again"
@@ -174,7 +179,7 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], words: str) 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"directory": ""}, {"disk_gib": 0}, {"rescan_s": 0}, {"retry_s": -1}, {"max_queued_share": 1.5}],
+    [{"directory": ""}, {"disk_gib": 0}, {"rescan_s": 0}, {"expected_mib_per_s": -1}],
 )
 def test_settings_out_of_range(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"kv_tier\.{next(iter(settings))} must"):

@@ -111,8 +111,11 @@ def test_values_within_arguments_of_calls_count_too(service: ApiService) -> None
     assert answer.status_code == 400 and "arguments of tool calls" in answer.json()["error"]["message"]
 
 
-def test_a_large_body_that_is_not_json_is_refused_with_its_place(service: ApiService) -> None:
-    answer = limited(service, inline_body_bytes=100).post("/v1/completions", b'{"prompt":"' + b"a" * 200 + b'"]')
+def test_a_large_body_that_is_not_json_is_refused_with_its_place(
+    service: ApiService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Limits, "inline_body_bytes", 100)
+    answer = limited(service).post("/v1/completions", b'{"prompt":"' + b"a" * 200 + b'"]')
     assert answer.status_code == 400 and "byte 212" in answer.json()["error"]["message"]
 
 
@@ -172,7 +175,9 @@ def test_a_thread_that_works_on_after_its_request_was_cancelled_takes_no_room(
 
     async def answer() -> None:
         with memory.open("t") as room:
-            await read_json(Request({"type": "http", "headers": []}, receive), Limits(inline_body_bytes=100), room)
+            await read_json(Request({"type": "http", "headers": []}, receive), Limits(), room)
+
+    monkeypatch.setattr(Limits, "inline_body_bytes", 100)
 
     async def play() -> None:
         task = asyncio.create_task(answer())
@@ -332,9 +337,9 @@ def test_a_byte_order_mark_before_a_body_is_no_part_of_it(
         assert client.post(path, wrong, headers=as_json).status_code == 400
 
 
-def test_a_large_body_in_another_encoding_is_told_so(service: ApiService) -> None:
-    limits = service.limits.model_copy(update={"inline_body_bytes": 10})
-    client = Client(httpx.ASGITransport(create_app(replace(service, limits=limits))))
+def test_a_large_body_in_another_encoding_is_told_so(service: ApiService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limits, "inline_body_bytes", 10)
+    client = Client(httpx.ASGITransport(create_app(service)))
     body = json.dumps({"model": "demo", "prompt": "hi"})
     as_json = {"content-type": "application/json"}
     assert client.post("/v1/completions", body.encode("utf-8-sig"), headers=as_json).status_code == 200

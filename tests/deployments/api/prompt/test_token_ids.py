@@ -20,7 +20,7 @@ from engine.text.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
 from tests.support.metric_values import count_of
 
-LIMITS = Limits(inline_text_chars=1000, inline_body_bytes=20_000)
+LIMITS = Limits()
 _CHARACTERS = "conversation_characters_total"
 LONG = "All work and no play. " * 100
 
@@ -29,6 +29,8 @@ class Work:
     """Notes in which thread what is done."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Limits, "inline_text_chars", 1000)
+        monkeypatch.setattr(Limits, "inline_body_bytes", 20_000)
         self.done: list[tuple[str, bool]] = []
         monkeypatch.setattr(Encoder, "encode", self._noting("encode", Encoder.encode))
         monkeypatch.setattr(ChatTemplate, "render", self._noting("render", ChatTemplate.render))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -185,10 +184,13 @@ def test_the_limit_says_what_would_fit(client: Client) -> None:
     assert error["param"] == "logprobs" and "307200" in error["message"] and "200000" in error["message"]
 
 
-def test_long_answers_are_spelled_in_a_thread_all_the_same(service: ApiService) -> None:
+def test_long_answers_are_spelled_in_a_thread_all_the_same(
+    service: ApiService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = []
     for inline in (0, 10**6):
-        client = Client(httpx.ASGITransport(create_app(replace(service, limits=Limits(inline_logprobs=inline)))))
+        monkeypatch.setattr(Limits, "inline_logprobs", inline)
+        client = Client(httpx.ASGITransport(create_app(service)))
         asked = {"echo": True, "logprobs": 2, "extra_body": {"prompt_logprobs": 1}}
         answers.append(complete(client, **asked).choices)
         del asked["extra_body"]
