@@ -43,6 +43,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def little_to_look_at() -> None:
+    """Let no later collection look at what the modules before this one have imported and keep."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def fake_server() -> Iterator[Server]:
     """An OpenAI-compatible server for tests of clients."""
