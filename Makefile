@@ -19,7 +19,7 @@ CLIENTS   := .venv-clients
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PACKAGES  := cache deployments engine monitoring router
 
-.PHONY: serve pulled dist test units e2e lint install bytecode clients clients-installed native native-asan native-tsan clean
+.PHONY: serve pulled dist test units e2e quick lint install bytecode clients clients-installed native native-asan native-tsan clean
 
 serve: $(INSTALLED) pulled
 	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
@@ -36,6 +36,10 @@ units: $(INSTALLED) $(PUBLISHER)/.installed
 
 e2e: $(INSTALLED)
 	$(BIN)/python -m pytest tests/e2e
+
+# What a change can break, as far as three minutes on two cores can tell: see tests/house/support/quick.py.
+quick: $(INSTALLED)
+	@$(BIN)/python -m tests.house.support.quick
 
 # Not part of `make test`: what it installs is not Raydix's.
 clients: $(INSTALLED) $(CLIENTS)/.installed

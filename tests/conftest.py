@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.examples import examples
 from tests.support.fake_openai import Server, fake_openai
+from tests.support.slow_tests import read_table
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -41,6 +42,21 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow."""
+    slow = read_table().slow
+    for item in items:
+        if item.nodeid.partition("[")[0] in slow:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_to_look_at() -> None:
+    """Let no later collection look at what the modules before this one have imported and keep."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

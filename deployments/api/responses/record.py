@@ -92,18 +92,24 @@ class ResponseKeeper:
             await asyncio.sleep(BEAT_S)
             try:
                 (asked,) = await self._store.get(self._tenant, [mark])
+                if asked == DELETE:
+                    await self._forget()
+                if asked is not None:
+                    await self._store.delete(self._tenant, mark)
             except Exception as error:
-                log_failure(error, "reading whether a response was cancelled elsewhere")
+                log_failure(error, "doing what a mark from elsewhere says of a response")
                 continue
             if asked is not None:
-                self._is_unwanted = asked == DELETE
-                await self._store.delete(self._tenant, mark)
-                await job.cancel()
-                if self._is_unwanted:  # it may have been written again after it was deleted
-                    await self._store.delete(self._tenant, self._encoder.context.id)
+                await job.cancel()  # its end cancels this, so that nothing is left to do here
                 return
             if self._encoder.final is None:
                 await self.try_keep()
+
+    async def _forget(self) -> None:
+        """Delete it, as it may have been written again after it was deleted, and never write it again."""
+        async with self._turn:
+            self._is_unwanted = True
+            await self._store.delete(self._tenant, self._encoder.context.id)
 
 
 def _packed(record: StoredResponse, response: Sequence[bytes]) -> bytes:

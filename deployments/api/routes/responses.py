@@ -62,12 +62,13 @@ class _ResponseRoutes:
 
     async def delete(self, request: Request, response_id: str) -> Response:
         """Forget a response; one that runs in the background is cancelled."""
-        job = self._job(request, response_id)
+        job, runs_elsewhere = self._job(request, response_id), False
         if job is not None:
             await job.cancel()
         elif is_response_id(response_id):
-            await self._leave_mark(request, response_id, DELETE)
-        if not await self._shelf(request).delete(response_id) and job is None:
+            runs_elsewhere = await self._leave_mark(request, response_id, DELETE)
+        was_there = await self._shelf(request).delete(response_id)  # or the ingress that runs it did so already
+        if not (was_there or runs_elsewhere or job is not None):
             raise not_found(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 

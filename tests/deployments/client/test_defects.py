@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from deployments.client import failover
 from deployments.client.attempt import Attempt, DispatchContext
 from deployments.client.failover import Failover, HedgeBudget
 from deployments.client.journal import Journal
@@ -93,6 +94,7 @@ def test_a_defect_in_any_step_ends_the_stream_at_once_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, when: When, hedges: bool
 ) -> None:
     """Each call in turn fails of all that the delivery of a stream makes which migrates once."""
+    monkeypatch.setattr(failover, "HEAD_START_S", 0.01)  # each of a hundred streams waits for it
     faults = Faults(monkeypatch, when, *CALLED, *(GIVING_BACK if when == "after" else []))
     health = {"hedge_after_s": 0.001, "hedge_share": 1.0} if hedges else {}
 

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from deployments.client.attempt import ClientTimings
 from deployments.client.connector import TURN_CONNECTIONS
 from deployments.client.protocol import Unavailable
 from deployments.client.remote_engines import RemoteEngines
@@ -28,13 +29,13 @@ from tests.support.count_calls import count_calls
 
 
 @asynccontextmanager
-async def connecting(num_replicas: int) -> AsyncIterator[RemoteEngines]:
+async def connecting(num_replicas: int, timings: ClientTimings | None = None) -> AsyncIterator[RemoteEngines]:
     """Yield a client of replicas that have not answered yet."""
     keys, fleet = Keys.drawn(), Fleet()
     secret, public = keys.ingress_secret.decode(), keys.public.decode()
     names = [f"r{number}" for number in range(num_replicas)]
     fleet.update({name: ReplicaAddress(name, "tcp://127.0.0.1:9", secret, 1, public) for name in names})
-    engines = RemoteEngines(RouterState(fleet, Placer(fleet)), num_replicas)
+    engines = RemoteEngines(RouterState(fleet, Placer(fleet)), num_replicas, timings=timings)
     await engines.start()
     try:
         yield engines
@@ -57,7 +58,7 @@ def test_which_replicas_can_be_reached_is_found_out_when_one_changes_and_not_for
 
 def test_a_replica_that_falls_silent_or_leaves_is_not_reached_from_that_moment_on() -> None:
     async def scenario() -> None:
-        async with connecting(3) as engines:
+        async with connecting(3, ClientTimings(accept_s=0.5)) as engines:
             reachable = engines._dispatch.reachable
             assert reachable() == {"r0", "r1", "r2"}
             engines._connections["r1"].suspect()

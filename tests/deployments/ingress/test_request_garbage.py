@@ -9,10 +9,13 @@ import asyncio
 import gc
 import json
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from deployments.ingress.http_server import HttpServer
 from tests.deployments.support.api_over_engines import PROMPT, Api, api_over
 from tests.deployments.support.served_api import serving
 
@@ -20,12 +23,14 @@ NUM = 20
 CLIENT = """
 import http.client, json, sys
 
-port, path, body, num = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
-client = http.client.HTTPConnection("127.0.0.1", port)
-for _ in range(num):
-    client.request("POST" if body else "GET", path, body or None, {"content-type": "application/json"})
-    client.getresponse().read()
-client.close()
+port, path, body = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+for num in sys.stdin:
+    client = http.client.HTTPConnection("127.0.0.1", port)
+    for _ in range(int(num)):
+        client.request("POST" if body else "GET", path, body or None, {"content-type": "application/json"})
+        client.getresponse().read()
+    client.close()
+    print("done", flush=True)
 """
 PROMPTED: dict[str, Any] = {"model": "m", "prompt": PROMPT, "max_tokens": 4}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -42,11 +47,23 @@ ASKS: dict[str, tuple[str, dict[str, Any] | None]] = {
 }
 
 
-async def ask(port: int, kind: str, num: int) -> None:
-    """Ask in another process, whose client leaves nothing in this one."""
+@asynccontextmanager
+async def asking(port: int, kind: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+    """Yield what sends so many requests on a connection, from another process: its client leaves nothing here."""
     path, body = ASKS[kind]
-    arguments = str(port), path, "" if body is None else json.dumps(body), str(num)
-    client = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, *arguments)
+    arguments = str(port), path, "" if body is None else json.dumps(body)
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLIENT, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert client.stdin is not None and client.stdout is not None
+    told, heard = client.stdin, client.stdout
+
+    async def ask(num: int) -> None:
+        told.write(b"%d\n" % num)
+        assert await heard.readline() == b"done\n"
+
+    yield ask
+    told.close()
     assert await client.wait() == 0
 
 
@@ -54,26 +71,32 @@ def num_tasks() -> int:
     return sum(isinstance(each, asyncio.Task) for each in gc.get_objects())
 
 
-async def garbage_of(api: Api, kind: str) -> tuple[int, int]:
+async def garbage_of(api: Api, server: HttpServer, ask: Callable[[int], Awaitable[None]]) -> tuple[int, int]:
     """Return how many objects wait for a collection after requests, and how many tasks stay after it."""
-    async with serving(api.http._transport.app) as (port, server):  # type: ignore[attr-defined]
-        await ask(port, kind, 5)  # what is made once
-        gc.collect()
-        num_before = num_tasks()
-        await ask(port, kind, NUM)
-        while server.num_connections or api.client.num_streams:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)  # tasks that have ended are freed by the loop
-        return gc.collect(), num_tasks() - num_before
+    gc.collect()
+    num_before = num_tasks()
+    await ask(NUM)
+    while server.num_connections or api.client.num_streams:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)  # tasks that have ended are freed by the loop
+    return gc.collect(), num_tasks() - num_before
 
 
 @pytest.mark.parametrize("kind", ASKS)
 def test_a_request_leaves_no_garbage_and_no_task(kind: str) -> None:
     async def scenario() -> None:
-        async with api_over(1) as api:
+        async with (
+            api_over(1) as api,
+            serving(api.http._transport.app) as (port, server),  # type: ignore[attr-defined]
+            asking(port, kind) as ask,
+        ):
+            await ask(5)  # what is made once
             # Less than one object for each request: the few are those of the one connection.
             # The least of three looks: what other tests left may become garbage meanwhile.
-            garbage, tasks = map(min, zip(*[await garbage_of(api, kind) for _ in range(3)], strict=True))
+            looks = [await garbage_of(api, server, ask)]
+            while (least := [*map(min, zip(*looks, strict=True))]) and max(least) >= NUM and len(looks) < 3:
+                looks.append(await garbage_of(api, server, ask))
+            garbage, tasks = least
             assert garbage < NUM and tasks < NUM
 
     gc.disable()

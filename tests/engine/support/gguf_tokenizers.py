@@ -24,7 +24,8 @@ SPACE = "▁"
 CONTROLS = ["<s>", "</s>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _WORDS = """
-    the quick Brown fox JUMPS camelCase don't I'll WE'RE it's 'S ſ x'ſ 1 12 123 1234567 3.14 ٣٤ ² Ⅷ ½ é ß ﬁ Å
+    the quick Brown fox JUMPS camelCase don't I'll WE'RE it's we've I'm he'd they'll I'VE 'S ſ x'ſ
+    ǅenan ǈǋ 1 12 123 1234567 3.14 ٣٤ ² Ⅷ ½ é ß ﬁ Å
     日本語 テスト 한국어 русский עברית عربي हिन्दी ไทย 🎉 👩‍👩‍👧 🇩🇪 <| |> << >> ... !!! ?! $x += => {} [] () _a_ #!
     // /path/to https://a.b/c?d=e C++ \\n ▁ ▁▁ Ġ <0x41> <|im_start|> <|im_end|> <|endoftext|> <s> </s> <unk> [INST]
     [/INST] <think> </think>"""
@@ -32,8 +33,13 @@ WORDS = [*_WORDS.split(), "e\u0301", "o\u0308\u0301", "\u1112\u1161\u11ab"]
 SPACES = [" ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", " \n", "\u00a0", "\u3000", "\u200b", "\n \n", ""]
 
 
-def texts(count: int, seed: int = 1) -> Iterator[str]:
-    """Yield texts: words and signs of many scripts, spaces of all kinds, and any characters."""
+@functools.cache
+def texts(count: int, seed: int = 1) -> Sequence[str]:
+    """Return texts: words and signs of many scripts, spaces of all kinds, and any characters."""
+    return tuple(_texts(count, seed))
+
+
+def _texts(count: int, seed: int) -> Iterator[str]:
     draw = random.Random(seed)
     for _ in range(count):
         kind = draw.random()

@@ -33,7 +33,7 @@ def latencies(engine: SimulatedEngine) -> list[float]:
     while engine.loop.has_work and engine.now < 2:
         engine.step()
     found: list[float] = []
-    while len(found) < 12 or (len(found) < 100 and len(engine.scheduler.waiting)):
+    while len(found) < 12 or (len(found) < 40 and len(engine.scheduler.waiting)):
         began = engine.now
         name = engine.arrive(20, max_tokens=20, tenant="quiet")
         engine.run(until=lambda: len(engine.token_times[name]) == 20)  # noqa: B023

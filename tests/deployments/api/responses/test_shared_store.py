@@ -124,6 +124,31 @@ def test_one_in_the_background_is_deleted_at_another_ingress(pair: Any) -> None:
     pair(scene, hangs=True)
 
 
+def test_one_that_is_written_once_more_while_it_is_deleted_elsewhere_is_deleted(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, is_held, is_deleted = record.ResponseKeeper.try_keep, asyncio.Event(), asyncio.Event()
+
+    async def keep_late(keeper: record.ResponseKeeper, events: bytes = b"") -> bool:
+        is_held.set()
+        await is_deleted.wait()
+        return await keep(keeper, events)
+
+    async def scene(here: httpx.AsyncClient, there: httpx.AsyncClient) -> None:
+        begun = (await here.post(RESPONSES, json=LATER)).json()
+        path = f"{RESPONSES}/{begun['id']}"
+        await until(there, begun["id"], "in_progress")
+        monkeypatch.setattr(record.ResponseKeeper, "try_keep", keep_late)
+        await is_held.wait()
+        assert (await there.delete(path)).json()["deleted"]
+        is_deleted.set()
+        async with asyncio.timeout(60):
+            while (await here.get(path)).status_code != 404:
+                await asyncio.sleep(0.005)
+
+    pair(scene, hangs=True)
+
+
 def test_one_whose_ingress_died_has_failed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(here: httpx.AsyncClient, there: httpx.AsyncClient) -> None:
         begun = (await here.post(RESPONSES, json=LATER)).json()
