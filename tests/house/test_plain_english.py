@@ -9,7 +9,7 @@ import pytest
 from tests.house.support.plain_english import REPLACEMENTS, faults, texts_of_module
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("cache", "router")
+PACKAGES = ("cache", "router", "monitoring", "training", "k8s")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
