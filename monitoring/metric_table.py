@@ -152,8 +152,8 @@ METRICS: tuple[Metric, ...] = (
              "Tokens looked up when a preempted request was resumed.", "tokens"),
     _counter("prefix_cache_recompute_hit_tokens_total", "engine",
              "Tokens found when a preempted request was resumed.", "tokens", tier=_TIERS),
-    # Host memory holds the KV that preempted requests had computed (active), and evicted prefixes (cached), with the
-    # recurrent states after them. Engines that share files each count all of them.
+    # Host memory holds the KV that preempted requests had computed (active), and evicted prefixes (cached), with
+    # the recurrent states after them. Engines that share files each count all of them.
     _gauge("kv_pages", "KV pages by state; active ones belong to requests, cached ones can be evicted.", "pages",
            state=("free", "active", "cached"), tier=(*_TIERS, "file")),
     # Not kv_pages_total: Prometheus keeps that suffix for counters.
