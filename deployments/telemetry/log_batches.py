@@ -1,6 +1,6 @@
-"""Log records that are made and written together, because by itself each costs several times as much.
+"""Log records that are made and written together, because each by itself costs several times as much.
 
-what makes it ──▶ batch: MAX_RECORDS, BATCH_S, or a warning ──▶ records ──▶ each handler: written at once
+caller ──▶ batch: MAX_RECORDS, BATCH_S, or a warning ──▶ records ──▶ each handler: written together
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 BATCH_S = 0.1
-"""Seconds that a record may wait for others: what is lost when the process is killed."""
+"""Seconds that a record may wait for others; these records are lost when the process is killed."""
 MAX_RECORDS = 256
-"""Records that are written even before that."""
+"""Number of records that are written even before that."""
 
 _KNOWN = (logging.StreamHandler, RotatingFileHandler)
-"""Handlers that do nothing with a record but write it; of others, even of their subclasses, that is not known."""
+"""Handlers that do nothing with a record but write it; other handlers, even subclasses of these, may do more."""
 
 
 class LogBatches:
@@ -31,7 +31,7 @@ class LogBatches:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, level: int, make: Callable[[], logging.LogRecord]) -> None:
-        """Write a record, which `make` makes, with the next batch; a warning at once, with those before it."""
+        """Write a record, which `make` makes, with the next batch; a warning immediately, with those before it."""
         if not self._logger.isEnabledFor(level):
             return
         self._waiting.append(make)
@@ -41,7 +41,7 @@ class LogBatches:
             self._timer = asyncio.get_running_loop().call_later(BATCH_S, self.flush)
 
     def flush(self) -> None:
-        """Write the records that wait."""
+        """Write the waiting records."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -52,7 +52,7 @@ class LogBatches:
 
 
 def _made(make: Callable[[], logging.LogRecord]) -> logging.LogRecord | None:
-    """Make one record; None if that fails, which costs the others nothing."""
+    """Make one record; None if that fails, so that the others are not lost."""
     try:
         return make()
     except Exception:
@@ -68,7 +68,7 @@ def _handlers(logger: logging.Logger | None) -> Iterator[logging.Handler]:
 
 
 def _write(handler: logging.Handler, batch: list[logging.LogRecord]) -> None:
-    """Do what the handler does with each of the records; a file or stream of Serve's gets one write."""
+    """Do the same as the handler for each of the records; a file or stream of Serve's gets one write."""
     passed = [record for record in batch if handler.filter(record)]
     if not passed:
         return
@@ -76,13 +76,13 @@ def _write(handler: logging.Handler, batch: list[logging.LogRecord]) -> None:
         handler.flush()
         _write(handler.target, passed)
     elif isinstance(handler, logging.StreamHandler) and type(handler) in _KNOWN:
-        _write_at_once(handler, passed)
+        _write_together(handler, passed)
     else:
         for record in passed:
             handler.handle(record)
 
 
-def _write_at_once(handler: logging.StreamHandler[Any], batch: list[logging.LogRecord]) -> None:
+def _write_together(handler: logging.StreamHandler[Any], batch: list[logging.LogRecord]) -> None:
     handler.acquire()
     try:
         text = "".join([handler.format(record) + handler.terminator for record in batch])

@@ -19,11 +19,11 @@ Serve's own fields (asctime, levelname, message, ...) and these:
     stream, num_choices
     replica, migrations, preemptions, and all other fields of `timings` (deployments/api/timings.py)
 
-Lines are written together, at most 0.1 s after their requests, and those of failures at once. A process that is
-stopped writes the last ones; one that is killed loses them.
+Lines are written together, at most 0.1 s after their requests, and those of failures immediately. A process that
+is stopped writes the last ones; a killed one loses them.
 
-No line contains text of prompts or answers, or keys. All other lines that ingresses and engines log for a request
-also bear its request_id: see `deployments/telemetry/serve_logging.py`.
+No line contains text of prompts or answers, or keys. All other log lines of ingresses and engines for a request
+also carry its request_id: see `deployments/telemetry/serve_logging.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RequestLog:
     def __init__(self, ingress: str) -> None:
         self._ingress = ingress
         self._batches = LogBatches(serve_logger)
-        self._alike: logging.LogRecord | None = None  # what all lines have in common: process, thread, place
+        self._alike: logging.LogRecord | None = None  # common to all lines: process, thread, place
 
     def __call__(self, record: RequestRecord) -> None:
         """Log a request that has ended."""
@@ -71,12 +71,12 @@ class RequestLog:
         return line
 
     def flush(self) -> None:
-        """Write the lines that wait: at the process's end."""
+        """Write the waiting lines, at the process's end."""
         self._batches.flush()
 
 
 def copied(record: logging.LogRecord, level: int, message: str, created: float) -> logging.LogRecord:
-    """Return a record like another one of the same process and thread, which takes a fifth of making it anew."""
+    """Return a copy of a record of the same process and thread, which takes a fifth of the time of a new one."""
     copy = type(record).__new__(type(record))
     copy.__dict__.update(record.__dict__)
     copy.levelno, copy.levelname, copy.msg = level, logging.getLevelName(level), message
