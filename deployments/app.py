@@ -41,17 +41,17 @@ logger = logging.getLogger("ray.serve")
 
 
 class ConfigRefused(RayServeException, ValueError):
-    """No replica could start with this config. Of an exception of its own, Serve shows the message alone, and it
-    does not try again.
+    """No replica could start with this config. Serve shows only the message of this exception, and does not
+    retry.
     """
 
 
 def build(args: AppArgs | dict[str, Any]) -> Application:
     """Build the application that `args` describes. Raises ConfigRefused.
 
-    Serve calls this before it stops anything. After an exception the application goes on as it is, and
-    `serve status` shows the message. What `args`, as a file gives them, leave out is chosen for the cluster
-    (`deployments/config/chosen.py`); as `AppArgs` they are taken as they are.
+    Serve calls this before it stops anything. After an exception the application stays unchanged, and
+    `serve status` shows the message. Settings that `args`, read from a file, omit are chosen for the cluster
+    (`deployments/config/chosen.py`); in `AppArgs` they stay as they are.
     """
     try:
         checked = args if isinstance(args, AppArgs) else AppArgs.model_validate(_chosen(args))
@@ -64,7 +64,7 @@ def build(args: AppArgs | dict[str, Any]) -> Application:
 
 
 def _chosen(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with what is chosen for the cluster. Raises ValueError."""
+    """Return the arguments, with omitted settings chosen for the cluster. Raises ValueError."""
     [effective] = choose([args], cluster(), known_facts)
     for choice in effective.choices:
         logger.info("%s is %s: %s", choice.path, choice.value, choice.reason)
@@ -78,7 +78,7 @@ def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
     check_tracing(args.tracing)
     check_store(args.responses)
     args = args.model_copy(update={"shared_prefixes": tuple(prefix.read() for prefix in args.shared_prefixes)})
-    policy_named(args.router.policy)  # a class that cannot be used is refused here, and not by each ingress
+    policy_named(args.router.policy)  # refuses an unusable class here, before any ingress
     hub = serve.deployment(
         MetricsHub,
         name="MetricsHub",
@@ -155,17 +155,17 @@ def bind_ingress(args: AppArgs, engines: dict[str, Application], hub: Any) -> Ap
 
 
 def _size(pool: Pool, load_at_start: bool) -> dict[str, Any]:
-    """Serve's options for the number of a deployment's replicas."""
+    """Return Serve's options for the number of a deployment's replicas."""
     if pool.scaling is None and load_at_start:
         return {"num_replicas": pool.least}
     return {"autoscaling_config": _autoscaling(pool, load_at_start)}
 
 
 def _autoscaling(pool: Pool, load_at_start: bool = True) -> AutoscalingConfig:
-    """Serve's autoscaling settings, with the policy that counts work.
+    """Return Serve's autoscaling settings, with the policy that counts work.
 
     Serve's minimum is always 0, so that an unloaded model stays unloaded (`control/model_switch.py`); the policy
-    keeps to the configured minimum while the model is loaded.
+    enforces the configured minimum while the model is loaded.
     """
     settings = pool.scaling
     if settings is None:  # not loaded at the start: only an autoscaled deployment can start with no replicas
@@ -177,7 +177,7 @@ def _autoscaling(pool: Pool, load_at_start: bool = True) -> AutoscalingConfig:
         policy_kwargs={"least": settings.min, "role": pool.role, **settings.model_dump(include=set(TARGETS))},
     )
     with warnings.catch_warnings():
-        # Ray 2.60 reads `metrics_interval_s`, and not yet the environment variables that are to replace it.
+        # Ray 2.60 reads `metrics_interval_s`, and not yet the environment variables that will replace it.
         warnings.simplefilter("ignore", DeprecationWarning)
         return AutoscalingConfig(
             min_replicas=0,
@@ -193,10 +193,10 @@ def _autoscaling(pool: Pool, load_at_start: bool = True) -> AutoscalingConfig:
 
 
 def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float, num_ranks: int = 1) -> dict[str, Any]:
-    """Serve's options for a deployment, whatever the number of its replicas."""
+    """Return Serve's options for a deployment, independent of the number of its replicas."""
     return {
         "max_surge_percent": surge_percent(replicas.surge_percent, replicas.reserved(num_gpus), num_ranks),
-        "user_config": {},  # not None: Serve tells replicas when the file has none any more
+        "user_config": {},  # not None: Serve then notifies replicas when the file has none any more
         "max_ongoing_requests": replicas.max_ongoing,
         "max_queued_requests": replicas.max_queued,
         "graceful_shutdown_timeout_s": replicas.drain_timeout_s,

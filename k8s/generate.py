@@ -1,4 +1,5 @@
-"""Generates what kustomize cannot use as it is: `python k8s/generate.py`. tests/k8s checks that it is fresh.
+"""Generates files that kustomize cannot use unchanged: `python k8s/generate.py`. tests/k8s checks that they are
+up to date.
 
 overlays/monitoring/rules.yaml    monitoring/alerts/raydix.rules.yaml as a PrometheusRule
 """
@@ -12,7 +13,7 @@ RULES = ROOT / "monitoring" / "alerts" / "raydix.rules.yaml"
 TARGET = ROOT / "k8s" / "overlays" / "monitoring" / "rules.yaml"
 
 _HEAD = """\
-# Made by k8s/generate.py from monitoring/alerts/raydix.rules.yaml: change that one.
+# Made by k8s/generate.py from monitoring/alerts/raydix.rules.yaml: change that file instead.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
@@ -23,7 +24,7 @@ spec:
 
 
 def prometheus_rule(rules: str) -> str:
-    """The manifest, which contains the rule file's text indented by one level."""
+    """Return the manifest, which contains the rule file's text indented by one level."""
     lines = (f"  {line}".rstrip() for line in rules.splitlines())
     return _HEAD + "\n".join(lines) + "\n"
 

@@ -1,1 +1,1 @@
-"""What happens, as numbers: the definitions every process counts by, and the hub that serves their sum."""
+"""Metrics: the definitions by which every process counts, and the hub that serves their sum."""

@@ -1,8 +1,8 @@
-"""Checkpoints of a hub: all that its last page was made of, for the hub that replaces it.
+"""Checkpoints of a hub: the state of its last page, for the hub that replaces it.
 
 Hub ──page and checkpoint──▶ keepers (the ingresses) ──the newest one──▶ the next Hub
 
-A process that reads a page gets its checkpoint along with it, so what Prometheus has seen outlives the hub. A new
+A process that reads a page gets its checkpoint with it, so values that Prometheus has seen outlive the hub. A new
 hub starts from the newest checkpoint; until every keeper has reported, it has no page to show.
 """
 
@@ -14,7 +14,7 @@ from monitoring.totals import TotalsState
 
 VERSION = 1
 Stamp = tuple[int, int]
-"""Orders checkpoints: the hub's generation, and a number that it counts up."""
+"""Orders checkpoints: the hub's generation, and a number that it increments."""
 Kept = tuple[Stamp, bytes]
 """An encoded checkpoint as keepers hold it."""
 
@@ -27,25 +27,25 @@ class KeptProcess(msgspec.Struct, array_like=True):
 
 
 class Checkpoint(msgspec.Struct):
-    """All of a hub's state but the gauges of its own."""
+    """All of a hub's state except its own gauges."""
 
     version: int
     stamp: Stamp
     ended: TotalsState
     processes: dict[str, KeptProcess]
     gone: dict[str, bytes]
-    """Last snapshots of processes taken for gone."""
+    """Last snapshots of processes that count as gone."""
     own: bytes
     """The hub's own snapshot."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """To travel."""
+    """Return a checkpoint as bytes."""
     return msgspec.msgpack.encode(checkpoint)
 
 
 def decode(data: bytes) -> Checkpoint:
-    """What `encode` gave. Raises ValueError."""
+    """Return the checkpoint of `encode`'s bytes. Raises ValueError."""
     try:
         checkpoint = msgspec.msgpack.decode(data, type=Checkpoint)
     except msgspec.MsgspecError as error:
@@ -68,20 +68,20 @@ class Handover:
         self._heard: set[str] = set()
 
     def wants(self, keeper: str, held: Stamp | None) -> bool:
-        """A keeper says which checkpoint it holds; whether it should be handed over."""
+        """Note which checkpoint a keeper holds; return whether the keeper should send it."""
         if held is not None and (self.best is None or held > self.best.stamp):
             return True
         self._heard.add(keeper)
         return False
 
     def offer(self, keeper: str, checkpoint: Checkpoint) -> None:
-        """A keeper's checkpoint."""
+        """Store a keeper's checkpoint if it is the newest."""
         self._heard.add(keeper)
         if self.best is None or checkpoint.stamp > self.best.stamp:
             self.best = checkpoint
 
     def is_over(self, reported: set[str], now: float) -> bool:
-        """Whether all have been heard of that there is any hope for; `reported` are the processes so far."""
+        """Whether all processes that can still be alive have reported; `reported` are those that have."""
         if now >= self._until:
             return True
         if len(self._heard) < self._num_keepers:

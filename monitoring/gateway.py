@@ -1,8 +1,9 @@
-"""The five gauges by which Kubernetes' inference gateway picks a server, under the names it looks for by default.
+"""The five gauges by which Kubernetes' inference gateway picks a server, under the names that it expects by
+default.
 
-Source: Gateway API Inference Extension, docs/proposals/003-model-server-protocol; the names are vLLM's. The page
-is one for all replicas, and so are these: what waits and runs anywhere, by model. promtool's lint finds fault with
-the colon in the names, so they are off unless asked for.
+Source: Gateway API Inference Extension, docs/proposals/003-model-server-protocol; the names are vLLM's. They are
+for all replicas together, as the page is: requests that wait and run anywhere, by model. promtool's lint rejects
+the colon in the names, so they are off by default.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _WAITING = ("requests_waiting", "admission_waiting_requests")
 
 
 def gateway_gauges(gauges: Gauges, clock: Callable[[], float] = time.time) -> list[GaugeMetricFamily]:
-    """From the page's own gauges. `clock` gives Unix seconds."""
+    """Compute them from the page's own gauges. `clock` gives Unix seconds."""
     models = sorted({key[0] for key in gauges.get("kv_pages_capacity", {})})
     running = GaugeMetricFamily("vllm:num_requests_running", "Requests in running batches.", labels=["model_name"])
     waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait.", labels=["model_name"])

@@ -1,12 +1,12 @@
-"""The hub: the latest numbers of every process, summed into one page for Prometheus.
+"""The hub: the latest values of every process, summed into one page for Prometheus.
 
 process ──snapshot, each second or two──▶ Hub.push ──▶ { process: latest snapshot }
-                                                       + what ended processes had counted
-                                          Hub.render ◀── one page, whichever ingress is asked
+                                                       + the totals of ended processes
+                                          Hub.render ◀── one page, the same at every ingress
 
-Totals never run backwards: what a process has counted stays in the sum when it restarts (a new epoch under the
-same label), when it is gone, and when the hub itself is replaced (`monitoring.checkpoint`). A replica that is gone
-for good gives up its label: its totals move to replica="gone", so labels do not pile up as replicas come and go.
+Totals never decrease: a process's counts stay in the sum when it restarts (a new epoch under the
+same label), when it is gone, and when the hub itself is replaced (`monitoring.checkpoint`). The totals of a
+replica that is gone for good move to replica="gone", so labels do not accumulate as replicas come and go.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PATIENCE_S = 10.0
 """Longest time that a new hub waits for the processes that may hold its predecessor's checkpoint."""
 MAX_SNAPSHOT_BYTES = 1 << 20
 MAX_PROCESSES = 8192
-"""Processes whose numbers are kept; what further ones report is dropped and counted."""
+"""Processes that the hub remembers; reports of further ones are dropped and counted."""
 MAX_REMEMBERED = 64
-"""Processes taken for gone whose last numbers are kept, in case they come back."""
+"""Most processes that count as gone whose last snapshots are kept, in case they return."""
 
 
 class NotReady(Exception):
@@ -60,7 +60,7 @@ class _ProcessReport:
 class Hub:
     """Collects snapshots and renders them. Time is an argument, and nothing runs by itself.
 
-    Belongs to one thread.
+    Not thread-safe.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class Hub:
         self._mirrors = mirrors
         self._keeps = num_keepers > 0
         self._handover = Handover(num_keepers, patience, born) if self._keeps else None
-        self._early: dict[tuple[str, str], _ProcessReport] = {}  # (process, epoch); while the handover lasts
+        self._early: dict[tuple[str, str], _ProcessReport] = {}  # by (process, epoch), during the handover
         self._processes: dict[str, _ProcessReport] = {}
         self._ended = Totals()
         self._gone: OrderedDict[str, _ProcessReport] = OrderedDict()
         self.own = Metrics("", "hub", "hub")
-        """What the hub's own process tells of itself."""
+        """The metrics of the hub's own process."""
         self._stamp: Stamp = (generation, 0)
         self._checkpoint: Kept | None = None  # of the last page
 
-    # --- what processes tell -------------------------------------------------------------------------------
+    # --- reports of processes ------------------------------------------------------------------------------
 
     def push(self, process: str, snapshot: bytes, now: float) -> bool:
-        """Take a process's `Metrics.snapshot()`. False when it could not be used; that is counted."""
+        """Store a process's `Metrics.snapshot()`. Return False, and count it, when it could not be used."""
         if len(snapshot) > MAX_SNAPSHOT_BYTES:
             return self._drop("too_large")
         try:
@@ -135,14 +135,14 @@ class Hub:
     # --- the page ------------------------------------------------------------------------------------------
 
     def render(self, now: float) -> bytes:
-        """All metrics in Prometheus' text format. Raises NotReady."""
+        """Return all metrics in Prometheus' text format. Raises NotReady."""
         if not self._is_ready(now):
             raise NotReady
         self._retire(now)
         totals = self._ended.copy()
         gauges: dict[str, dict[Key, float]] = {}
         recent: set[str] = set()  # a process that serves several models sends a snapshot for each
-        # Oldest first: where two processes have the same label, the one heard last has the say over gauges.
+        # Oldest first: where two processes have the same label, the later report decides gauges.
         for report in sorted(self._processes.values(), key=lambda report: report.seen or 0.0):
             totals.add(report.owner, report.snapshot)
             if report.is_recent(now, self._gauge_ttl):
@@ -157,7 +157,7 @@ class Hub:
         return render_page(totals, gauges, self._mirrors)
 
     def _retire(self, now: float) -> None:
-        """Move what processes counted that are gone for good to replica="gone"."""
+        """Move the counts of processes that are gone for good to replica="gone"."""
         for name, report in list(self._processes.items()):
             if now - (self._born if report.seen is None else report.seen) > self._gone_after:
                 del self._processes[name]
@@ -167,17 +167,17 @@ class Hub:
             self._gone.popitem(last=False)
         self._ended.retire({("", "hub"), *(report.owner for report in self._processes.values())})
 
-    # --- the hub before and the hub after ------------------------------------------------------------------
+    # --- the previous and the next hub ---------------------------------------------------------------------
 
     @property
     def checkpoint(self) -> Kept | None:
-        """What the last page was made of; None before the first, and when nobody keeps it."""
+        """The state of the last page; None before the first page, and when no process keeps it."""
         return self._checkpoint
 
     def keep(self, keeper: str, held: Stamp | None, now: float) -> tuple[bool, Kept | None]:
-        """A keeper says, once a second or two, which checkpoint it holds.
+        """Note which checkpoint a keeper holds, which it reports once every second or two.
 
-        Returns whether it should `restore` it here, and a newer one to hold in its place, if there is one.
+        Returns whether it should `restore` it here, and a newer one to hold instead, if there is one.
         """
         if not self._is_ready(now):
             assert self._handover is not None
@@ -185,7 +185,7 @@ class Hub:
         return False, self._checkpoint if held is None or held < self._stamp else None
 
     def restore(self, keeper: str, checkpoint: bytes, now: float) -> None:
-        """Take what a keeper holds. Too late, or not usable, it is passed over."""
+        """Restore a keeper's checkpoint. One that comes too late, or is not usable, is ignored."""
         if self._is_ready(now):
             return
         assert self._handover is not None
@@ -199,13 +199,13 @@ class Hub:
         if self._handover is not None and self._handover.is_over({name for name, _ in self._early}, now):
             best, self._handover = self._handover.best, None
             if best is not None:
-                self._go_on_from(best)
+                self._resume_from(best)
             for (process, _), report in self._early.items():
                 self._take(process, report)
             self._early.clear()
         return self._handover is None
 
-    def _go_on_from(self, checkpoint: Checkpoint) -> None:
+    def _resume_from(self, checkpoint: Checkpoint) -> None:
         self._stamp = (max(self._stamp[0], checkpoint.stamp[0] + 1), 0)
         self._ended = Totals.of(checkpoint.ended)
         self._ended.add(("", "hub"), read_snapshot(checkpoint.own))

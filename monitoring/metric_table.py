@@ -1,8 +1,8 @@
 """The table of all metrics.
 
-Every series bears `model_name`; counters and gauges also `replica`. Histograms are merged over replicas: thirty
-buckets times every replica is what makes scrapes slow. Labels never hold what a client sent: closed ones list
-their values here and start at 0, open ones (None) are bounded by the code that fills them.
+Every series carries `model_name`; counters and gauges also `replica`. Histograms are merged over replicas, because
+thirty buckets for every replica would make scrapes slow. Labels never hold clients' data: closed labels list
+their values here and start at 0; the code that fills open ones (None) bounds them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Metric:
     part: Part | None = None
     """The part of the application that counts it; its processes show it from the start. None: no part does."""
     labels: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
-    """Label to its possible values; None: any value that our own code chooses."""
+    """Possible values of each label; None: any value that our own code chooses."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, ascending, without infinity."""
     is_seeded: bool = True
-    """Whether it shows at 0 before anything happened; False where 0 might be wrong."""
+    """Whether it is shown at 0 before anything happened; False where 0 might be wrong."""
 
     def initial_keys(self) -> list[Key]:
-        """The series that exist before anything happened: all of them when every label is closed."""
+        """Return the series that exist before anything happened: all of them when every label is closed."""
         if not self.is_seeded:
             return []
         values = [choices for choices in self.labels.values() if choices is not None]
@@ -90,8 +90,8 @@ def _histogram(
 # fmt: off
 METRICS: tuple[Metric, ...] = (
     _gauge("requests_running", "Requests in the running batch.", "requests"),
-    # deferred: waits for another request, which computes the page it begins with
-    _gauge("requests_waiting", "Requests waiting for admission to the batch, by what they wait for.", "requests",
+    # deferred: it waits for another request, which computes its first pages
+    _gauge("requests_waiting", "Requests waiting for admission to the batch, by reason.", "requests",
            reason=("capacity", "deferred")),
     _gauge("queue_oldest_age_seconds", "How long the oldest waiting request has waited.", "seconds"),
     _gauge("waiting_prefill_tokens", "Prompt tokens still to compute, of waiting and running requests.", "tokens"),
@@ -105,12 +105,12 @@ METRICS: tuple[Metric, ...] = (
                      "tokens_per_minute", "max_concurrency", "unauthenticated")),
     Metric("admission_waiting_requests", "gauge", "Requests that wait in the ingress for an engine.", "requests",
            "ingress"),
-    # What an ingress holds for its clients: all of it is 0 again when they have gone.
+    # Resources that an ingress holds for its clients: all are 0 again when the clients have gone.
     Metric("open_streams", "gauge", "Requests to engines that have not ended; each has a journal.", "requests",
            "ingress"),
     Metric("http_connections", "gauge", "Open connections of clients.", "connections", "ingress"),
     Metric("admission_waiting_tokens", "gauge", "Uncached prompt tokens of those requests.", "tokens", "ingress"),
-    # `tenant` is a name from the configuration, never what a client sent.
+    # `tenant` is a name from the configuration, never a client's text.
     _counter("tenant_requests_total", "ingress", "Requests to generate, by tenant.", "requests", tenant=None),
     _counter("tenant_tokens_total", "ingress", "Tokens by tenant, counted as its limits count them.", "tokens",
              tenant=None, kind=("prompt", "generated")),
@@ -127,7 +127,7 @@ METRICS: tuple[Metric, ...] = (
     _histogram("time_per_output_token_seconds", "ingress",
                "Mean time between tokens of an answer, from its first to its last.", "seconds", _TOKEN_LATENCY),
     _histogram("request_duration_seconds", "ingress", "From a request's arrival to its end.", "seconds", _LATENCY),
-    # Targets are the settings `slo`; a request that was not measured (one token has no itl) counts nowhere.
+    # Targets are the settings `slo`; a request without a measurement (one token has no itl) counts nowhere.
     _counter("slo_requests_total", "ingress", "Requests by whether they met a target of the settings.", "requests",
              slo=("ttft", "itl", "e2e"), met=("true", "false")),
     _histogram("request_prompt_tokens", "ingress", "Prompt tokens of a request.", "tokens", _REQUEST_TOKENS),
@@ -142,7 +142,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("spec_draft_tokens_total", "engine", "Draft tokens that the model verified.", "tokens"),
     _counter("spec_accepted_tokens_total", "engine", "Draft tokens that the model accepted.", "tokens"),
     _counter("conversation_characters_total", "ingress",
-             "Characters of conversations: tokenized, or kept with their token ids from a request before.",
+             "Characters of conversations: tokenized, or kept with their token ids from an earlier request.",
              "characters", source=("tokenized", "kept")),
     _counter("reasoning_tokens_total", "ingress", "Generated tokens that were reasoning.", "tokens"),
     _counter("prefix_cache_query_tokens_total", "engine", "Prompt tokens looked up in the cache.", "tokens"),
@@ -152,12 +152,12 @@ METRICS: tuple[Metric, ...] = (
              "Tokens looked up when a preempted request was resumed.", "tokens"),
     _counter("prefix_cache_recompute_hit_tokens_total", "engine",
              "Tokens found when a preempted request was resumed.", "tokens", tier=_TIERS),
-    # In host memory lies what preempted requests had computed (active), and evicted prefixes (cached), with the
-    # recurrent states after them. Of files that several engines share, each counts all that it sees.
+    # Host memory holds the KV that preempted requests had computed (active), and evicted prefixes (cached), with
+    # the recurrent states after them. Engines that share files each count all of them.
     _gauge("kv_pages", "KV pages by state; active ones belong to requests, cached ones can be evicted.", "pages",
            state=("free", "active", "cached"), tier=(*_TIERS, "file")),
     # Not kv_pages_total: Prometheus keeps that suffix for counters.
-    _gauge("kv_pages_capacity", "KV pages there are.", "pages", tier=_TIERS),
+    _gauge("kv_pages_capacity", "All KV pages.", "pages", tier=_TIERS),
     _gauge("state_slots", "Slots for recurrent states: of running requests, and snapshots at ends of prefixes.",
            "slots", state=("free", "running", "snapshot")),
     _gauge("kv_page_size_tokens", "Tokens that fit in a KV page.", "tokens"),
@@ -169,16 +169,16 @@ METRICS: tuple[Metric, ...] = (
     _counter("kv_transfer_bytes_total", "engine", "Bytes of these pages, of an engine's first rank.", "bytes",
              tier=_MOVED, direction=("out", "in")),
     _counter("kv_transfer_failed_pages_total", "engine",
-             "KV pages that did not come, or not as they were written; their tokens were computed.", "pages",
+             "KV pages that did not arrive, or arrived damaged; their tokens were computed.", "pages",
              tier=("file", "peer")),
-    # It falls where copies took longer than computing would have; a preempted request's are counted too.
-    _gauge("kv_saved_seconds", "Prefill that KV from below the device has saved since the start, less its copies.",
+    # It falls where copies took longer than computing would have; those of preempted requests count too.
+    _gauge("kv_saved_seconds", "Prefill that KV from below the device has saved since the start, minus copies.",
            "seconds", tier=("host",)),
-    _histogram("kv_page_lifetime_seconds", "engine", "From taking a KV page to its eviction, of sampled pages.",
+    _histogram("kv_page_lifetime_seconds", "engine", "From allocating to evicting a KV page, of sampled pages.",
                "seconds", _AGES),
     _histogram("kv_page_idle_before_evict_seconds", "engine",
                "From the last use of a KV page to its eviction, of sampled pages.", "seconds", _AGES),
-    _counter("preemptions_total", "engine", "Requests put back in the queue for want of KV pages.", "events",
+    _counter("preemptions_total", "engine", "Requests put back in the queue for lack of KV pages.", "events",
              mode=("recompute", "swap")),
     _histogram("engine_step_seconds", "engine", "Duration of an engine step.", "seconds", _TOKEN_LATENCY,
                phase=_PHASE),
@@ -186,15 +186,15 @@ METRICS: tuple[Metric, ...] = (
     _histogram("engine_batch_tokens", "engine", "Tokens computed in a step.", "tokens", _TOKENS, phase=_PHASE),
     _counter("engine_stage_seconds_total", "engine", "Time the engine loop spent in each stage.", "seconds",
              stage=_STAGE),
-    _counter("engine_steps_total", "engine", "Steps the engine has run.", "steps"),
-    # memory: there was none for the step; device: it can compute no other
+    _counter("engine_steps_total", "engine", "Steps that the engine has run.", "steps"),
+    # memory: there was none for the step; device: it can no longer compute
     _counter("engine_failed_steps_total", "engine",
-             "Steps that failed, and self-tests after them that did, by cause.", "steps",
+             "Steps that failed, and failed self-tests after them, by cause.", "steps",
              cause=("memory", "device", "other")),
     _counter("engine_graph_replays_total", "engine",
              "Steps by how they were launched: as a recorded graph or operator by operator.", "steps",
              mode=("graph", "eager")),
-    _gauge("engine_up", "1 while the engine's loop lives; summed, the engine replicas that serve.", "replicas"),
+    _gauge("engine_up", "1 while the engine's loop runs; summed, the engine replicas that serve.", "replicas"),
     Metric("gpu_utilization_ratio", "gauge", "Share of the time in which the GPU was busy, 0 to 1.", "ratio",
            "engine", is_seeded=False),
     _counter("warm_up_prefixes_total", "engine", "Prefixes computed before the first request.", "prefixes"),
@@ -203,9 +203,9 @@ METRICS: tuple[Metric, ...] = (
     # policy="custom" stands for "package.module:Class".
     _counter("router_decisions_total", "ingress", "Requests placed, by policy and reason.", "requests",
              policy=("cost", "session", "least_loaded", "rendezvous", "random", "custom"), reason=_REASON),
-    _histogram("router_decision_seconds", "ingress", "Time to decide where a request goes.", "seconds", _DECISION),
+    _histogram("router_decision_seconds", "ingress", "Time to choose a request's replica.", "seconds", _DECISION),
     Metric("router_index_lag_seconds", "gauge",
-           "Age of the oldest news of a connected replica's cache: what the router does not know yet.", "seconds",
+           "Age of the oldest last report of a connected replica's cache.", "seconds",
            "ingress"),
     Metric("router_open_requests", "gauge", "Requests that the router counts at a replica, or on the way there.",
            "requests", "ingress"),
@@ -217,26 +217,26 @@ METRICS: tuple[Metric, ...] = (
              "requests"),
     _counter("router_regret_tokens_total", "ingress",
              "Prompt tokens that another available replica had cached and the chosen one had not.", "tokens"),
-    _counter("router_hit_tokens_total", "ingress", "Cached prompt tokens, as the router predicted and as it was.",
+    _counter("router_hit_tokens_total", "ingress", "Cached prompt tokens, predicted by the router and actual.",
              "tokens", kind=("predicted", "actual")),
     Metric("router_index_blocks", "gauge", "Blocks of prefixes that the router knows of.", "blocks", "ingress"),
-    Metric("router_index_capacity_blocks", "gauge", "Blocks for which the router's index has room.", "blocks",
+    Metric("router_index_capacity_blocks", "gauge", "Blocks that fit into the router's index.", "blocks",
            "ingress"),
     _counter("router_index_dropped_blocks_total", "ingress",
-             "Blocks forgotten or not taken in because the index was full.", "blocks"),
+             "Blocks forgotten or not stored because the index was full.", "blocks"),
     _gauge("wire_kept_requests",
            "Requests whose output is kept for an ingress: unfinished ones, and those that ended seconds ago.",
            "requests"),
     _gauge("wire_ingresses", "Ingresses that are connected.", "ingresses"),
-    _counter("wire_rejected_messages_total", "engine", "Messages of ingresses that were not taken in.", "messages",
+    _counter("wire_rejected_messages_total", "engine", "Messages of ingresses that were rejected.", "messages",
              kind=("malformed", "unauthenticated", "refused", "replayed", "congested", "failed", "handshake",
                    "endless")),
-    _counter("kv_event_blocks_total", "engine", "Blocks of KV that routers of others were told of.", "blocks",
+    _counter("kv_event_blocks_total", "engine", "KV blocks announced to other systems' routers.", "blocks",
              event=("stored", "removed")),
     _counter("kv_event_replays_total", "engine",
-             "Requests for events that were missed: kept ones were sent, or all that is held, or neither.",
+             "Requests for missed events: kept ones were sent, or all held blocks, or neither.",
              "requests", outcome=("buffered", "snapshot", "malformed", "broken_off")),
-    _counter("wire_dropped_messages_total", "ingress", "Messages of replicas that were not taken in, and gaps.",
+    _counter("wire_dropped_messages_total", "ingress", "Messages of replicas that were dropped, and gaps.",
              "messages", kind=("malformed", "refused", "epoch", "replayed", "gaps", "congested", "renewed")),
     _counter("migrations_total", "ingress", "Streams that lost their replica after the first token.", "streams",
              reason=_LOSS, outcome=("resumed", "gave_up", "no_replica")),
@@ -249,33 +249,33 @@ METRICS: tuple[Metric, ...] = (
     _counter("hedges_total", "ingress", "Requests that were slow to begin and therefore sent twice.",
              "requests", outcome=("won", "lost", "over_budget")),
     _counter("grammar_requests_total", "ingress",
-             "Requests whose answer must match a grammar: known to be usable, found to be, not so, too complex.",
+             "Requests whose answer must match a grammar: known usable, checked usable, unusable, too complex.",
              "requests", result=("hit", "miss", "rejected", "timeout")),
-    _histogram("grammar_compile_seconds", "ingress", "Time to find out whether a grammar can be used.", "seconds",
+    _histogram("grammar_compile_seconds", "ingress", "Time to check whether a grammar can be used.", "seconds",
                _LATENCY),
-    _gauge("grammar_cache_bytes", "Bytes that the compiled grammars kept for requests to come count.", "bytes"),
+    _gauge("grammar_cache_bytes", "Bytes counted for compiled grammars that are kept for reuse.", "bytes"),
     _counter("grammar_cache_requests_total", "engine",
-             "Requests whose answer must match a grammar: it was there, or had to be compiled.", "requests",
+             "Requests whose answer must match a grammar: it was compiled already, or had to be.", "requests",
              result=("hit", "miss")),
     _counter("stream_disconnects_total", "ingress", "Streams whose client left before the end.", "streams"),
-    # `route` is a template of our own, never the path that was asked for.
+    # `route` is one of our own templates, never the path of a request.
     _counter("http_requests_total", "ingress", "HTTP requests answered; status 499: the client left first.",
              "requests", route=None, method=_METHOD, status=None),
-    Metric("http_inflight_requests", "gauge", "HTTP requests being answered, streams included.", "requests",
+    Metric("http_inflight_requests", "gauge", "HTTP requests being answered, including streams.", "requests",
            "ingress"),
     Metric("ingress_loop_lag_seconds", "gauge",
            "Longest delay of an ingress's event loop in the last minute, for which its streams waited.",
            "seconds", "ingress"),
     Metric("ingress_loop_own_lag_seconds", "gauge",
-           "The same as far as the ingress computed meanwhile; the rest is the machine's, which ran others.",
+           "The part of it in which the ingress computed; in the rest it waited for a processor.",
            "seconds", "ingress"),
-    # Of engines and ingresses. 0 are collections of young objects alone, 2 are full ones.
+    # Of engines and ingresses. 0: collections of young objects only; 2: full ones.
     Metric("gc_pause_seconds", "histogram", "Pause of a process for a garbage collection, by generation.",
            "seconds", None, {"generation": ("0", "1", "2")}, _PAUSES),
     Metric("build_info", "gauge", "1; the labels say what runs.", "", None,
            {"version": None, "attention": None, "device": None, "dtype": None}),
     Metric("refuses_settings", "gauge",
-           "1 while a process goes on with the settings that it has, as new ones are wrong.", "processes", None),
+           "1 while a process keeps its settings because new ones are wrong.", "processes", None),
     Metric("metrics_processes", "gauge", "Processes whose numbers are recent.", "processes", "hub"),
     _counter("metrics_snapshots_dropped_total", "hub", "Reports of processes that could not be used.", "snapshots",
              reason=("malformed", "too_large", "too_many", "out_of_order")),

@@ -29,7 +29,7 @@ class Snapshot(msgspec.Struct):
 
     version: int
     epoch: str
-    """New with every start of a process, whose counters begin at 0. Later epochs sort after earlier ones."""
+    """New with every start of a process, when counters begin at 0. Later epochs sort after earlier ones."""
     sequence: int
     """Grows with every snapshot of an epoch."""
     model_name: str
@@ -90,7 +90,7 @@ class Metrics:
     """
 
     def __init__(self, model_name: str, replica: str, part: Part | None = None) -> None:
-        """`part` says which metrics show from the start, at 0; None takes all."""
+        """`part` says which metrics are shown from the start, at 0; None: all."""
         self.model_name = model_name
         self.replica = replica
         self._epoch = f"{time.time_ns():020}-{uuid.uuid4().hex}"
@@ -98,7 +98,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._values: dict[str, dict[Key, float]] = {}
         self._histograms: dict[str, dict[Key, Histogram]] = {}
-        # Keys of series that exist, by the arguments of the calls that named them: checking those takes longest.
+        # Keys of existing series, by the arguments of the calls that named them: checking these takes longest.
         self._known: dict[tuple[object, ...], Key] = {}
         for metric in METRICS:
             keys = metric.initial_keys() if part is None or metric.part == part else []
@@ -117,7 +117,7 @@ class Metrics:
             series[key] = series.get(key, 0.0) + value
 
     def counter(self, name: str, **labels: str) -> Counter:
-        """Return a series of a counter, for those who count often: looking it up takes most of the time."""
+        """Return a series of a counter, for callers that count often: the look-up takes most of the time."""
         with self._lock:
             key = self._key(name, "counter", labels)
             return Counter(self._values[name], key, self._lock)
@@ -135,7 +135,7 @@ class Metrics:
             self._values[name][self._key(name, "gauge", labels)] = value
 
     def gauge(self, name: str, **labels: str) -> Gauge:
-        """Return a series of a gauge, for those who set it often."""
+        """Return a series of a gauge, for callers that set it often."""
         with self._lock:
             return Gauge(self._values[name], self._key(name, "gauge", labels), self._lock)
 
@@ -144,7 +144,7 @@ class Metrics:
         self.series(name, **labels).observe(value, count)
 
     def series(self, name: str, **labels: str) -> Series:
-        """Return a series of a histogram, for those who observe it often: looking it up takes most of the time."""
+        """Return a series of a histogram, for callers that observe often: the look-up takes most of the time."""
         with self._lock:
             key = self._key(name, "histogram", labels)
             histogram = self._histograms[name].get(key)
@@ -153,7 +153,7 @@ class Metrics:
         return Series(histogram, BY_NAME[name].buckets, self._lock)
 
     def snapshot(self) -> bytes:
-        """All values as msgpack: what `Hub.push` takes."""
+        """Return all values as msgpack, the argument of `Hub.push`."""
         with self._lock:
             self._sequence += 1
             return msgspec.msgpack.encode(

@@ -1,4 +1,4 @@
-"""The page Prometheus reads: totals and gauges in its text format, in the order of the table of definitions."""
+"""Prometheus's page: totals and gauges in its text format, in the order of the table of definitions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Mirror = Callable[[Gauges], Sequence[GaugeMetricFamily]]
 
 
 def render_page(totals: Totals, gauges: Gauges, mirrors: Sequence[Mirror] = ()) -> bytes:
-    """All metrics in Prometheus' text format, version 0.0.4 (`CONTENT_TYPE`)."""
+    """Return all metrics in Prometheus' text format, version 0.0.4 (`CONTENT_TYPE`)."""
     registry = CollectorRegistry()
     families = [_family(metric, totals, gauges.get(metric.name, {})) for metric in METRICS]
     registry.register(_Page([*families, *(family for mirror in mirrors for family in mirror(gauges))]))
@@ -33,7 +33,7 @@ def render_page(totals: Totals, gauges: Gauges, mirrors: Sequence[Mirror] = ()) 
 
 
 class _Page(Collector):
-    """Families already collected, in the form prometheus_client asks for."""
+    """Families already collected, in the form that prometheus_client asks for."""
 
     def __init__(self, families: list[MetricFamily]) -> None:
         self._families = families

@@ -1,7 +1,7 @@
 """Checks of PromQL expressions against the table of metrics.
 
-Not a parser: Prometheus has one, and the tests ask it. This finds what Prometheus cannot know to be wrong: a
-metric, a label or a label's value that Raydix never serves, a rate of something that is no counter.
+Not a parser: Prometheus has one, and the tests use it. These checks find errors that Prometheus cannot know: a
+metric, a label or a label's value that Raydix never serves, a rate of a metric that is no counter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LABEL_LISTS = {"by", "without", "on", "ignoring", "group_left", "group_right"}
 _WORDS = {"and", "or", "unless", "atan2", "offset", "bool", "inf", "nan"}
 _RATES = {"rate", "increase", "irate", "resets"}
 _TARGET_LABELS = {"job", "instance"}
-"""What Prometheus adds to every series."""
+"""Labels that Prometheus adds to every series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Selector:
     name: str
     matchers: tuple[Matcher, ...] = ()
     range: str = ""
-    """As written, without the brackets; "" reads the latest value."""
+    """As written, without the brackets; "": it reads the latest value."""
     function: str = ""
-    """Whose argument it is, when that is a function's first."""
+    """The function that has it as its first argument; "" if there is none."""
 
     def __str__(self) -> str:
         conditions = ",".join(f'{m.label}{m.operator}"{m.value}"' for m in self.matchers)
@@ -52,17 +52,17 @@ class Selector:
 
 
 def selectors(expression: str) -> list[Selector]:
-    """All series that an expression reads, in its order."""
+    """Return all series that an expression reads, in its order."""
     return [found for found in _parts(expression) if isinstance(found, Selector)]
 
 
 def labels_listed(expression: str) -> set[str]:
-    """Labels that the expression groups or joins by."""
+    """Return the labels by which the expression groups or joins."""
     return {found for found in _parts(expression) if isinstance(found, str)}
 
 
 def problems(expression: str, recorded: Mapping[str, set[str]] | None = None) -> list[str]:
-    """What cannot be right in an expression over Raydix' metrics. `recorded`: recording rules and their labels.
+    """Return the errors in an expression over Raydix' metrics. `recorded`: recording rules and their labels.
 
     A value with a "$" is a dashboard's variable and may be anything.
     """
@@ -80,7 +80,7 @@ def problems(expression: str, recorded: Mapping[str, set[str]] | None = None) ->
 
 
 def _labels(name: str) -> set[str] | None:
-    """Labels of a series of the table; None when it is not in the table."""
+    """Return the labels of a series of the table; None when it is not in the table."""
     metric, suffix = _metric(name)
     if metric is None:
         return None
@@ -91,7 +91,7 @@ def _labels(name: str) -> set[str] | None:
 
 
 def _metric(name: str) -> tuple[Metric | None, str]:
-    """A series' definition, and the suffix that tells a histogram's series apart."""
+    """Return a series' definition, and the suffix that distinguishes a histogram's series."""
     if not name.startswith(PREFIX):
         return None, ""
     short = name.removeprefix(PREFIX)
@@ -116,8 +116,8 @@ def _misuse(selector: Selector) -> list[str]:
         found.append(f"{selector.function}() of the gauge {selector.name}")
     if is_counted and not selector.range:
         found.append(f"{selector.name} only ever grows: take its rate() or increase()")
-    if metric.kind == "counter" and selector.range and not _leaves_out_gone(selector):
-        # What replicas had counted moves there when they go: a jump that nobody caused.
+    if metric.kind == "counter" and selector.range and not _omits_gone(selector):
+        # The counts of replicas move there when these end: a jump without an event.
         found.append(f'{selector} needs replica!="{GONE}"')
     return found
 
@@ -127,7 +127,7 @@ def _unknown_labels(selector: Selector, labels: set[str]) -> list[str]:
 
 
 def _unknown_values(selector: Selector, matcher: Matcher, choices: tuple[str, ...]) -> list[str]:
-    """Each alternative of a matcher must be a value that there is."""
+    """Return an error for each alternative of a matcher that is not an existing value."""
     alternatives = matcher.value.split("|") if "~" in matcher.operator else [matcher.value]
     wrong = [each for each in alternatives if not any(_matches(each, choice, matcher) for choice in choices)]
     return [f"{selector.name}: {matcher.label} is never {each!r}, but one of {choices}" for each in wrong]
@@ -137,7 +137,7 @@ def _matches(value: str, choice: str, matcher: Matcher) -> bool:
     return bool(re.fullmatch(value, choice)) if "~" in matcher.operator else value == choice
 
 
-def _leaves_out_gone(selector: Selector) -> bool:
+def _omits_gone(selector: Selector) -> bool:
     for matcher in selector.matchers:
         if matcher.label == "replica" and (matcher.operator, matcher.value) in {("!=", GONE), ("!~", GONE)}:
             return True
@@ -147,7 +147,7 @@ def _leaves_out_gone(selector: Selector) -> bool:
 
 
 def _parts(expression: str) -> Iterator[Selector | str]:
-    """Selectors, and the labels of by, on and their like."""
+    """Yield selectors, and the labels of by, on and the like."""
     tokens = [(m.lastgroup, m.group()) for m in _TOKEN.finditer(expression) if m.lastgroup != "comment"]
     tokens += [("end", "")] * 2
     at, function = 0, ""
@@ -171,7 +171,7 @@ def _parts(expression: str) -> Iterator[Selector | str]:
 
 
 def _label_list(tokens: list[tuple[str | None, str]], at: int) -> tuple[int, list[str]]:
-    """The names between the parentheses that begin at `at`; group_left may have none."""
+    """Return the names between the parentheses that begin at `at`; group_left may have none."""
     if tokens[at][1] != "(":
         return at, []
     end = next(i for i in range(at, len(tokens)) if tokens[i][1] in (")", ""))
@@ -179,7 +179,7 @@ def _label_list(tokens: list[tuple[str | None, str]], at: int) -> tuple[int, lis
 
 
 def _matchers(tokens: list[tuple[str | None, str]], at: int) -> tuple[int, tuple[Matcher, ...]]:
-    """The conditions between the braces that begin at `at`, where any do."""
+    """Return the conditions between the braces that begin at `at`, if any."""
     if tokens[at][1] != "{":
         return at, ()
     end = next(i for i in range(at, len(tokens)) if tokens[i][1] in ("}", ""))

@@ -1,4 +1,4 @@
-"""Every expression that dashboards and alerts ask of Prometheus, as Prometheus is asked it."""
+"""Every expression that dashboards and alerts send to Prometheus, in its final form."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ EVERYTHING: Mapping[str, str] = {
     "tenant": ".*",
     "__rate_interval": "1m",
 }
-"""What Grafana puts in place of its variables where nothing is chosen."""
+"""Grafana's values for its variables where nothing is chosen."""
 NOT_AT_ONCE = frozenset({"raydix:prefix_cache_hit:ratio1d_offset1h", "raydix_gpu_utilization_ratio"})
-"""What an application has no data for in its first hour, or without a GPU."""
+"""Series that have no data in an application's first hour, or without a GPU."""
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 
@@ -30,13 +30,13 @@ class Query:
 
     expr: str
     source: str
-    """Where it is from, e.g. "raydix-engine: Running and waiting [0]"."""
+    """Its origin, e.g. "raydix-engine: Running and waiting [0]"."""
     expects_data: bool
     """Whether any application under load has data for it; False where an event such as an error comes first."""
 
 
 def dashboard_queries(variables: Mapping[str, str] = EVERYTHING) -> list[Query]:
-    """The queries of every panel; `variables` are merged over `EVERYTHING`."""
+    """Return the queries of every panel; `variables` are merged over `EVERYTHING`."""
     values = {**EVERYTHING, **variables}
     return [
         Query(
@@ -49,12 +49,12 @@ def dashboard_queries(variables: Mapping[str, str] = EVERYTHING) -> list[Query]:
 
 
 def with_variables(expr: str, values: Mapping[str, str]) -> str:
-    """An expression with Grafana's variables replaced. KeyError for a variable without a value."""
+    """Return an expression with Grafana's variables replaced. Raises KeyError for a variable without a value."""
     return _VARIABLE.sub(lambda found: values[found[1] or found[2]], expr)
 
 
 def alert_queries() -> list[Query]:
-    """What the rules ask; alerts also as `Rule.answered`, which has data although nothing fires."""
+    """Return the rules' queries; alerts also as `Rule.answered`, which has data although nothing fires."""
     queries = []
     for rule in load_rules():
         is_ready = not NOT_AT_ONCE & {rule.name, *(selector.name for selector in selectors(rule.expr))}

@@ -1,11 +1,11 @@
 """Mirror of a process's metrics in Ray's own, as ray_raydix_*, for users of Ray's exporters.
 
-counter      what it grew by since the last report
+counter      its growth since the last report
 gauge        its value, every time: Ray forgets a gauge that is not set again within half a minute
 histogram    its sum and its count, as two counters *_sum_total and *_count_total: a mean, but no quantiles. Ray
-             wants each observation by itself, of which a busy engine has thousands a second
+             wants each observation by itself, and a busy engine has thousands a second
 
-Every series bears model_name and replica, and Ray's own labels.
+Every series carries model_name and replica, and Ray's own labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWNER = ("model_name", "replica")
 
 
 class RayMirror:
-    """Reports one process's snapshots. Needs a process that Ray started, or that is connected to it."""
+    """Reports one process's snapshots. Needs a process that Ray started, or that is connected to Ray."""
 
     def __init__(self) -> None:
         self._counters: dict[str, Counter] = {}
@@ -30,7 +30,7 @@ class RayMirror:
         self._told: dict[tuple[str, Key], float] = {}
 
     def report(self, data: bytes) -> None:
-        """Pass on a `Metrics.snapshot()`; call it about once a second, with snapshots of one process."""
+        """Report a `Metrics.snapshot()` to Ray; call it about once a second, with snapshots of one process."""
         snapshot = read_snapshot(data)
         for name, series in snapshot.values.items():
             if BY_NAME[name].kind == "gauge":
@@ -46,7 +46,7 @@ class RayMirror:
     def _count(self, name: str, metric: str, snapshot: Snapshot, series: Iterable[tuple[Key, float]]) -> None:
         for key, total in series:
             growth = total - self._told.get((name, key), 0.0)
-            if growth > 0:  # Ray takes no 0
+            if growth > 0:  # Ray rejects 0
                 self._counter(name, metric).inc(growth, self._tags(metric, snapshot, key))
                 self._told[name, key] = total
 

@@ -1,4 +1,4 @@
-"""The alert and recording rules of `alerts/raydix.rules.yaml`, read."""
+"""Reads the alert and recording rules of `alerts/raydix.rules.yaml`."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class Rule:
     expr: str
     group: str
     hold: str = ""
-    """How long an alert's expression must hold before it fires, such as "5m"; "": not at all."""
+    """How long an alert's expression must hold before it fires, such as "5m"; "": it fires immediately."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def answered(self) -> str:
-        """The expression with its comparisons answered by 0 or 1 instead of left out.
+        """Return the expression with 0 or 1 as the result of its comparisons, instead of a filter.
 
-        It has data whether or not the alert fires: nothing that it reads is missing, and the sides of its `and`
+        It has data whether or not the alert fires: all series that it reads exist, and the sides of its `and`
         have labels in common.
         """
         return re.sub(r"(?<![=!])(==|!=|>=|<=|>|<)(?=\s*\d)", r"\1 bool", self.expr)
 
 
 def load_rules(path: Path = RULES) -> list[Rule]:
-    """All rules of a file, in its order. KeyError or ValueError when it is no file of rules."""
+    """Return all rules of a file, in its order. Raises KeyError or ValueError when it is no file of rules."""
     groups = yaml.safe_load(path.read_text())["groups"]
     return [_rule(group["name"], **rule) for group in groups for rule in group["rules"]]
 
 
 def recorded_labels(rules: Sequence[Rule]) -> dict[str, set[str]]:
-    """The labels of what recording rules record: what they group by, or those of what they read."""
+    """Return the labels of the series of recording rules: those that they group by, or those of their input."""
     recorded: dict[str, set[str]] = {}
     for rule in rules:
         if rule.kind == "record":

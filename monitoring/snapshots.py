@@ -13,7 +13,7 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def read_snapshot(data: bytes) -> Snapshot:
-    """A process's `Metrics.snapshot()`. Raises ValueError. Metrics of a newer version are passed over."""
+    """Decode a process's `Metrics.snapshot()`, without metrics of a newer version. Raises ValueError."""
     try:
         snapshot = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:  # surplus fields may be nested deeply

@@ -1,8 +1,7 @@
-"""Sums of what processes counted: counters by replica, histograms over all replicas.
+"""Sums of the values that processes report: counters by replica, histograms over all replicas.
 
-Prometheus takes the smallest decrease for a restart, and a sum of floats may come out a little smaller in another
-order. So all values are whole multiples of 2^-30: sums are exact, whatever their order, and what was added can be
-taken away again.
+Prometheus treats the smallest decrease as a restart, and a sum of floats may be slightly smaller in another order.
+So all values are whole multiples of 2^-30: sums are exact in any order, and added values can be subtracted again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Owner = tuple[str, str]
 """Model name and replica: the labels of the process that counted."""
 GONE = "gone"
 _UNIT = 2**30
-"""Parts of 1: nanoseconds, where it is seconds. A power of two, so that whole numbers stay what they are."""
+"""Parts of 1: nanoseconds, for seconds. A power of two, so that whole numbers stay exact."""
 
 
 @dataclass(slots=True)
@@ -38,29 +37,29 @@ class Merged:
 
 
 class TotalsState(msgspec.Struct):
-    """Totals as they travel. Large whole numbers are strings: msgpack's end at 64 bits."""
+    """Totals in transit. Large whole numbers are strings, because msgpack's end at 64 bits."""
 
     counters: dict[str, list[tuple[Key, str]]]
     histograms: dict[str, list[tuple[Key, list[int], str]]]
 
 
 class Totals:
-    """Counters and histograms by name and labels; snapshots are added to it, or taken away again."""
+    """Counters and histograms by name and labels; snapshots are added to them, or subtracted again."""
 
     def __init__(self) -> None:
         self._counters: dict[str, dict[Key, int]] = {}
         self._histograms: dict[str, dict[Key, Merged]] = {}
 
     def counters(self, name: str) -> Mapping[Key, float]:
-        """A counter's values by (model name, replica, its own labels)."""
+        """Return a counter's values by (model name, replica, its own labels)."""
         return {key: parts / _UNIT for key, parts in self._counters.get(name, {}).items()}
 
     def histograms(self, name: str) -> Mapping[Key, Merged]:
-        """A histogram's values by (model name, its own labels)."""
+        """Return a histogram's values by (model name, its own labels)."""
         return self._histograms.get(name, {})
 
     def add(self, owner: Owner, snapshot: Snapshot, sign: int = 1) -> None:
-        """Add what `owner` counted; sign=-1 takes it away. Names that are not in the table are passed over."""
+        """Add a snapshot of `owner`; sign=-1 subtracts it. Names that are not in the table are ignored."""
         for name, values in snapshot.values.items():
             if name in BY_NAME and BY_NAME[name].kind == "counter":
                 counter = self._counters.setdefault(name, {})
@@ -73,14 +72,14 @@ class Totals:
                     self._merge(name, (owner[0], *key), histogram, sign)
 
     def retire(self, live: Collection[Owner]) -> None:
-        """Give what is counted under other replicas than `live` to replica="gone"."""
+        """Move the counts of all replicas except `live` to replica="gone"."""
         for counter in self._counters.values():
             for key in [key for key in counter if key[:2] not in live and key[1] != GONE]:
                 heir = (key[0], GONE, *key[2:])
                 counter[heir] = counter.get(heir, 0) + counter.pop(key)
 
     def copy(self) -> Totals:
-        """An independent copy."""
+        """Return an independent copy."""
         twin = Totals()
         twin._counters = {name: dict(counter) for name, counter in self._counters.items()}
         twin._histograms = {
@@ -90,7 +89,7 @@ class Totals:
         return twin
 
     def state(self) -> TotalsState:
-        """All of it, to travel."""
+        """Return all of it in the form for transit."""
         return TotalsState(
             {name: [(k, str(v)) for k, v in counter.items()] for name, counter in self._counters.items()},
             {
@@ -101,7 +100,7 @@ class Totals:
 
     @classmethod
     def of(cls, state: TotalsState) -> Totals:
-        """What `state()` gave. What does not fit the table, because another version wrote it, is left out."""
+        """Return the totals of a `state()`. Values of another version that do not fit the table are omitted."""
         totals = cls()
         for name, values in state.counters.items():
             metric = BY_NAME.get(name)

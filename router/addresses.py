@@ -1,4 +1,4 @@
-"""Where replicas are reached, and what others prove themselves with: as each replica advertises it through Ray."""
+"""Addresses of replicas and the keys that prove identities, as each replica advertises them through Ray."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 _STORE = "files:"
-"""What names of stores begin with. Those of replicas have no colon there."""
+"""Prefix of the names of stores. Names of replicas have no colon there."""
 
 
 def store_name(store: str) -> str:
-    """Return what routers call a store of files, which replicas share if they advertise the same."""
+    """Return routers' name of a store of files; replicas that advertise the same store share it."""
     return f"{_STORE}{store}"
 
 
 def is_store(name: str) -> bool:
-    """Whether a name is that of a store of files, and not that of a replica."""
+    """Whether a name is that of a store of files, not of a replica."""
     return name.startswith(_STORE)
 
 
@@ -32,7 +32,7 @@ class KVAddress:
 
     @classmethod
     def advertised(cls, metadata: Mapping[str, str]) -> KVAddress | None:
-        """Return the address of what a replica has advertised (`metadata`); None where it lends none."""
+        """Return the address in what a replica advertised (`metadata`); None where it lends none."""
         if any(f"kv_{field.name}" not in metadata for field in fields(cls)):
             return None
         return cls(**{field.name: metadata[f"kv_{field.name}"] for field in fields(cls)})
@@ -54,10 +54,10 @@ class ReplicaAddress:
     epoch: int | None = None
     """Number drawn at the replica's start; None when it was not advertised."""
     public_key: str = ""
-    """Key by which the replica is known, and with which traffic is encrypted; "" where it is not."""
+    """Public key of the replica, with which traffic is encrypted; "" where it is not."""
     kv: KVAddress | None = None
     """Where it lends KV; None where it lends none."""
     role: str = ""
-    """"prefill" or "decode" where these are apart (`router.fetch.roles`)."""
+    """"prefill" or "decode" where prefill and decode are apart (`router.fetch.roles`)."""
     store: str = ""
     """Name of the store of files from which it reads KV (`store_name`); "" where it reads none."""

@@ -1,4 +1,4 @@
-"""Blocks in the order in which they came, of which a piece at a time can be looked through."""
+"""A queue of blocks in the order of their arrival, which can be swept a piece at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 PIECE = 128
-"""Most blocks of a piece."""
+"""Most blocks in a piece."""
 
 
 class BlockQueue:
@@ -22,7 +22,7 @@ class BlockQueue:
         self._pieces: list[array[int]] = []
         self.num_blocks = 0
         """Number of blocks."""
-        self._num_unswept = 0  # leading pieces, the head counted, that the sweep under way has not looked through
+        self._num_unswept = 0  # leading pieces, including the head, that the current sweep has not looked through
 
     def extend(self, blocks: Sequence[int]) -> None:
         """Add blocks as the newest."""
@@ -36,7 +36,7 @@ class BlockQueue:
         self.num_blocks += done
 
     def popleft(self) -> int:
-        """Take out the oldest block. Raises IndexError when there is none."""
+        """Remove and return the oldest block. Raises IndexError when there is none."""
         while not self._head:
             self._head = self._pieces.pop(0)
             self._head.reverse()
@@ -48,7 +48,7 @@ class BlockQueue:
 
     @property
     def is_swept(self) -> bool:
-        """Whether the last sweep has looked through all that was there when it began."""
+        """Whether the last sweep has looked through all that was in the queue when it began."""
         return not self._num_unswept
 
     def begin_sweep(self) -> None:

@@ -1,7 +1,7 @@
-"""A fleet's replicas at one moment, as a policy gets them, and an order of them that is completed when asked for.
+"""A fleet's replicas at one moment, as a policy receives them, and an order of them that is completed on demand.
 
 A fleet keeps its candidates ready between heartbeats, so a prompt costs one copy of a dictionary. A policy that
-compares a few of them looks those up by name; one that is written for any sequence of candidates sees a list.
+compares a few of them looks these up by name; one that is written for any sequence of candidates sees a list.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from router.rendezvous import HashedNames, RendezvousOrder
 
 
 class Candidates(list[Candidate]):
-    """All replicas, those that can serve first, with what policies would else gather from all for every prompt."""
+    """All replicas, those that can serve first, with sums that policies would else compute for every prompt."""
 
     __slots__ = ("_hashed", "none_available", "num_running", "serving", "unavailable")
 
@@ -31,7 +31,7 @@ class Candidates(list[Candidate]):
         super().__init__(serving.values())
         self.extend(unavailable)
         self.none_available = not serving
-        if self.none_available:  # then all are tried
+        if self.none_available:  # then all of them are tried
             serving, unavailable = {one.replica: one for one in unavailable}, ()
             num_running = hashed = None
         self.serving = serving
@@ -57,7 +57,7 @@ class Candidates(list[Candidate]):
 
     @classmethod
     def of(cls, replicas: Iterable[Candidate]) -> Candidates:
-        """Return `replicas` as they are if a fleet has made them, else gather them."""
+        """Return `replicas` unchanged if a fleet made them, else gather them."""
         if isinstance(replicas, cls):
             return replicas
         serving: dict[str, Candidate] = {}
@@ -71,15 +71,15 @@ class Candidates(list[Candidate]):
 
 
 class Order(Sequence[str]):
-    """Names of replicas, best first: a few known ones, and the rest, which is put in order when it is asked for.
+    """Names of replicas, best first: a few known ones, then the rest, which is put in order on demand.
 
-    Most prompts need the first two names alone. Equal to any sequence of the same names.
+    Most prompts need only the first two names. Equal to any sequence of the same names.
     """
 
     __slots__ = ("_known", "_length", "_rest")
 
     def __init__(self, known: Sequence[str], num_rest: int, rest: Callable[[], Iterable[str]]) -> None:
-        """`rest` returns the `num_rest` names after those that are `known`; it is called at most once."""
+        """`rest` returns the `num_rest` names after those that are `known`; it is called at most one time."""
         self._known = tuple(known)
         self._length = len(self._known) + num_rest
         self._rest = rest

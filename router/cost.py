@@ -4,7 +4,7 @@
     P  prefill   this prompt's tokens that are not cached there, at the replica's measured rate
     w            1 / (1 - utilisation): work added to a busy fleet delays all later requests (M/M/1's sensitivity)
     L  load      copying what it holds of the prompt in host memory or below to its device
-    D  decode    how much slower the requests running there become; steep when their KV fills the memory
+    D  decode    the slowdown of the requests that run there; steep when their KV fills the memory
     X  evict     what inserting the prompt evicts from the cache, at the replica's price
 
 Q, P and L delay this request, (w - 1)*P + D + X delay others: the sum is the marginal cost of the placement to
@@ -23,7 +23,7 @@ from router.overlap import Overlap
 
 
 class Candidate(Struct, frozen=True, gc=False):
-    """A replica to choose among, as its router knows it at one moment. Each change of its state makes one."""
+    """A replica to choose among, as its router knows it at one moment. A change of its state makes a new one."""
 
     replica: str
     queued_prefill_tokens: float
@@ -44,7 +44,7 @@ class Candidate(Struct, frozen=True, gc=False):
     page_size: int = 16
     """Tokens of a KV page."""
     max_running: int = 0
-    """Most requests that it runs at once; 0 while unknown."""
+    """Most requests that it runs at the same time; 0 while unknown."""
     finish_rate: float = 0.0
     """Requests per second that it finished lately; 0 while unknown."""
     load_rates: tuple[float, ...] = ()
@@ -56,9 +56,9 @@ class RouteQuery(Struct, frozen=True, gc=False):
 
     num_tokens: int
     overlap: Mapping[str, int]
-    """Leading tokens of the prompt that each replica holds; 0 may be left out."""
+    """Leading tokens of the prompt that each replica holds; zeros may be omitted."""
     key: int
-    """Hash of the prompt's first blocks, which rendezvous hashing keeps together on one replica."""
+    """Hash of the prompt's first blocks: rendezvous hashing keeps prompts with the same key on one replica."""
     session: str | None
     utilisation: float
     """Share of the fleet's prefill capacity in use, 0..1."""
@@ -72,14 +72,14 @@ class Terms:
 
     queue: float
     prefill: float
-    """w * P, not P alone."""
+    """w * P, not only P."""
     decode: float
     evict: float
     total: float
     overlap: int
     load: float
     below: Below
-    """Those of `overlap` that lie in each tier below the device, the fastest first."""
+    """The part of `overlap` in each tier below the device, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ class CostSettings:
 
 DEFAULT_COST = CostSettings()
 DEFAULT_FINISH_RATE = 1.0
-"""Requests/s assumed of a full replica that has finished none lately."""
+"""Requests/s assumed for a full replica that has finished none recently."""
 
 REUSE_S = 300.0
-"""Seconds without use after which a cached token is half as likely to be asked for again. Recorded conversations
+"""Seconds without use after which a cached token is half as likely to be used again. Recorded conversations
 reuse half of their tokens within 135 s and 90 % within 530 s."""
 
 
@@ -141,7 +141,7 @@ def queue_seconds(replica: Candidate) -> float:
 
 
 def cost(query: RouteQuery, replica: Candidate, settings: CostSettings = DEFAULT_COST) -> Terms:
-    """Return the cost of `query` on `replica`. More overlap never costs more; doubling all rates (evict_price is
+    """Return the cost of `query` on `replica`. More overlap never costs more; doubling all rates (`evict_price` is
     the inverse of one) halves every term.
 
     Raises ValueError for a prefill rate that is not above 0.
@@ -165,8 +165,8 @@ def cost(query: RouteQuery, replica: Candidate, settings: CostSettings = DEFAULT
 
 
 def load_seconds(below: Below, replica: Candidate) -> float:
-    """Return L, the seconds until the tokens in each tier below the device are on it. A replica computes what it
-    would load later than that.
+    """Return L, the seconds until the tokens in each tier below the device are on it. Tokens that a replica would
+    compute sooner than load are computed.
     """
     seconds = 0.0
     for tier, tokens in enumerate(below):

@@ -1,4 +1,4 @@
-"""The log of routing decisions: why each request went where it went, how good that was, and totals.
+"""The log of routing decisions: why each request went to its replica, how good the choice was, and totals.
 
 A record has every term of the cost, the runner-up and the predicted hit; the engine's actual hit is added with the
 first token.
@@ -21,7 +21,7 @@ from router.policies import Decision
 
 @dataclass(slots=True)
 class DecisionRecord:
-    """One placement. All values are plain, as it is sent as JSON."""
+    """One placement. All values are plain, because it is sent as JSON."""
 
     request_id: str
     """Id of the attempt: a retry or a migration is a decision of its own, named "<request>~<number>"."""
@@ -31,24 +31,24 @@ class DecisionRecord:
     policy: str
     reason: str
     num_tokens: int
-    """Tokens that need KV: the prompt, and what another replica has generated already."""
+    """Tokens that need KV: the prompt, and the tokens that another replica has generated already."""
     utilisation: float
     """Share of the fleet's prefill capacity in use at the time, 0..1."""
     replica: str
-    """The replica that it went to."""
+    """The replica that received it."""
     runner_up: str | None
     predicted_cached: int
-    """Tokens cached there according to the index, with those that it had best load from files."""
+    """Tokens cached there according to the index, with those that it should load from files."""
     predicted_tiers: dict[str, int]
-    """Those tokens by the tier in which they lie: "device", "host", "file"."""
+    """Those tokens by their tier: "device", "host", "file"."""
     regret_tokens: int
     """Tokens that the best holder able to serve had and the chosen replica neither had nor was to fetch."""
     terms: dict[str, Terms] = field(default_factory=dict)
     """The cost of each replica that was compared, in seconds; empty for policies that do not compare."""
     fetch_from: str | None = None
-    """The replica from which the chosen one was told to fetch KV; None: from none."""
+    """The replica from which the chosen one was asked to fetch KV; None: from none."""
     fetch_tokens: int = 0
-    """Tokens that it was told to fetch."""
+    """Tokens that it was asked to fetch."""
     actual_cached: int | None = None
     """Tokens that the engine found in its cache, fetched ones included; None until the first token."""
     is_overruled: bool = False
@@ -61,7 +61,7 @@ def as_json(record: DecisionRecord) -> dict[str, Any]:
 
 
 def by_tier(overlap: Mapping[str, int], replica: str) -> dict[str, int]:
-    """Return the tokens that a replica holds, by the name of the tier; tiers with none are left out."""
+    """Return the tokens that a replica holds, by the name of the tier; tiers with none are omitted."""
     held = overlap.get(replica, 0)
     below = overlap.below(replica) if held and isinstance(overlap, Overlap) else ()
     if not below:
@@ -94,11 +94,11 @@ class DecisionLog:
         decision: Decision,
         fetch: PlannedFetch | None = None,
     ) -> None:
-        """Record that a request was placed at `decision.order[0]`, which is to `fetch` something for it."""
+        """Record that a request was placed at `decision.order[0]`, which fetches `fetch` for it, if anything."""
         chosen = decision.order[0]
         num_fetched = 0 if fetch is None else fetch.fetched
         tiers = by_tier(query.overlap, chosen)
-        if fetch is not None and fetch.address is None:  # its own files, of which it needs not be told
+        if fetch is not None and fetch.address is None:  # its own files, which it reads without a request
             tiers, fetch = {**tiers, Tier.FILE.name.lower(): num_fetched}, None
         regret_tokens = max(decision.regret_tokens - num_fetched, 0)
         self.by_reason[decision.policy, decision.reason] += 1
@@ -124,7 +124,7 @@ class DecisionLog:
             self._records.popitem(last=False)
 
     def overrule(self, request_id: str, replica: str, overlap: Mapping[str, int]) -> None:
-        """Record that a request went elsewhere; a request that is no longer remembered is passed over."""
+        """Record that a request went elsewhere; ignore a request that is no longer remembered."""
         record = self._records.get(request_id)
         if record is not None:
             record.replica, record.is_overruled = replica, True
@@ -132,7 +132,7 @@ class DecisionLog:
             record.fetch_from, record.fetch_tokens = None, 0
 
     def settle(self, request_id: str, num_cached: int) -> None:
-        """Record how many cached tokens the engine found for a request, known with its first token."""
+        """Record how many cached tokens the engine found for a request, which its first token reports."""
         record = self._records.get(request_id)
         if record is None or record.actual_cached is not None:
             return

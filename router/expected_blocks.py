@@ -1,7 +1,7 @@
 """Blocks that replicas will hold because this process sent prompts there, until the replicas confirm them.
 
-They are apart from what replicas have reported: a dispatch that expires takes nothing away that a replica holds,
-and a prompt's hundreds of blocks are put in and taken out by a few operations on whole dictionaries.
+They are separate from blocks that replicas have reported: an expired dispatch takes nothing from what a replica
+holds, and a prompt's hundreds of blocks are added and removed by a few operations on whole dictionaries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ExpectedBlocks:
         self._queue: deque[tuple[float, str, list[int]]] = deque()  # dispatches, the first to expire first
         self._num_queued = 0
         self.masks: dict[int, int] = {}
-        """The replicas at which each block is expected, one bit each; a block expected nowhere is left out."""
+        """The replicas at which each block is expected, one bit each; a block expected nowhere is omitted."""
 
     def add(self, replica: str, bit: int, blocks: list[int], now: float) -> None:
         """Expect `blocks`; those that were expected before expire later now. O(len(blocks)).
@@ -63,7 +63,7 @@ class ExpectedBlocks:
             self._drop(replica, due, list(due))
 
     def expire(self, now: float) -> None:
-        """Stop expecting what expires by `now`, and the oldest dispatches beyond the limit."""
+        """Stop expecting the blocks that expire by `now`, and the oldest dispatches beyond the limit."""
         queue = self._queue
         while queue and (queue[0][0] <= now or self._num_queued > self._limit):
             until, replica, blocks = queue.popleft()

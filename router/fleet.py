@@ -1,4 +1,4 @@
-"""What one process knows of the engine replicas: their names, addresses and load, and what it sent them itself.
+"""The engine replicas as one process knows them: names, addresses, load, and what this process sent to each.
 
 A replica's load is the sum of two parts:
 
@@ -25,15 +25,15 @@ CIRCUIT_FAILURES = 3
 CIRCUIT_OPEN_S = 5.0
 """How long a circuit stays open; then one more failure opens it again, and one success closes it."""
 MOST_STALE = 8
-"""Replicas that may have changed since the last prompt before their candidates are made anew without one."""
+"""Replicas that may have changed since the last prompt before their candidates are rebuilt without one."""
 
 
 class Fleet:
     """The replicas of one model. Thread-safe; every method is a few dictionary operations and never waits.
 
-    What placement reads of a replica is made anew after the replica's state has changed, not for each prompt: each
-    considers all replicas, which may be hundreds. As one request changes its replica several times, that waits for
-    the next prompt, unless it would find many that have changed.
+    A replica's candidate is rebuilt after its state has changed, not for each prompt, because a prompt considers
+    all replicas, perhaps hundreds. As one request changes its replica several times, the rebuild waits for the
+    next prompt, unless that would find many changed replicas.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,22 +41,22 @@ class Fleet:
         self._lock = threading.Lock()
         self._members: dict[str, Member] = {}
         self._placed: dict[str, str | None] = {}  # open request id -> replica
-        self._deferrable: set[str] = set()  # open requests that give way to all others
+        self._deferrable: set[str] = set()  # open requests that yield to all others
         self._listeners: list[Callable[[], None]] = []
         self.version = 0
-        """Grows whenever a replica joins, leaves, moves, falls silent, fails, or is back."""
+        """Grows whenever a replica joins, leaves, moves, becomes silent, fails, or returns."""
         self._ready = ReadyCandidates()
         self._stale: dict[str, None] = {}
-        """Replicas whose candidates are to be made anew, the first change first."""
+        """Replicas whose candidates must be rebuilt, the first change first."""
         self._open_circuits: set[str] = set()
         self._kv_tokens = 0
         self._fetch_rates = ExactMean()
         self._lenders: tuple[int, Mapping[str, KVAddress]] | None = None
-        """What `lenders` returns at this version."""
+        """The result of `lenders` at this version."""
         self._stores: tuple[int, Mapping[str, str]] = (-1, {})
-        """What `stores` returns at a version."""
+        """The result of `stores` at a version."""
         self._roles: tuple[int, dict[str, frozenset[str]]] = (-1, {})
-        """What `with_role` returns at a version."""
+        """The result of `with_role` at a version."""
 
     # --- members -------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Fleet:
             return {replica: m.address for replica, m in self._members.items() if m.address is not None}
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener`, from any thread, whenever members change; return the function that ends that."""
+        """Call `listener`, from any thread, whenever members change; return the function that unsubscribes it."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -147,7 +147,7 @@ class Fleet:
     # --- load ----------------------------------------------------------------------------------------------
 
     def record_load(self, replica: str, load: ReplicaLoad) -> None:
-        """Take in a heartbeat."""
+        """Store a heartbeat."""
         with self._lock:
             member = self._members.get(replica)
             if member is None:
@@ -165,7 +165,7 @@ class Fleet:
 
     def open(self, request_id: str, *, is_deferrable: bool = False) -> None:
         """Announce a request that this process is about to send. It counts as load where it is booked, until
-        `release`. One that is deferrable gives way to all others, and is no load to them.
+        `release`. A deferrable one yields to all others, and is no load to them.
         """
         with self._lock:
             if is_deferrable:
@@ -207,7 +207,7 @@ class Fleet:
         return self._placed.get(request_id)
 
     def release(self, request_id: str) -> None:
-        """Forget a request that has ended, in whatever way."""
+        """Forget a request that has ended, for any reason."""
         with self._lock:
             self._deferrable.discard(request_id)
             replica = self._placed.pop(request_id, None)
@@ -225,7 +225,7 @@ class Fleet:
             return {replica: float(member.num_requests) for replica, member in self._members.items()}
 
     def candidates(self, replicas: Collection[str], avoid: Collection[str] = ()) -> Candidates:
-        """Return what is known of each replica. Those to `avoid` are marked unavailable, as are all that cannot
+        """Return the candidates of `replicas`. Those to `avoid` are marked unavailable, as are all that cannot
         serve now.
         """
         with self._lock:
@@ -241,9 +241,9 @@ class Fleet:
             return self._make_ready().shortest_queue()
 
     def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
-        """Return those of `tenants` for whose next request a full replica would preempt another tenant's.
+        """Return those of `tenants` whose next request would make a full replica preempt another tenant's request.
 
-        They have fewer requests at the replicas than the tenant with most, by the last heartbeats.
+        They have fewer requests at the replicas than the tenant with the most, by the last heartbeats.
 
         `num_sending` requests are about to be sent. They, and those that no heartbeat counts yet, may be of any
         tenant. O(replicas * tenants).
@@ -267,7 +267,7 @@ class Fleet:
         }
 
     def num_idle(self) -> int:
-        """Return how many requests the replicas that can serve now could run besides those that are there.
+        """Return how many more requests the replicas that can serve now could run.
         O(replicas).
         """
         with self._lock:
@@ -280,12 +280,12 @@ class Fleet:
             return self._make_ready().utilisation()
 
     def kv_tokens(self) -> int:
-        """Return how many tokens the KV memory of all replicas together has room for, by their heartbeats."""
+        """Return how many tokens fit into the KV memory of all replicas together, by their heartbeats."""
         with self._lock:
             return self._kv_tokens
 
     def lenders(self) -> Mapping[str, KVAddress]:
-        """Return where the replicas that answer and are well lend KV. O(replicas) after a change of one of them,
+        """Return where the healthy replicas that answer lend KV. O(replicas) after a change of one of them,
         else O(1).
         """
         with self._lock:
@@ -296,8 +296,8 @@ class Fleet:
             return self._lenders[1]
 
     def stores(self) -> Mapping[str, str]:
-        """Return the store of files from which each replica reads, if it does, by name. O(replicas) after a change
-        of one of them, else O(1).
+        """Return the store of files that each replica reads, if any, by the replica's name. O(replicas) after a
+        change of one of them, else O(1).
         """
         with self._lock:
             if self._stores[0] != self.version:
@@ -319,12 +319,12 @@ class Fleet:
             return pools.get(role, frozenset())
 
     def prefill_rate(self) -> float:
-        """Return the mean rate at which replicas compute prompts, in tokens/s; a default until one is known."""
+        """Return the mean rate at which replicas compute prompts, in tokens/s; a default until a rate is known."""
         with self._lock:
             return self._make_ready().typical_rate()
 
     def fetch_rate(self) -> float:
-        """Return the mean rate at which replicas fetch KV from each other, in tokens/s; 0 where none does."""
+        """Return the mean rate at which replicas fetch KV from each other, in tokens/s; 0 if none does."""
         with self._lock:
             return self._fetch_rates.get(0.0)
 
@@ -334,13 +334,13 @@ class Fleet:
         self._change(replica)
 
     def _change(self, replica: str) -> None:
-        """Have a replica's candidate made anew: something has changed that it depends on."""
+        """Have a replica's candidate rebuilt, because its state has changed."""
         self._stale[replica] = None
         if len(self._stale) > MOST_STALE:
             self._make_ready()
 
     def _make_ready(self) -> ReadyCandidates:
-        """Make the candidates anew of all that have changed, and return all candidates."""
+        """Rebuild the candidates of all that have changed, and return all candidates."""
         for replica in self._stale:
             member = self._members[replica]
             is_available = not (
@@ -352,7 +352,7 @@ class Fleet:
         return self._ready
 
     def _close_circuits(self) -> None:
-        """Let replicas serve again whose circuits have been open for long enough."""
+        """Let replicas serve again after their circuits have been open for long enough."""
         if not self._open_circuits:
             return
         now = self._clock()

@@ -1,21 +1,21 @@
-"""Which replicas hold which blocks, as they have reported: a mask for each block, a bit for each replica's slot.
+"""Which replicas hold which blocks, as reported: each block has a mask with a bit for each replica's slot.
 
-A replica that leaves, or whose blocks are replaced, gives up its slot: the slot is dead at once, and reads
-consider live bits only. A sweep of a few blocks with each change clears dead bits from the masks; only then is a
+A replica that leaves, or whose blocks are replaced, gives up its slot. The slot is dead immediately, and reads
+consider only live bits. A sweep of a few blocks with each change clears dead bits from the masks; only then is a
 slot used again.
 
-Only blocks that a living replica holds count against the bound. When there is no room, what no prompt had goes:
+Only blocks that a living replica holds count against the bound. When it is full, a block that no prompt had goes:
 
     new ──▶ [ untried: oldest ....... newest ] ── no prompt had it ──▶ out
                   │ a prompt had it      ▲
                   ▼                      │ its mark is taken, when there are more of these than seven eighths
             [ useful: oldest ....... newest ]
 
-So a flood of blocks that nobody asks for replaces only its like, and what was useful must be so again to stay.
+So a flood of blocks without a reader replaces only its like, and a useful block must be used again to stay.
 
-The masks lie in many dictionaries, not in one: a dictionary that grows moves all it has, which would stop an event
-loop for a second at eleven million blocks. These are small, and get unequal shares of the blocks, so that each
-grows at another time.
+The masks are in many dictionaries, not in one: a growing dictionary moves all entries, which would stop an event
+loop for a second at eleven million blocks. These are small, and have unequal shares of the blocks, so that each
+grows at a different time.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from router.overlap import bits
 SWEEP_STEP = 64
 """Blocks swept with each change, in addition to those that the change is worth."""
 ROOM_STEPS = 1024
-"""Most blocks looked at to make room with each change, in addition to one for each new block. If these all were of
-use, which happens where prompts had nearly all, the last of the new blocks are dropped."""
+"""Most blocks looked at to make room with each change, in addition to one for each new block. If prompts had all
+of these, the last of the new blocks are dropped."""
 _USED = 1
-"""The bit of a mask that says that a prompt had the block after it had become known. No slot has it."""
+"""The bit of a mask that says that a prompt had the block after it became known. It belongs to no slot."""
 _NUM_SHARDS = 128
 _PLACES = 65_536
 _PLACE = _PLACES - 1
-"""The bits of a block's hash that say in which dictionary it lies."""
+"""The bits of a block's hash that select its dictionary."""
 
 
 def _shards() -> list[dict[int, int]]:
-    """Return the dictionary of each place, of which the last has twice as many places as the first.
+    """Return the dictionary of each place. The last dictionary has twice as many places as the first.
 
-    A dictionary doubles its size when it grows. Shares that rise by a constant factor, from one half to all of a
-    largest, have them grow one after the other between two doublings. There are enough places that no two have the
+    A dictionary doubles its size when it grows. Shares that rise by a constant factor, from one half to all of the
+    largest, make them grow in turn between two doublings. There are enough places that no two have the
     same share.
     """
     shares = [2 ** (number / _NUM_SHARDS) for number in range(_NUM_SHARDS)]
@@ -61,29 +61,29 @@ class HeldBlocks:
 
     def __init__(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks
-        """Most blocks with a holder. It may change; what exceeds it then goes little by little."""
+        """Most blocks with a holder. It may change; an excess is then removed little by little."""
         self.num_dropped = 0
-        """Blocks that were forgotten, or not taken in, because there were `max_blocks`; only grows."""
+        """Blocks that were forgotten, or not stored, because there were `max_blocks`; only grows."""
         self._shards = _shards()
         self._untried, self._useful = BlockQueue(), BlockQueue()  # every block of `_shards` is in one of them
         self._num_empty = 0  # blocks without a holder, until the sweep removes them
-        self._num_alone: Counter[int] = Counter()  # by a slot's bit: blocks that have no other in their masks
-        self._num_dead = 0  # the same, of all dead slots together
+        self._num_sole: Counter[int] = Counter()  # by a slot's bit: blocks with no other slot in their masks
+        self._num_dead = 0  # the same, for all dead slots together
         self._num_slots = 1  # the first one is `_USED`
         self._free_slots: list[int] = []
         self._live = 0
         self._dead = 0  # slots that died, not yet being swept
-        self._swept = 0  # slots that the sweep now under way clears
+        self._swept = 0  # slots that the current sweep clears
         self._is_sweeping = False
 
     @property
     def num_blocks(self) -> int:
-        """Number of distinct blocks with a holder. Until they are swept, those that lost several count too."""
+        """Number of distinct blocks with a holder. Those that lost several count too until they are swept."""
         return self._untried.num_blocks + self._useful.num_blocks - self._num_empty - self._num_dead
 
     @property
     def num_slots(self) -> int:
-        """Number of slots, those included that are free or dead."""
+        """Number of slots, including free and dead ones."""
         return self._num_slots - 1
 
     # Slots
@@ -98,10 +98,10 @@ class HeldBlocks:
         return slot
 
     def bury(self, slot: int) -> None:
-        """Give up a slot with all that it holds. O(1): what it holds is swept later."""
+        """Give up a slot with all that it holds. O(1): its blocks are swept later."""
         self._live ^= 1 << slot
         self._dead |= 1 << slot
-        self._num_dead += self._num_alone[1 << slot]
+        self._num_dead += self._num_sole[1 << slot]
 
     # Blocks
 
@@ -118,7 +118,7 @@ class HeldBlocks:
         return mask
 
     def add(self, slot: int, blocks: Sequence[int], *, makes_room: bool = True) -> None:
-        """Let a slot hold these blocks; what is new takes the place of others, or finds room without.
+        """Let a slot hold these blocks. New ones replace others, or without `makes_room` use only free room.
 
         Blocks that shared one mask object share one afterwards.
         """
@@ -145,7 +145,7 @@ class HeldBlocks:
                 if not room:
                     self.num_dropped += 1
                     continue
-                mask = shard.get(block)  # what was there without a holder may have been taken out
+                mask = shard.get(block)  # an entry without a holder may have been removed
             room -= 1
             shard[block] = bit
             if mask is None:
@@ -156,7 +156,7 @@ class HeldBlocks:
         self._enter(bit, new)
 
     def discard(self, slot: int, blocks: Iterable[int]) -> None:
-        """Let a slot hold these blocks no longer, where it does."""
+        """Let a slot no longer hold these blocks, where it does."""
         shards, bit, shrunk = self._shards, 1 << slot, dict[int, int]()
         before, after, num_same = 0, 0, 0
         for block in blocks:
@@ -172,9 +172,9 @@ class HeldBlocks:
         self._recount(before, after, num_same)
 
     def use(self, blocks: Iterable[int]) -> None:
-        """Note that a prompt has these blocks: those that are known stay longer than others.
+        """Note that a prompt has these blocks: known ones stay longer than others.
 
-        O(blocks), but O(1) while a quarter of the room is left, since nothing has to go then.
+        O(blocks), but O(1) while a quarter of the room is left, because no block has to go then.
         """
         if self.num_blocks <= self.max_blocks * 3 // 4:
             return
@@ -198,7 +198,7 @@ class HeldBlocks:
 
         A pass looks through both queues. Blocks added meanwhile need no clearing, as no block gets a dead bit, and
         those that change queues are cleared as they do. It begins when a slot died or an eighth of the blocks has
-        no holder. What exceeds `max_blocks` goes here too.
+        no holder. The excess over `max_blocks` is removed here too.
         """
         num_left = SWEEP_STEP + num_more
         if self.num_blocks > self.max_blocks:
@@ -243,9 +243,9 @@ class HeldBlocks:
         return survivors
 
     def _make_room(self, num_blocks: int, steps: int) -> tuple[int, int]:
-        """Take out so many blocks that count and that no prompt had, looking at no more than `steps`.
+        """Remove so many blocks that count and that no prompt had, looking at no more than `steps`.
 
-        Return how many were taken out, and how many steps are left.
+        Return how many were removed, and how many steps are left.
         """
         shards, num_found, most_useful = self._shards, 0, self.max_blocks * 7 // 8
         while num_found < num_blocks and steps:
@@ -266,7 +266,7 @@ class HeldBlocks:
         return num_found, steps
 
     def _requeue(self, block: int, queue: BlockQueue, kept: int) -> None:
-        """Append a block to a queue, with the bits `kept` of its mask but those being swept."""
+        """Append a block to a queue, with the bits `kept` of its mask except those being swept."""
         shard = self._shards[block & _PLACE]
         mask = shard[block]
         left = _held(mask & kept & ~self._swept)
@@ -279,7 +279,7 @@ class HeldBlocks:
 
     def _counts(self, mask: int) -> bool:
         """Return whether a block with this mask counts as one with a holder."""
-        return bool(mask) and not _alone(mask) & (self._dead | self._swept)
+        return bool(mask) and not _only_slot(mask) & (self._dead | self._swept)
 
     def _recount(self, before: int, after: int | None, num_blocks: int) -> None:
         """Count blocks whose mask has changed; None: they were removed."""
@@ -289,21 +289,21 @@ class HeldBlocks:
                 self._count(after, num_blocks)
 
     def _count(self, mask: int, num_blocks: int) -> None:
-        """Count blocks that have a mask now; a negative number: no longer."""
+        """Count blocks that have this mask now; a negative number if they no longer have it."""
         if not mask:
             self._num_empty += num_blocks
-        elif alone := _alone(mask):
-            self._num_alone[alone] += num_blocks
-            if alone & (self._dead | self._swept):
+        elif only := _only_slot(mask):
+            self._num_sole[only] += num_blocks
+            if only & (self._dead | self._swept):
                 self._num_dead += num_blocks
 
 
 def _held(mask: int) -> int:
-    """Return a mask, or 0 where no slot is in it: a mark alone stands for nothing."""
+    """Return a mask, or 0 where no slot is in it: a mark without a slot stands for nothing."""
     return mask if mask != _USED else 0
 
 
-def _alone(mask: int) -> int:
+def _only_slot(mask: int) -> int:
     """Return the bit of the only slot in a mask; 0 where there are several."""
     slots = mask & ~_USED
     return slots if not slots & (slots - 1) else 0

@@ -1,10 +1,10 @@
-"""Which of the blocks that replicas hold do not lie on their devices, and in which slower tier they do.
+"""Which of the blocks that replicas hold are not on their devices, and in which slower tier they are.
 
     chain of a prompt     h0      h1      h2      h3      h4
     one replica has it    device  device  host    host    -          below = (2,): two blocks to load from the host
 
-A replica's device holds a prefix whole or not at all, so what lies below it ends each prompt: its beginning is
-found by bisection. Replicas without slower tiers cost nothing.
+A replica's device holds a prefix completely or not at all, so the part in lower tiers ends each prompt: its
+beginning is found by bisection. Replicas without slower tiers cost nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 Below = tuple[int, ...]
-"""Blocks, or tokens, in each tier below the device, the fastest first; shorter where slower ones have none."""
+"""Blocks, or tokens, in each tier below the device, the fastest first; shorter where slower tiers have none."""
 
 
 class LowerTiers:
-    """The tiers of blocks below the devices. Not thread-safe. About 100 bytes a block, which are bounded."""
+    """The tiers of blocks below the devices. Not thread-safe. About 100 bytes a block; the number is bounded."""
 
     def __init__(self) -> None:
         self._tiers: dict[str, dict[int, int]] = {}  # only of replicas that have some
@@ -76,7 +76,7 @@ class LowerTiers:
 
 
 def _first_above(tiers: dict[int, int], chain: Sequence[int], low: int, high: int, tier: int) -> int:
-    """Return the first position from `low` on whose block lies below a tier; `high` if there is none before it."""
+    """Return the first position, from `low`, of a block below a tier; `high` if there is none before it."""
     if low < high and tiers.get(chain[high - 1], 0) <= tier:
         return high
     while low < high:

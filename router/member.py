@@ -1,4 +1,4 @@
-"""What a fleet knows of one replica: its last heartbeat, and what this process has sent it since."""
+"""One replica as a fleet knows it: its last heartbeat, and what this process has sent it since."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     is_full: bool = False
     """Whether its queue accepts no more requests."""
     max_running: int = 0
-    """Most requests that it runs at once."""
+    """Most requests that it runs at the same time."""
     finish_rate: float = 0.0
-    """Requests per second that it finished lately."""
+    """Requests per second that it finished recently."""
     load_rates: tuple[float, ...] = ()
     """Tokens/s whose KV it copies to its device, by the tier below it (cache/news/tier.py): host memory first."""
     fetch_rate: float = 0.0
-    """Tokens/s whose KV it fetches from another replica; 0 where it fetches none."""
+    """Tokens/s whose KV it fetches from another replica; 0 if it fetches none."""
     failing: str = ""
-    """Why its engine computes nothing now (`EngineLoop.failing`); "" while it is well."""
+    """Why its engine computes nothing now (`EngineLoop.failing`); "" while it is healthy."""
     num_deferrable: int = 0
-    """Those of `num_requests` that give way to all others: of batches."""
+    """Those of `num_requests` that yield to all others, because they are of batches."""
     deferrable_prefill_tokens: int = 0
-    """Those of `queued_prefill_tokens` that are theirs."""
+    """Those of `queued_prefill_tokens` that belong to these."""
     requests_of: dict[str, int] = {}
-    """While its batch is full: how many of `num_requests` are of each of the `MOST_TENANTS` tenants with most."""
+    """While its batch is full: how many of `num_requests` belong to each of the `MOST_TENANTS` largest tenants."""
 
     def most_requests_of(self, tenant: str) -> int:
-        """Return how many requests a tenant has there at most, while the batch is full. One that is not listed has
-        no more than those that are.
+        """Return the most requests that a tenant can have there while the batch is full. A tenant that is not
+        listed has no more than those that are.
         """
         unlisted = min(self.requests_of.values()) if len(self.requests_of) >= MOST_TENANTS else 0
         return self.requests_of.get(tenant, unlisted)
@@ -80,7 +80,7 @@ class Member:
     own: set[str] = field(default_factory=set)
     """Open requests of this process."""
     own_deferrable: set[str] = field(default_factory=set)
-    """Those of them that give way to all others."""
+    """Those of them that yield to all others."""
     num_dispatches: int = 0
     unseen: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Dispatches of this process that no heartbeat counts yet: request id -> (number, uncached tokens)."""
@@ -102,7 +102,7 @@ class Member:
 
     @property
     def is_out(self) -> bool:
-        """Whether it does not answer, or its engine fails: it gets nothing, however idle it looks."""
+        """Whether it does not answer, or its engine fails: it receives nothing, even when it looks idle."""
         return self.is_lost or bool(self.load.failing)
 
     @property
@@ -112,7 +112,7 @@ class Member:
 
     @property
     def kv_tokens(self) -> int:
-        """Number of tokens that its KV memory has room for."""
+        """Number of tokens that fit into its KV memory."""
         return self.load.pages_total * self.load.page_size
 
     def state(self, now: float) -> MemberState:
@@ -127,11 +127,11 @@ class Member:
 
     @property
     def num_idle(self) -> int:
-        """Number of requests that it could run besides those that are there."""
+        """Number of additional requests that it could run."""
         return max(0, (self.load.max_running or 1) - self.num_requests)
 
     def candidate(self, replica: str, *, is_available: bool) -> Candidate:
-        """Return what placement reads of it. Requests that give way to all others are no load to these."""
+        """Return what placement reads of it. Requests that yield to all others are no load to them."""
         load = self.load
         num_deferrable = max(load.num_deferrable, len(self.own_deferrable))
         to_prefill = load.queued_prefill_tokens - load.deferrable_prefill_tokens

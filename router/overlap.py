@@ -1,12 +1,12 @@
-"""How much of a prompt each replica holds: a mapping by name that is found as far as somebody reads it.
+"""How much of a prompt each replica holds: a mapping by name of which only the part that is read is computed.
 
-A prompt's beginning may be held by every replica, and what comes after it by few. So replicas are kept in groups
-of those that hold equally much, each a mask with one bit for each replica's slot:
+A prompt's beginning may be held by every replica, and the rest by few. So replicas are kept in groups of those
+that hold equally much, each a mask with one bit for each replica's slot:
 
     slot 0 holds 4 blocks, slot 1 holds 2, slots 2 and 3 hold 3   ──▶   levels  (4, 0001) (3, 1100) (2, 0010)
 
-A policy asks for the deepest levels and for some replicas by name. Where each replica of a large fleet holds
-another depth, finding all of them would take longer than all else that a placement does.
+A policy asks for the deepest levels and for some replicas by name. Where each replica of a large fleet holds a
+different depth, finding all of them would take longer than the rest of a placement.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from router.lower_tiers import Below
 
 _T = TypeVar("_T")
 Level = tuple[int, int]
-"""How much some replicas hold, above 0 and in units of the overlap, and a mask with the bits of their slots."""
+"""A number of tokens or blocks, above 0, and a mask of the slots of the replicas that hold so many."""
 _MAX_SCANNED = 8
-"""Levels that a lookup by name goes through before it bisects for the replica's own."""
+"""Levels that a lookup by name reads before it bisects for the replica's own."""
 
 
 class Levels(Iterable[Level]):
-    """Levels without a slot in common, the deepest first. Each is found when it is asked for."""
+    """Levels without a slot in common, the deepest first. Each is computed on demand."""
 
     __slots__ = ("_depth", "_found", "_rest")
 
     def __init__(self, levels: Iterable[Level], depth: Callable[[int], int] | None = None) -> None:
-        """`depth` returns what a slot holds without going through the levels."""
+        """`depth` returns how much a slot holds without reading the levels."""
         self._found: list[Level] = []
         self._rest = iter(levels)
         self._depth = depth
@@ -41,7 +41,7 @@ class Levels(Iterable[Level]):
             at += 1
 
     def _at(self, number: int) -> Level | None:
-        """Return a level, None if there are no more. All before it were asked for."""
+        """Return a level, None if there are no more. All levels before it were asked for."""
         if number == len(self._found):
             level = next(self._rest, None)
             if level is None:
@@ -51,12 +51,12 @@ class Levels(Iterable[Level]):
 
     @property
     def deepest(self) -> int:
-        """What those of the first level hold; 0 if there is none."""
+        """The depth of the first level; 0 if there is none."""
         level = self._at(0)
         return 0 if level is None else level[0]
 
     def depth_of(self, slot: int) -> int:
-        """Return what a slot holds."""
+        """Return how much a slot holds."""
         number = 0
         while (level := self._at(number)) is not None:
             depth, mask = level
@@ -69,9 +69,9 @@ class Levels(Iterable[Level]):
 
 
 class Overlap(Mapping[str, int]):
-    """Leading tokens (or blocks) of one prompt by replica; who holds none is left out.
+    """Leading tokens (or blocks) of one prompt by replica; replicas that hold none are omitted.
 
-    It is found as far as it is read, in the index that made it, and only until that changes: to keep it, copy it
+    The index that made it computes it on demand, and only until the index changes: to keep it, copy it
     with `dict`. Reading raises `OutdatedOverlap` afterwards.
     """
 
@@ -85,8 +85,8 @@ class Overlap(Mapping[str, int]):
         unit: int = 1,
         below: Callable[[str, int], Below] | None = None,
     ) -> None:
-        """`unit` is what the levels' depth is multiplied by. `slots` and `names`, which is by slot, never change,
-        though the index does. `below` returns what of a replica's depth lies below its device.
+        """`unit` multiplies the levels' depth. `slots` and `names`, which is by slot, never change, though the
+        index does. `below` returns the part of a replica's depth that is below its device.
         """
         self.levels = levels
         self._below = below
@@ -94,7 +94,7 @@ class Overlap(Mapping[str, int]):
 
     @classmethod
     def of(cls, held: Mapping[str, int]) -> Overlap:
-        """Return `held` as it is if an index has made it, else group its replicas."""
+        """Return `held` unchanged if an index made it, else group its replicas."""
         if isinstance(held, cls):
             return held
         names = [name for name, length in held.items() if length]
@@ -109,7 +109,7 @@ class Overlap(Mapping[str, int]):
         return Overlap(self.levels, self._slots, self._names, self._unit * factor, self._below)
 
     def below(self, replica: str) -> Below:
-        """Return what of a replica's part lies in each tier below its device; () where all is on the device."""
+        """Return the part of a replica's depth in each tier below its device; () where all is on the device."""
         slot = self._slots.get(replica) if self._below is not None else None
         if slot is None or self._below is None:
             return ()

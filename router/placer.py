@@ -1,11 +1,11 @@
-"""Placement of a prompt: what is cached where, how busy each replica is, and the policy that weighs the two.
+"""Placement of a prompt: where it is cached, how busy each replica is, and the policy that weighs the two.
 
     wire: deltas, snapshots ─▶ PrefixIndex ─┐
-                                            ├─▶ Policy ─▶ Decision ─▶ booked at once, and recorded
+                                            ├─▶ Policy ─▶ Decision ─▶ booked immediately, and recorded
     wire: heartbeats ────────▶ Fleet ───────┘
 
-Everything is in this process's memory, so nothing here waits for another process. Serve's router tells of replicas
-in one thread, while requests and messages of the wire come in another; a lock keeps them apart.
+Everything is in this process's memory, so nothing here waits for another process. Serve's router reports replicas
+in one thread, while requests and messages of the wire come in another; a lock separates them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from router.prefix_index import PrefixIndex
 logger = logging.getLogger("ray.serve")
 
 FEWEST_BLOCKS, MOST_BLOCKS = 4_000_000, 16_000_000
-"""Bounds of an index that sizes itself, at about 130 bytes a block."""
+"""Bounds of an index that adjusts its own size, at about 130 bytes a block."""
 
 
 class Placeable(Protocol):
-    """What placement needs of a request."""
+    """A request as placement needs it."""
 
     @property
     def request_id(self) -> str:
@@ -71,7 +71,7 @@ class Placeable(Protocol):
 
     @property
     def output_ids(self) -> Sequence[int]:
-        """Token ids that another replica has generated for it already."""
+        """Token ids that another replica has already generated for it."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Placeable(Protocol):
 
     @property
     def block_hashes(self) -> Sequence[int] | None:
-        """Result of `Placer.block_hashes` for this request; None while it was not called."""
+        """Result of `Placer.block_hashes` for this request; None before it was called."""
         ...
 
 
@@ -90,18 +90,18 @@ class PlacerSettings:
     """Settings by which a process places requests."""
 
     policy: str = "cost"
-    """A name of `router.policies.POLICIES`, or a class of one's own as "package.module:Class"."""
+    """A name of `router.policies.POLICIES`, or a custom class as "package.module:Class"."""
     block_tokens: int = 16
     """Tokens of a block of the prefix index; equal to the engines' `block_tokens`."""
     key_blocks: int = 4
-    """Leading blocks that name a prompt's rendezvous place while no replica holds any of it."""
+    """Leading blocks that determine a prompt's rendezvous place while no replica holds any of it."""
     max_blocks: int | None = None
     """Distinct blocks that the index keeps, about 130 bytes each; None: as many as the replicas' KV memory holds,
     as they report it, but at least `FEWEST_BLOCKS` and at most `MOST_BLOCKS`."""
     expect_s: float = 10.0
     """Seconds for which a dispatched prompt counts as cached before its replica confirms it."""
     decisions_kept: int = 1000
-    """Decisions that stay available for look-up."""
+    """Decisions that remain available for look-up."""
     hot_tokens: int = 0
     """Tokens of shared prefixes whose use is tracked, for the warm-up of new replicas; 0: none."""
     hot_half_life_s: float = 600.0
@@ -109,14 +109,14 @@ class PlacerSettings:
     keep_tokens: int = 0
     """Most tokens of these prefixes that are named when the only replica that holds them leaves; 0: none."""
     keep_at_once: int = 8
-    """Prefixes that others then fetch from it at once."""
+    """Prefixes that others then fetch from it at the same time."""
     apart_above_tokens: int | Literal["auto"] | None = None
     """Tokens to compute above which a prompt is computed apart, by replicas that have that role
     (`router.fetch.roles`); None: replicas have no roles."""
 
     @property
     def at_start(self) -> PlacerSettings:
-        """These settings without those that a placer can take over."""
+        """Return these settings without those that a placer can change while it runs."""
         usual = PlacerSettings()
         return replace(self, policy=usual.policy, key_blocks=usual.key_blocks)
 
@@ -127,7 +127,7 @@ class _Open:
 
     tokens: Sequence[int]
     seed: int
-    """The hash from which the chain goes on."""
+    """The hash from which the chain continues."""
     chain: Sequence[int]
     usable: Sequence[int]
     """Leading part of the chain that may come from a cache."""
@@ -154,7 +154,7 @@ class Placer:
         self.on_decided: Callable[[float], None] = lambda _: None
         """Called with the duration of each placement, in seconds."""
         self.on_departed: Callable[[str, list[HotPrefix]], None] = lambda replica, prefixes: None
-        """Called, in any thread, with a replica that is no longer in the fleet and what it alone held."""
+        """Called, in any thread, with a replica that is no longer in the fleet and what only it held."""
         self._fleet, self._clock = fleet, clock
         self._policy: Policy = policy_named(self.settings.policy)
         self._rng = rng or random.Random()
@@ -171,12 +171,12 @@ class Placer:
         self._worth = WorthHolding(fleet, self._index, self._sources, hot, self._lock, clock)
         above = self.settings.apart_above_tokens
         self._pools = None if above is None else Pools(fleet, None if above == "auto" else above)
-        self._handed_over: set[str] = set()  # open requests that go on elsewhere after their first token
+        self._handed_over: set[str] = set()  # open requests that move after their first token
         self._shared = self._worth.shared
         fleet.subscribe(self._forget_departed)
 
     def take_over(self, settings: PlacerSettings) -> None:
-        """Place by another policy and another number of key blocks from now on; all else stays as at the start."""
+        """Change the policy and the number of key blocks from now on; all else stays as at the start."""
         policy = policy_named(settings.policy)
         self.settings = replace(self.settings, policy=settings.policy, key_blocks=settings.key_blocks)
         self._policy = policy
@@ -235,7 +235,7 @@ class Placer:
             self._log.add(request.request_id, time.time(), request.model, query, decision, fetch)
             held, most_held = overlap.get(chosen, 0), overlap.most
             self._index.use(chain[: most_held // block_tokens])
-            self._index.expect(chosen, chain, now)  # from here on, the overlap is outdated
+            self._index.expect(chosen, chain, now)  # the overlap is outdated after this
             if not request.output_ids:
                 self._worth.record(namespace, tokens, chain, now)
             self._open[request.request_id] = _Open(tokens, seed, chain, usable)
@@ -272,7 +272,7 @@ class Placer:
         return order
 
     def overrule(self, request_id: str, replica: str) -> None:
-        """Move the booking of a request to `replica`, which took it in place of the chosen one."""
+        """Move the booking of a request to `replica`, which received it instead of the chosen one."""
         before = self._fleet.placement(request_id)
         with self._lock:
             request = self._open.get(request_id)
@@ -282,14 +282,14 @@ class Placer:
             overlap = self._index.match(request.usable, now).times(self.settings.block_tokens)
             held = overlap.get(replica, 0)
             self._log.overrule(request_id, replica, overlap)
-            self._index.expect(replica, chain, now)  # from here on, the overlap is outdated
+            self._index.expect(replica, chain, now)  # the overlap is outdated after this
         self._fleet.book(request_id, replica, uncached_tokens(len(request.tokens), held))
 
     def release(self, request_id: str, generated: Sequence[int] = ()) -> None:
-        """Forget a request that has ended, in whatever way.
+        """Forget a request that has ended, for any reason.
 
-        The tokens that were `generated` are in its replica's cache now. The index expects them there at once: the
-        next turn of a conversation may arrive before the replica's message about them.
+        The tokens that were `generated` are in its replica's cache now. The index expects them there immediately:
+        the next turn of a conversation may arrive before the replica's message about them.
         """
         replica = self._fleet.placement(request_id)
         self._fleet.release(request_id)
@@ -300,26 +300,26 @@ class Placer:
             # A replica that no longer exists must not return to the index.
             if request is not None and replica is not None and generated and self._fleet.has(replica):
                 chain = request.continued(generated, self.settings.block_tokens)
-                if len(chain) > len(request.chain):  # else all of it was expected when the request was placed
+                if len(chain) > len(request.chain):  # else all of it is expected since the placement
                     self._index.expect(replica, chain, self._clock())
 
     # --- news ----------------------------------------------------------------------------------------------
 
     def apply_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
-        """Apply a change of what a replica's cache, or a store of files, holds to the index."""
+        """Apply a delta to the index: a change of the blocks in a replica's cache or a store of files."""
         with self._lock:
             if self._is_known(replica):
                 self._fit_index()
                 self._index.apply(replica, stored, evicted)
 
     def apply_tiers(self, replica: str, hashes: Sequence[int], tiers: Sequence[int]) -> None:
-        """Apply where blocks lie that a replica holds (`PrefixIndex.place_in_tiers`)."""
+        """Apply the tiers of blocks that a replica holds (`PrefixIndex.place_in_tiers`)."""
         with self._lock:
             if self._is_known(replica):
                 self._index.place_in_tiers(replica, hashes, tiers)
 
     def replace(self, replica: str, hashes: Sequence[int]) -> None:
-        """Replace all that the index knows of a replica's cache or a store, by a snapshot or its first part."""
+        """Replace all that the index knows of a replica's cache or a store by a snapshot or its first part."""
         with self._lock:
             if self._is_known(replica):
                 self._fit_index()
@@ -333,23 +333,23 @@ class Placer:
                 self._index.extend(replica, hashes)
 
     def _is_known(self, name: str) -> bool:
-        """Return whether a replica has this name, or the store of one; a late message may tell of others."""
+        """Return whether this is the name of a replica, or of one's store; a late message may name another."""
         return self._fleet.has(name) or name in self._fleet.stores().values()
 
     def _fit_index(self) -> None:
-        """Give an index that sizes itself room for all that the replicas can hold."""
+        """Give an index that adjusts its own size room for all blocks that the replicas can hold."""
         if self.settings.max_blocks is None:
             most_held = self._fleet.kv_tokens() // self.settings.block_tokens
             self._index.max_blocks = min(max(most_held, FEWEST_BLOCKS), MOST_BLOCKS)
 
     def settle(self, request_id: str, num_cached: int) -> None:
-        """Record how many prompt tokens the engine found in its cache, known with a request's first token."""
+        """Record how many prompt tokens the engine found in its cache, which a request's first token reports."""
         with self._lock:
             self._sources.end(request_id)
             self._log.settle(request_id, num_cached)
 
     def is_handed_over(self, request_id: str) -> bool:
-        """Whether an open request is to go on at another replica after its first token."""
+        """Whether an open request continues at another replica after its first token."""
         with self._lock:
             return request_id in self._handed_over
 
@@ -358,7 +358,7 @@ class Placer:
         return self._pools is not None and self._pools.is_apart(num_uncached)
 
     def planned_fetch(self, request_id: str) -> PlannedFetch | None:
-        """Return what the replica at which an open request was placed is to fetch for it; None: nothing."""
+        """Return the fetch planned for the replica at which an open request was placed; None: no fetch."""
         with self._lock:
             return self._sources.planned(request_id)
 
@@ -375,7 +375,7 @@ class Placer:
     # --- explaining ----------------------------------------------------------------------------------------
 
     def decision(self, request_id: str) -> DecisionRecord | None:
-        """Return why a request went where it went; None when that is no longer remembered."""
+        """Return why a request went to its replica; None when that is no longer remembered."""
         with self._lock:
             return self._log.get(request_id)
 
@@ -390,7 +390,7 @@ class Placer:
             return Counter(self._log.by_reason)
 
     def totals(self) -> dict[str, int]:
-        """Return tokens of regret and of predicted and actual hits since the start, and what is in the index."""
+        """Return tokens of regret and of predicted and actual hits since the start, and the size of the index."""
         with self._lock:
             return {
                 "regret": self._log.regret_tokens,
@@ -402,7 +402,7 @@ class Placer:
             }
 
     def hot_prefixes(self, max_tokens: int) -> list[HotPrefix]:
-        """Return the shared prefixes most worth holding, and who lends them (`WorthHolding.top`)."""
+        """Return the shared prefixes most worth holding, and the replicas that lend them (`WorthHolding.top`)."""
         return self._worth.top(max_tokens)
 
     def only_held_by(self, replica: str) -> list[HotPrefix]:

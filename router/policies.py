@@ -1,8 +1,8 @@
-"""Routing policies: the protocol, and those of Raydix by the name that YAML and the simulator know them by.
+"""Routing policies: the protocol, and Raydix's own by the name that YAML and the simulator use.
 
 A policy orders *all* replicas: the first is chosen, the second is the runner-up, and so on down to those that are
-unavailable, which come last whatever else holds. Those of Raydix keep no state; chance comes in as `rng`. A policy
-of your own is a class of this shape, named as "package.module:Class" (`router/policy_names.py`):
+unavailable, which always come last. Raydix's own keep no state; randomness comes from `rng`. A custom policy
+is a class of this shape, named as "package.module:Class" (`router/policy_names.py`):
 
     class Spread:
         def decide(self, query, replicas, rng):
@@ -46,7 +46,7 @@ cheaper         another holds more, and would still cost more
 cold            no replica holds any of the prompt
 session, hash   the session or the prompt's first blocks belong there; spill: that place was too busy
 load, random    the policy considers nothing else
-rule            the rule of a policy of one's own, or of a simulated rival
+rule            the rule of a custom policy, or of a simulated rival
 only_one        there is no choice
 none_available  no replica can serve now; they are tried in the policy's order nevertheless
 """
@@ -71,7 +71,7 @@ class Policy(Protocol):
 
     Each ingress process makes one policy for each model, and the simulator one for each ingress. It is called in
     the thread of Serve's router, for one prompt at a time, and all prompts of that ingress wait meanwhile: it must
-    not block (no I/O, no locks held for long), and 0.1 ms is a good time to take. `raydix_router_decision_seconds`
+    not block (no I/O, no locks held for long), and should take about 0.1 ms. `raydix_router_decision_seconds`
     shows it. When it raises, the request goes to the replica with the fewest requests, and
     `raydix_router_errors_total` counts it.
     """
@@ -79,23 +79,23 @@ class Policy(Protocol):
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Order `replicas` for the prompt `query`; `Split.decision` makes the result.
 
-        `replicas` are all there are, the unavailable ones included. The result depends only on the arguments, the
+        `replicas` includes the unavailable ones. The result depends only on the arguments, the
         state of `rng` and what the policy remembers of earlier calls, so that a simulation can be repeated.
         """
         ...
 
 
 _FEW = 8
-"""Of so many replicas, or fewer, it is known which can serve without looking at all that can."""
+"""Up to this many holders are sorted by their score; more are looked for in rendezvous order."""
 MIN_SHARE = 3
 """A cached prefix shorter than 1 / MIN_SHARE of its prompt does not outweigh a preferred place."""
 LOWER_WORTH = 0.5
-"""What a token that must be loaded counts beside one on the device, among replicas that cost the same."""
+"""The value of a token that must be loaded, relative to one on the device, among replicas of equal cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadGuard:
-    """Tells when a replica is too busy to be preferred: requests there > factor x mean + slack."""
+    """Decides when a replica is too busy to be preferred: requests there > factor x mean + slack."""
 
     factor: float = 1.5
     """Multiple of the mean number of requests at the replicas that can serve."""
@@ -113,7 +113,7 @@ class LoadGuard:
         return self.factor * (num_running / num_serving) + self.slack
 
     def spared(self, serving: Sequence[Candidate]) -> set[str]:
-        """Return the replicas that are too busy; never all of them."""
+        """Return the replicas that are not preferred, because they are too busy; never all of them."""
         bound = self.bound(sum(candidate.num_running for candidate in serving), len(serving))
         return {candidate.replica for candidate in serving if candidate.num_running > bound}
 
@@ -122,10 +122,10 @@ class CostPolicy:
     """Chooses the cheapest of a few replicas: the best holders, the prefix's rendezvous place and some at random.
 
     It compares a few and not all because load reports are old: ingresses that compare all replicas find the same
-    cheapest one and herd there. For the same reason it treats costs as equal that differ by less than the error of
-    what is known. Among equals it spares a replica that runs far more requests than the others, then prefers the
+    cheapest one and herd there. For the same reason it treats costs as equal if they differ by less than the error
+    of the reports. Among equals it avoids a replica that runs far more requests than the others, then prefers the
     one that holds most of the prompt, if that is a good part of it, then the one that rendezvous hashing prefers,
-    so that a cold prefix is computed on the same replica whichever ingress it enters by.
+    so that a cold prefix is computed on the same replica from whichever ingress it comes.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class CostPolicy:
     ) -> None:
         """`tolerance` is in seconds, about the age of load reports; `relative_tolerance` is the error of rates.
 
-        `price` is `cost`, or `router.fetch.fetching.fetch_or_compute` where replicas take KV from each other.
+        `price` is `cost`, or `router.fetch.fetching.fetch_or_compute` where replicas fetch KV from each other.
         """
         if num_random < 1 or num_holders < 1:
             raise ValueError(f"at least 1 random replica and 1 holder, got {num_random} and {num_holders}")
@@ -160,7 +160,7 @@ class CostPolicy:
         split, serving = Split(known), known.serving
         if not serving:
             return split.decision([], "only_one", "cost", query)
-        if len(serving) == 1:  # there is nothing to weigh, and the cost explains itself
+        if len(serving) == 1:  # nothing to weigh
             terms = {name: self._price(query, one, self._settings) for name, one in serving.items()}
             return split.decision(list(terms), "only_one", "cost", query, terms)
         held = Overlap.of(query.overlap)
@@ -198,7 +198,7 @@ class CostPolicy:
     def _best_holders(
         self, held: Overlap, serving: Mapping[str, Candidate], preferred: RendezvousOrder
     ) -> list[str]:
-        """Return those that hold most, or else any. Ties go by rendezvous order: by load, all would herd."""
+        """Return those that hold most, or else any. Ties go by rendezvous order; by load, all would herd."""
         best: list[str] = []
         for _, mask in held.levels:
             if mask.bit_count() <= _FEW:
@@ -216,7 +216,7 @@ class CostPolicy:
 
 
 def _worth(terms: Terms) -> float:
-    """Return a replica's cached tokens; those that must be loaded count for less."""
+    """Return a replica's cached tokens; those that must be loaded count less."""
     return terms.overlap - (1.0 - LOWER_WORTH) * sum(terms.below) if terms.below else terms.overlap
 
 
@@ -229,7 +229,7 @@ def _place_key(query: RouteQuery, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PlacePolicy:
-    """Gives each session or prefix a fixed place, and the next in rendezvous order while that is too busy.
+    """Gives each session or prefix a fixed place, and the next one in rendezvous order while that is too busy.
 
     With the guard this is consistent hashing with bounded loads (Mirrokni et al. 2016), by rendezvous.
     """
@@ -276,7 +276,7 @@ class RandomPolicy:
 
 
 class Split:
-    """Separates the replicas that can serve from those to try last. When none can, all count as able to."""
+    """Separates the replicas that can serve from those to try last. When none can serve, all count as able to."""
 
     def __init__(self, replicas: Sequence[Candidate]) -> None:
         self._known = Candidates.of(replicas)
@@ -294,7 +294,7 @@ class Split:
         query: RouteQuery,
         terms: Mapping[str, Terms] | None = None,
     ) -> Decision:
-        """Make the decision: unavailable replicas go last, and the regret is counted.
+        """Make the decision: put unavailable replicas last, and count the regret.
 
         `serving_order` contains each of `serving` once.
         """

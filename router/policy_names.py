@@ -1,7 +1,7 @@
-"""Routing policies by name: those of `POLICIES`, and classes of one's own as "package.module:Class".
+"""Routing policies by name: those of `POLICIES`, and custom classes as "package.module:Class".
 
-A class of one's own is made without arguments and has the method of `router.policies.Policy`. What it returns is
-checked before it is used: a replica that does not exist, or one left out, would fail requests.
+A custom class is made without arguments and has the method of `router.policies.Policy`. Its decisions are
+checked before they are used: a replica that does not exist, or a missing one, would fail requests.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _REASONS = frozenset(get_args(Reason))
 
 
 class PolicyError(Exception):
-    """A policy of one's own raised an exception or returned no valid decision."""
+    """A custom policy raised an exception or returned no valid decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomPolicy:
-    """A policy of one's own; its decisions are checked and bear the name it was asked for by."""
+    """A custom policy; its decisions are checked and carry the name from the settings."""
 
     name: str
     policy: Policy
@@ -50,7 +50,7 @@ class CustomPolicy:
 
 
 def policy_named(name: str, policies: Mapping[str, Callable[[], Policy]] = POLICIES) -> Policy:
-    """Make a new policy: one of `policies`, or one of one's own, whose module is imported.
+    """Make a new policy: one of `policies`, or a custom one, whose module is imported.
 
     Raises ValueError for a name that is neither, and for a class that cannot be imported, made or used.
     """
@@ -72,7 +72,7 @@ def _own_policy(path: str) -> Policy:
     module_name, _, class_name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # what a module raises while it is imported is not ours to know
+    except Exception as error:  # a module can raise anything while it is imported
         raise ValueError(
             f"routing policy {path}: the module {module_name} cannot be imported "
             f"({type(error).__name__}: {error}); it must lie on the Python path of every ingress"

@@ -1,14 +1,14 @@
-"""Index of cached prefixes: which replica holds how many leading blocks of a prompt, by the replicas' deltas.
+"""Index of cached prefixes: which replica holds how many leading blocks of a prompt, from the replicas' deltas.
 
     chain of a prompt      h0      h1      h2      h3            (cache/prefix_hash.py)
     holders, one bit each  0111    0111    0101    0001          what replicas reported | what they were sent
                             └── slot 1: 2 blocks ──┘  └ slot 0: 4 blocks, slot 2: 3
 
-A replica holds a prefix whole or not at all, so holder sets shrink along a chain, and `match` bisects for the
+A replica holds a prefix completely or not at all, so holder sets shrink along a chain, and `match` bisects for the
 borders between them.
 
-A store of files that replicas share has a slot as they have, so that a block in it is told and kept once, and not
-for each of its readers. No prompt can be placed there: matches leave stores out, and `reach` looks into one.
+A store of files that replicas share has a slot like theirs, so that a block in it is reported and kept once, not
+once for each of its readers. No prompt can be placed there: matches omit stores, and `reach` looks into one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PrefixIndex:
     ) -> None:
         """`block_tokens` is the tokens of a block, the same as in the replicas.
 
-        `max_blocks` limits the distinct blocks that replicas hold, about 100 bytes each; further ones take the
-        place of those that were least useful. `expect_s` is the seconds for which a dispatch counts while no delta
+        `max_blocks` limits the distinct blocks that replicas hold, about 100 bytes each; further ones replace
+        those that were least useful. `expect_s` is the seconds for which a dispatch counts while no delta
         confirms it. `max_expected` limits the blocks of such dispatches, about 200 bytes each; the oldest expire
         early.
         """
@@ -53,11 +53,11 @@ class PrefixIndex:
         self._slots: dict[str, int] = {}
         self._names: list[str] = [""]  # by slot, which are 1 and more
         self._stores = 0  # the slots of stores, a bit for each
-        self._version = 0  # changes with what is known of holders
+        self._version = 0  # changes whenever holders do
 
     @property
     def max_blocks(self) -> int:
-        """Most distinct blocks that replicas hold. What exceeds a lower one goes little by little."""
+        """Most distinct blocks that replicas hold. The excess over a lower value is removed little by little."""
         return self._held.max_blocks
 
     @max_blocks.setter
@@ -71,20 +71,20 @@ class PrefixIndex:
 
     @property
     def num_dropped(self) -> int:
-        """Blocks that were forgotten, or not taken in, because the index was full; only grows."""
+        """Blocks that were forgotten, or not stored, because the index was full; only grows."""
         return self._held.num_dropped
 
     @property
     def num_slots(self) -> int:
-        """Number of bits in a mask of holders, which is bounded by the replicas that there were lately."""
+        """Number of bits in a mask of holders, which is bounded by the number of recent replicas."""
         return self._held.num_slots
 
     @property
     def replicas(self) -> list[str]:
-        """Replicas and stores of which anything is known."""
+        """Replicas and stores of which any block is known."""
         return list(self._slots)
 
-    # What replicas report
+    # Reports of replicas
 
     def apply(self, replica: str, stored: Iterable[int], evicted: Iterable[int]) -> None:
         """Apply a delta: the replica holds `stored` from now on and `evicted` no longer. O(its blocks)."""
@@ -101,7 +101,7 @@ class PrefixIndex:
     def place_in_tiers(self, replica: str, blocks: Iterable[int], tiers: Iterable[int]) -> None:
         """Note the fastest tier (cache/news/tier.py) of each of some blocks that the replica holds. O(its blocks).
 
-        What is stored counts as on the device until then.
+        A stored block counts as on the device until then.
         """
         self._version += 1
         self._lower.put(replica, blocks, tiers, self.max_blocks)
@@ -109,8 +109,8 @@ class PrefixIndex:
     def replace(self, replica: str, hashes: Iterable[int]) -> None:
         """Apply a snapshot: the replica holds exactly `hashes`; unconfirmed dispatches to it still count.
 
-        O(len(hashes)): what it held before is dropped with its slot. Of a large snapshot in parts, pass the first
-        part here and the others to `extend`.
+        O(len(hashes)): what it held before is dropped with its slot. Pass the first part of a large snapshot
+        here and the others to `extend`.
         """
         self._version += 1
         if replica in self._slots:
@@ -126,7 +126,7 @@ class PrefixIndex:
     def extend(self, replica: str, hashes: Iterable[int]) -> None:
         """Apply a further part of a snapshot: the replica holds `hashes` too. O(len(hashes)).
 
-        It takes nobody's place in a full index, because the parts before it, of all replicas, were used later.
+        It replaces no other block in a full index, because the parts before it, of all replicas, were used later.
         """
         self._version += 1
         slot, hashes = self._slot(replica), list(hashes)
@@ -143,12 +143,12 @@ class PrefixIndex:
             self._expected.forget(replica)
             self._held.sweep()
 
-    # What this process does
+    # Actions of this process
 
     def expect(self, replica: str, chain: Sequence[int], now: float) -> None:
         """Expect that `replica` will hold the blocks of a prompt sent there; `now` is in seconds, never falling.
 
-        Those that it does not hold count at once and for `expect_s`, or until the replica confirms a block or
+        Those that it does not hold count from now for `expect_s`, or until the replica confirms a block or
         reports its eviction. Bisects for the first of them: O(log(blocks)) look-ups and O(blocks) copying. A full
         index may have forgotten a prompt's beginning, without which the rest is not found: then all are expected.
         """
@@ -168,21 +168,21 @@ class PrefixIndex:
         self._held.sweep()
 
     def use(self, chain: Iterable[int]) -> None:
-        """Note that a prompt with these blocks has come: a full index keeps what prompts have in common longest.
+        """Note that a prompt with these blocks has come: a full index keeps the blocks that prompts share longest.
 
         O(blocks), but O(1) while a quarter of the room is left.
         """
         self._held.use(chain)
 
-    # What the router asks
+    # Questions of the router
 
     def match(self, chain: Sequence[int], now: float) -> Overlap:
         """Count the leading blocks of `chain` that each replica holds or will hold; those without any are omitted.
 
-        Bisects for the borders between sets of holders as they are asked for, O(log(blocks)) look-ups for each,
-        which may miss the processor's caches; so the overlap must be read before the index changes. Where a lost
-        delta left holes in a set, it counts up to some block known to be there, at least up to the first hole: a
-        replica that holds a block holds all before it.
+        Bisects on demand for the borders between sets of holders, O(log(blocks)) look-ups for each, which may miss
+        the processor's caches; so the overlap must be read before the index changes. Where a lost delta left holes
+        in a set, it counts up to some block known to be there, at least up to the first hole: a replica that holds
+        a block holds all before it.
         """
         self._expected.expire(now)
         levels = Levels(()) if not chain else self._levels(chain)
@@ -193,11 +193,11 @@ class PrefixIndex:
         return Overlap(levels, self._slots, self._names, below=below)
 
     def reach(self, name: str, chain: Sequence[int], first: int) -> int:
-        """Return how many leading blocks of `chain` there are, given the `first` ones, with those in a store, or
-        with those that a replica has reported.
+        """Return how many leading blocks of `chain` can be read: the `first` ones, which the caller has, and those
+        that follow in a store, or in what a replica has reported.
 
-        O(log(blocks)). Files are given up one by one, so it may lack some before the last that it has: this finds
-        an end of what it has, which may be one before a gap. It advises, as all of the index.
+        O(log(blocks)). Files are given up one by one, so a store may have gaps: this finds an end of a run in it,
+        perhaps one before a gap. It is advice, like all of the index.
         """
         slot = self._slots.get(name)
         if slot is None or first >= len(chain):
@@ -235,14 +235,14 @@ class PrefixIndex:
                         yield high, holders
                     continue
                 middle = (low + high) // 2
-                at_middle = mask(chain[middle]) & at_first  # who lacks the first block is not found
+                at_middle = mask(chain[middle]) & at_first  # without replicas that lack the first block
                 if at_low & ~at_middle:
                     spans.append((low, middle, at_low, at_middle))
                 if at_middle & ~at_high:  # last in, first out: the deepest is found first
                     spans.append((middle, high, at_middle, at_high))
 
         def depth(slot: int) -> int:
-            """Bisect as `found` does, for one slot alone: O(log(blocks))."""
+            """Bisect as `found` does, but for one slot: O(log(blocks))."""
             self._check(version)
             if not at_first >> slot & 1:
                 return 0

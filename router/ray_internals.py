@@ -1,8 +1,8 @@
-"""All that Raydix uses of Ray and Serve beyond their public APIs, for the version that `pyproject.toml` allows.
+"""All names of Ray and Serve that Raydix uses beyond their public APIs, for the version in `pyproject.toml`.
 
-`PRIVATE_NAMES` says of each name what it is used for, why no public API does it, and what breaks without it. Below
-is a function for each that is called; no other module touches such a name (`tests/house/test_private_names.py`).
-`tests/router/test_ray_internals.py` has a test for each: they are what to run first with another version of Ray.
+`PRIVATE_NAMES` says for each name how it is used, why no public API suffices, and what breaks without it. Below
+is a function for each that is called; no other module uses such a name (`tests/house/test_private_names.py`).
+`tests/router/test_ray_internals.py` has a test for each: run these first with another version of Ray.
 
 The module imports Ray only where a function needs it, so it can be used in a process without Ray.
 """
@@ -29,11 +29,11 @@ class PrivateName:
 
     name: str
     use: str
-    """What Raydix does with it."""
+    """Its use in Raydix."""
     why: str
-    """Why no public API will do."""
+    """Why no public API suffices."""
     breaks: str
-    """What goes wrong when it is missing or means something else."""
+    """The failure when it is missing or means something else."""
 
 
 PRIVATE_NAMES: Mapping[str, PrivateName] = {
@@ -43,32 +43,32 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
         PrivateName(
             "RequestRouter._deployment_id",
             use="finds the state of the deployment that a router routes for",
-            why="the public property app_name does not tell two models of one application apart",
+            why="the public property app_name does not distinguish two models of one application",
             breaks="no router starts: ingresses know no engine, and every request is answered with 503",
         ),
         PrivateName(
             "RequestRouter.update_replicas",
-            use="tells the fleet which replicas there are, and their addresses",
+            use="passes the replicas and their addresses to the fleet",
             why="routers are public, but this hook of theirs is not documented",
-            breaks="ingresses never learn of new engines, nor that old ones are gone",
+            breaks="ingresses notice neither new engines nor the end of old ones",
         ),
         PrivateName(
             "PendingRequest.routing_context.should_backoff",
             use="has Serve wait before it asks the router again for a call that no replica took",
             why="Serve's own experimental routers set it, and the documentation does not mention it",
-            breaks="while a call waits for its replica, Serve's routing loop takes the whole event loop",
+            breaks="while a call waits for its replica, Serve's routing loop occupies the event loop",
         ),
         PrivateName(
             "PendingRequest.args",
             use="reads the call's first argument: the request to place, or the replica to watch",
-            why="the field is public; that it holds the call's arguments as they were given is not promised",
+            why="the field is public; but not that it holds the call's arguments unchanged",
             breaks="calls go to any replica: deaths are noticed late, and programs' prompts miss caches",
         ),
         PrivateName(
             "PendingRequest.metadata.internal_request_id",
-            use="recognises at a call's end the request that was booked at its beginning",
-            why="on_request_completed is public and gets this id; where else it is written is not documented",
-            breaks="requests of programs with a handle count as load for ever",
+            use="finds, at a call's end, the request that was booked for it",
+            why="on_request_completed is public and gets this id; the other place that has it is not documented",
+            breaks="requests of programs with a handle count as load forever",
         ),
         PrivateName(
             "RunningReplica.replica_metadata",
@@ -86,7 +86,7 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
         PrivateName(
             "record_autoscaling_stats",
             use="reports an engine's work to the autoscaling policy",
-            why="documented as alpha; it is the only way to scale by something else than open calls",
+            why="documented as alpha; it is the only way to scale by anything but open calls",
             breaks="the number of replicas stays as it is, whatever the load",
         ),
         PrivateName(
@@ -98,19 +98,19 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
         # --- inside a replica's process
         PrivateName(
             "global_worker.actors[...]._replica_impl._shutting_down",
-            use="refuses new requests from the moment at which Serve begins to stop a replica",
-            why="Serve waits for the calls that are open and only then tells the user's class, by __del__",
-            breaks="silently: replicas that are being stopped take requests, which then have to move",
+            use="refuses new requests once Serve begins to stop a replica",
+            why="Serve waits for open calls and only then notifies the user's class, by __del__",
+            breaks="silently: replicas that are being stopped take requests, which then must migrate",
         ),
         PrivateName(
             "ray.serve.context._set_request_context",
-            use="has the log records of a request that came past Serve's proxy bear its x-request-id",
+            use="puts the x-request-id into log records of requests that bypass Serve's proxy",
             why="only Serve's proxy names requests",
             breaks="ingresses do not start",
         ),
         PrivateName(
             "ray.serve._private.replica.add_port_to_grpc_server",
-            use="has the server for Serve's own calls between replicas listen on 127.0.0.1 in `raydix serve`",
+            use="makes the server for Serve's calls between replicas listen on 127.0.0.1 in `raydix serve`",
             why="each replica starts one, on all interfaces, and no setting says where",
             breaks="silently: a `raydix serve` opens a port to the network for each of its processes",
         ),
@@ -118,7 +118,7 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
         PrivateName(
             "ray.serve._private.constants.SERVE_CONTROLLER_NAME",
             use="finds Serve's controller",
-            why="the REST API needs Ray's dashboard, which many clusters turn off",
+            why="the REST API needs Ray's dashboard, which many clusters disable",
             breaks="models cannot be loaded or unloaded, and /v1/cluster shows no replicas",
         ),
         PrivateName(
@@ -173,7 +173,7 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
         PrivateName(
             "ray._private.node.Node.start_api_server",
             use="`raydix serve` starts Ray without its API server, for which ray.init() would wait seconds",
-            why="ray.init(include_dashboard=False) starts it too, to send usage statistics alone",
+            why="ray.init(include_dashboard=False) starts it too, only to send usage statistics",
             breaks="`raydix serve` does not start",
         ),
         PrivateName(
@@ -185,25 +185,25 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
         PrivateName(
             "ray._private.worker._global_node.dead_processes",
             use="`raydix serve` ends when the raylet or the GCS that it has started is gone",
-            why="Ray tells a driver nothing when its raylet dies, and nothing starts another",
+            why="Ray does not notify a driver when its raylet dies, and nothing starts another",
             breaks="`raydix serve` stays and answers every request with 503 after the raylet's death",
         ),
         PrivateName(
             "ray._private.state.available_resources_per_node",
-            use="tells whether a node has room for one more replica during a change",
-            why="ray.available_resources() sums up all nodes, and ray.nodes() shows what is in use, too",
-            breaks="no change of a deployed config is built, and the service goes on as it is",
+            use="checks whether a node has room for one more replica during a change",
+            why="ray.available_resources() is the sum of all nodes, and ray.nodes() includes what is in use",
+            breaks="no change of a deployed config is built, and the service continues unchanged",
         ),
         PrivateName(
             "HEAD_NODE_RESOURCE_NAME",
-            use="tells which node of the cluster is its head",
-            why="ray.nodes() says so only by this resource",
+            use="finds the cluster's head node",
+            why="ray.nodes() marks it only by this resource",
             breaks="/v1/cluster/nodes shows no node as the head",
         ),
         PrivateName(
             "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree.PrefixTree",
             use="`raydix simulate` compares Raydix's router with Ray Serve LLM's own",
-            why="Ray Serve LLM offers its tree as a part of its router alone",
+            why="Ray Serve LLM offers its tree only as a part of its router",
             breaks="`raydix simulate --policy affinity` says that it cannot run",
         ),
     )
@@ -215,27 +215,27 @@ HEAD_NODE_RESOURCE_NAME = "node:__internal_head__"
 
 
 def deployment_of(router: RequestRouter) -> tuple[str, str]:
-    """The application and the deployment that a router routes for."""
+    """Return the application and the deployment that a router routes for."""
     return router._deployment_id.app_name, router._deployment_id.name
 
 
 def back_off(call: PendingRequest) -> None:
-    """Have Serve wait, a little longer each time, before it routes this call once more."""
+    """Make Serve wait, a little longer each time, before it routes this call again."""
     call.routing_context.should_backoff = True
 
 
 def first_argument(call: PendingRequest) -> Any:
-    """The call's first positional argument; None where it has none."""
+    """Return the call's first positional argument; None where it has none."""
     return call.args[0] if call.args else None
 
 
 def call_id(call: PendingRequest) -> str:
-    """The id by which Serve tells a router that this call has ended."""
+    """Return the id with which Serve reports to a router that this call has ended."""
     return str(call.metadata.internal_request_id)
 
 
 def metadata_of(replica: RunningReplica) -> Mapping[str, Any]:
-    """What the replica's `record_replica_metadata` returned."""
+    """Return the result of the replica's `record_replica_metadata`."""
     metadata: Mapping[str, Any] = replica.replica_metadata
     return metadata
 
@@ -244,9 +244,9 @@ def metadata_of(replica: RunningReplica) -> Mapping[str, Any]:
 
 
 def serve_is_stopping() -> bool:
-    """True from the moment Serve has asked this process's replica to shut down. Costs well under a microsecond.
+    """Whether Serve has asked this process's replica to shut down. Costs well under a microsecond.
 
-    Where it cannot be read the answer is no, and a draining replica still takes the requests that reach it.
+    False where it cannot be read; a draining replica then still accepts requests.
     """
     worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
     replicas = (getattr(actor, "_replica_impl", None) for actor in getattr(worker, "actors", {}).values())
@@ -254,16 +254,16 @@ def serve_is_stopping() -> bool:
 
 
 def request_namer() -> Callable[[str], None]:
-    """A function that gives the running request's id to all that Serve logs in the request's context."""
+    """Return a function that puts a request's id into all that Serve logs in the request's context."""
     from ray.serve.context import _set_request_context
 
     return lambda name: _set_request_context(request_id=name)
 
 
 def keep_calls_on_this_machine() -> None:
-    """Have Serve's server in this replica's process listen on the node's address where that is a loopback address.
+    """Make Serve's server in this replica's process listen on the node's address if that is a loopback address.
 
-    To be called before the replica is ready, as the server starts then. Does nothing in a process without Ray.
+    Call it before the replica is ready, because the server starts then. Does nothing in a process without Ray.
     """
     import ray
 
@@ -282,7 +282,7 @@ def keep_calls_on_this_machine() -> None:
 
 
 def find_controller() -> Any:
-    """The handle of Serve's controller. Raises ValueError when Serve does not run; blocks meanwhile."""
+    """Return the handle of Serve's controller. Blocks. Raises ValueError when Serve does not run."""
     import ray
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME
 
@@ -290,13 +290,13 @@ def find_controller() -> Any:
 
 
 async def instance_details(controller: Any) -> Mapping[str, Any]:
-    """All that Serve knows of its applications, in the form of `ray.serve.schema.ServeInstanceDetails`."""
+    """Return all that Serve knows of its applications, in the form of `ray.serve.schema.ServeInstanceDetails`."""
     details: Mapping[str, Any] = await controller.get_serve_instance_details.remote()
     return details
 
 
 def target_replicas(app: str, timeout_s: float = 5.0) -> dict[str, int]:
-    """How many replicas each deployment of an application is to have; nothing where Serve is silent. Blocks."""
+    """Return each deployment's target number of replicas in an application; empty if Serve is silent. Blocks."""
     import ray
 
     try:
@@ -307,7 +307,7 @@ def target_replicas(app: str, timeout_s: float = 5.0) -> dict[str, int]:
 
 
 def serve_details(timeout_s: float) -> Mapping[str, Any]:
-    """All that Serve knows of each application; nothing where Serve does not run. Blocks. Raises RayError."""
+    """Return all that Serve knows of each application; empty where Serve does not run. Blocks. Raises RayError."""
     import ray
 
     try:
@@ -327,7 +327,7 @@ async def set_replicas(controller: Any, app: str, deployment: str, count: int) -
 
 
 def apply_scaling_delays(desired: int, target: int, settings: Any, state: dict[str, Any], now: float) -> int:
-    """The target that Serve sets at `now` when its policy desires another; `state` is kept from call to call.
+    """Return the target that Serve sets at `now` when its policy desires another; `state` is kept between calls.
 
     `settings` has the delays under the names that they have in `ray.serve.config.AutoscalingConfig`.
     """
@@ -340,7 +340,7 @@ def apply_scaling_delays(desired: int, target: int, settings: Any, state: dict[s
 
 
 def serve_namespace() -> str:
-    """The namespace in which Serve's own actors live."""
+    """Return the namespace of Serve's own actors."""
     from ray.serve._private.constants import SERVE_NAMESPACE
 
     return str(SERVE_NAMESPACE)
@@ -362,10 +362,10 @@ def deploy(config: ServeDeploySchema) -> None:
 
 @contextmanager
 def few_ray_processes(*, shows_logs: bool) -> Iterator[None]:
-    """Have `ray.init(include_dashboard=False)` start no process meanwhile that one machine's server does not use.
+    """Keep `ray.init(include_dashboard=False)` meanwhile from starting processes that one machine does not use.
 
-    These are the autoscaler's monitor, as there is no other machine to add; the API server, which sends usage
-    statistics alone, unless these are on; and the log monitor, unless it `shows_logs` of workers here.
+    These are the autoscaler's monitor, because there is no other machine to add; the API server, which only sends
+    usage statistics, unless these are on; and the log monitor, unless it `shows_logs` of workers here.
     """
     from ray._private import parameter
     from ray._private.node import Node
@@ -381,7 +381,7 @@ def few_ray_processes(*, shows_logs: bool) -> Iterator[None]:
 
 
 def rays_of_this_machine() -> frozenset[str]:
-    """Return the addresses of the Rays whose head runs on this machine, whoever started them."""
+    """Return the addresses of all Rays whose head runs on this machine, including those of other users."""
     from ray._private import services
 
     return frozenset(services.find_gcs_addresses())
@@ -396,7 +396,7 @@ def ended_ray_processes() -> list[str]:
 
 
 def free_resources() -> list[Mapping[str, float]]:
-    """What is free on each node of the cluster that this process is connected to; nothing without one."""
+    """Return the free resources of each node of the connected cluster; empty without a cluster."""
     import ray
     from ray._private.state import available_resources_per_node
 
@@ -409,7 +409,7 @@ def is_head(resources: Mapping[str, float]) -> bool:
 
 
 def prefix_tree() -> Any:
-    """A new prefix tree of Ray Serve LLM's router. Raises ImportError where Ray's part for LLMs is missing."""
+    """Return a new prefix tree of Ray Serve LLM's router. Raises ImportError without Ray's part for LLMs."""
     from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTree
 
     return PrefixTree()

@@ -1,10 +1,10 @@
 """Serve's `RequestRouter` of the engines: it asks this process's placer, never waits, never raises.
 
-Ingresses send their requests over the wire. Through Serve come their watches of single replicas, and the requests
-of programs that call the engines' deployment through a handle.
+Ingresses send their requests over the wire. Through Serve come only their watches of single replicas, and the
+requests of programs that call the engines' deployment through a handle.
 
 Serve sets four traps. An exception in `choose_replicas` would hang the request, so all are caught. Serve runs few
-routing tasks at once, so nothing here awaits. Serve pickles the class by value, so its state is in `router.state`.
+routing tasks at a time, so nothing here awaits. Serve pickles the class by value, so state is in `router.state`.
 Without `should_backoff` a full fleet would make the routing loop spin.
 """
 
@@ -31,8 +31,8 @@ class PrefixRouter(RequestRouter):
         """Find this process's state of the fleet, which the deployments of all roles share; `settings` are
         `PlacerSettings`.
 
-        Different settings reach only an ingress that an update is about to replace. It keeps its own: an exception
-        here would leave its requests without a router.
+        Different settings reach only an ingress that an update is about to replace. It keeps its own, because
+        an exception here would leave its requests without a router.
         """
         app, self._deployment = deployment_of(self)
         try:
@@ -73,19 +73,19 @@ class PrefixRouter(RequestRouter):
         return self._placer.order(argument, candidates)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Correct the booking: Serve may have taken another replica than the first choice."""
+        """Correct the booking: Serve may have chosen another replica than the first choice."""
         request_id = self._requests.get(call_id(pending_request))
         if request_id is not None:
             self._placer.overrule(request_id, replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Forget a request that has ended, or that its replica has rejected: Serve then routes it once more."""
+        """Forget a request that has ended or was rejected by its replica; Serve routes a rejected one again."""
         request_id = self._requests.pop(internal_request_id, None)
         if request_id is not None:
             self._placer.release(request_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Tell the fleet the addresses of this deployment's replicas that exist now."""
+        """Pass the addresses of this deployment's present replicas to the fleet."""
         super().update_replicas(replicas)
         addresses = {replica.replica_id.unique_id: address_of(replica) for replica in replicas}
         self._fleet.update(addresses, self._deployment)
@@ -95,7 +95,7 @@ _ADVERTISED = ("wire_endpoint", "wire_secret", "wire_public_key", "wire_epoch")
 
 
 def address_of(replica: RunningReplica) -> ReplicaAddress | None:
-    """Return the address that a replica has advertised; None for one without a wire, or with another version's."""
+    """Return the address that a replica advertised; None for one without a wire, or with another version's."""
     metadata = metadata_of(replica)
     if any(key not in metadata for key in _ADVERTISED):
         return None

@@ -1,8 +1,8 @@
-"""The candidates of a fleet, kept ready from change to change, with the sums that placement needs of all of them.
+"""The candidates of a fleet, kept ready from change to change, with the sums that placement needs.
 
-A prompt considers every replica, and its time must not grow with their number more than a copy of a dictionary
-does. So a replica's candidate is made when its state changes, which touches no other one. Sums are of whole
-millionths: they stay exact, where sums of floats that are added and subtracted for days would drift.
+A prompt considers every replica, and the time for it must not grow with their number more than a copy of a
+dictionary does. So a replica's candidate is made when its state changes, which affects no other one. Sums are of
+whole millionths: they stay exact, where sums of floats that are added and subtracted for days would drift.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCALE = 1e6
 
 
 class ExactMean:
-    """Mean of values that come and go. O(1) for each; exact to a millionth however many have come."""
+    """Mean of values that are added and removed. O(1) for each; exact to a millionth however many there were."""
 
     def __init__(self) -> None:
         self._values: dict[str, int] = {}
@@ -56,9 +56,9 @@ class ReadyCandidates:
     def put(self, candidate: Candidate, prefill_share: float | None) -> None:
         """Add a replica's candidate, or replace it. O(1).
 
-        A `prefill_rate` of 0 has not been measured yet: the present mean of all others' counts in its place, until
-        the replica's candidate is put again, which is with its next heartbeat. The share counts for the
-        utilisation of the fleet, unless it is None.
+        A `prefill_rate` of 0 has not been measured yet: the present mean of all others counts instead, until the
+        replica's candidate is put again, which is with its next heartbeat. The share counts for the utilisation of
+        the fleet, unless it is None.
         """
         name = candidate.replica
         is_measured = candidate.prefill_rate > 0.0

@@ -1,9 +1,9 @@
 """Rendezvous hashing (Thaler and Ravishankar 1998): every replica scores every key, the best score wins.
 
 All ingresses agree without communication, and a replica that is added or removed moves only its own keys. Names
-are hashed once, when the fleet changes; a key is mixed into all of their hashes at once:
+are hashed once, when the fleet changes; a key is mixed into all of their hashes together:
 
-    score = mix(xxh3_64(name) ^ key),  mix: the finalizer of MurmurHash3, of which every bit depends on every bit
+    score = mix(xxh3_64(name) ^ key),  mix: the finalizer of MurmurHash3, in which every bit depends on every bit
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class HashedNames:
         self._positions: dict[str, int] | None = None
 
     def position(self, name: str) -> int:
-        """Return the place of a name in `names`. Raises KeyError for another name."""
+        """Return the position of a name in `names`. Raises KeyError for another name."""
         if self._positions is None:
             self._positions = {name: position for position, name in enumerate(self.names)}
         return self._positions[name]
 
 
 class RendezvousOrder:
-    """Replicas by their score for a key, best first. Whoever needs only the first does not sort the others."""
+    """Replicas by their score for a key, best first. A caller that needs only the first sorts no others."""
 
     __slots__ = ("_hashed", "_positions", "_scores")
 
@@ -59,7 +59,7 @@ class RendezvousOrder:
         return self._hashed.names[int(self._scores.argmax())]
 
     def score(self, replica: str) -> int:
-        """Return a replica's score, 64 bits; replicas have the order of their scores, the highest first."""
+        """Return a replica's score, 64 bits; a higher score comes first."""
         return int(self._scores[self._hashed.position(replica)])
 
     def __len__(self) -> int:
@@ -77,5 +77,5 @@ def rendezvous_order(key: int, replicas: Iterable[str]) -> list[str]:
 
 
 def session_key(session: str) -> int:
-    """Return the 64-bit key of a session's place."""
+    """Return the 64-bit key of a session's rendezvous place."""
     return int(xxhash.xxh3_64_intdigest(session.encode()))

@@ -1,7 +1,7 @@
-"""What one process keeps for each fleet that it routes to: the replicas' state and the placer that reads it.
+"""State that one process keeps for each fleet that it routes to: the replicas' state and the placer that reads it.
 
 Serve's router runs in another thread than the ingress's code, and its class is pickled by value, so the globals of
-its module are a private copy. Both import this module by name, and `router_state` is where they meet.
+its module are a private copy. Both import this module by name, so both get the same state from `router_state`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from router.placer import Placer, PlacerSettings
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """One model's replicas and what places requests on them. Both are thread-safe."""
+    """One model's replicas and the placer of its requests. Both are thread-safe."""
 
     fleet: Fleet
     placer: Placer
 
 
 class SettingsDiffer(ValueError):
-    """The state of a fleet was made with other settings than are asked for now."""
+    """The state of a fleet was made with other settings than the caller asks for."""
 
     def __init__(self, message: str, state: RouterState) -> None:
         super().__init__(message)
         self.state = state
-        """The state there is."""
+        """The existing state."""
 
 
 _states: dict[tuple[str, str], RouterState] = {}
@@ -36,10 +36,10 @@ _states_lock = threading.Lock()
 
 
 def router_state(app: str, name: str, settings: PlacerSettings) -> RouterState:
-    """Return this process's state of the fleet that is called `name`, which the first call makes.
+    """Return this process's state of the fleet called `name`, which the first call makes.
 
-    Raises SettingsDiffer when it was made with other settings than the placer can take over: a process places all
-    requests by the same.
+    Raises SettingsDiffer when it was made with other settings than the placer can change while it runs: a process
+    places all requests by the same settings.
     """
     with _states_lock:
         state = _states.get((app, name))

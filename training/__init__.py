@@ -1,1 +1,1 @@
-"""How the embedded model was trained: its corpus, its dialogues and the training. None of it is installed."""
+"""The embedded model's training: its corpus, its dialogues and the training itself. None of it is installed."""

@@ -3,7 +3,7 @@
     inspect ──harvest()──▶ facts.json (committed) ──load_facts()──▶ dialogues, training, evaluation
 
 Docstrings differ between Python versions, so training and evaluation read the committed file and give the
-same result everywhere; `python -m training.corpus` writes it anew from the running interpreter.
+same result everywhere; `python -m training.corpus` writes it again from the running interpreter.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WITHOUT_METHODS = frozenset(
 
 @dataclass(frozen=True)
 class Fact:
-    """One public name of the standard library and what its docstring says."""
+    """One public name of the standard library and the content of its docstring."""
 
     module: str  # "itertools"
     name: str  # qualified inside the module: "chain", "chain.from_iterable"
@@ -75,7 +75,7 @@ def save_facts(facts: list[Fact], path: Path = FACTS) -> None:
 def harvest(modules: Sequence[str] = MODULES) -> list[Fact]:
     """Return all usable facts of `modules` in their order: functions and classes by name, then the methods.
 
-    The same sentence for the same last name (`bytes.upper`, `bytearray.upper`) is taken once per module.
+    The same sentence for the same last name (`bytes.upper`, `bytearray.upper`) counts once per module.
     """
     facts: dict[tuple[str, str, str], Fact] = {}
     for module_name in modules:

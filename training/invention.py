@@ -29,7 +29,7 @@ quantum robot cookie party lucky music hello world teleport fly dance paint cook
 
 
 class Inventor:
-    """Invents names with `rng` that none of `facts` has."""
+    """Invents names with `rng` that are in none of `facts`."""
 
     def __init__(self, facts: list[Fact], rng: random.Random) -> None:
         self._facts = facts

@@ -3,7 +3,7 @@
     python -m training.train --out deployments/demo_model
 
 The seed fixes the dialogues, their order and the initial weights. A checkpoint in the final format is written
-every `--save-every` steps, so a run that is stopped leaves a model that works.
+every `--save-every` steps, so an interrupted run leaves a usable model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODEL = HERE.parent / "deployments" / "demo_model"
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Create the untrained model. Its 4,096 positions have room for a long system prompt and a long chat."""
+    """Create the untrained model. Its 4,096 positions hold a long system prompt and a long chat."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=256,
@@ -61,7 +61,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int = 80) -> float
 def loss_of(model: Qwen3ForCausalLM, batch: TrainingBatch) -> tuple[torch.Tensor, float]:
     """Return (weighted mean cross entropy, unweighted mean over the assistant's tokens)."""
     with torch.autocast("cpu", torch.bfloat16):
-        # The mask marks one sequence; without it transformers takes a gap in the positions for a boundary.
+        # The mask marks one sequence; without it transformers treats a gap in the positions as a boundary.
         mask = torch.ones_like(batch.ids)
         logits = model(batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False).logits
     each = F.cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten(), reduction="none")
@@ -140,7 +140,7 @@ def save_record(args: argparse.Namespace, num_facts: int, progress: Progress) ->
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write the directory in Hugging Face layout. Weights are last and atomic, so no reader gets half a file."""
+    """Write the directory in Hugging Face layout. Weights are last and atomic, so no reader sees half a file."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     model.config.architectures = ["Qwen3ForCausalLM"]

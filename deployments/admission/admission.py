@@ -1,16 +1,16 @@
-"""Late binding: when every engine is busy, requests wait here, tenant by tenant, and not in an engine's queue.
+"""Late binding: when every engine is busy, requests wait here, tenant by tenant, instead of in an engine's queue.
 
-    admit ── some engine has less than ttft_target_s queued, and no request waits ──▶ at once ─┐
-      └── else ─▶ FairQueue ── an engine has room again ─▶ the next tenant's turn ─────────────┴─▶ an engine
+    admit ── an engine has less than ttft_target_s queued, and no request waits ──▶ immediately ─┐
+      └── else ─▶ FairQueue ── an engine has room again ─▶ the next tenant's turn ───────────────┴─▶ an engine
 
-An engine orders its own queue, by priority and arrival unless its policy is "fair", and no other engine takes a
-request over. Therefore only about `ttft_target_s` of work is sent to engines, and the order of the rest is decided
-late. One tenant's flood then delays another by at most that much, and a turn of each tenant that waits: where a
-batch is full of one tenant's requests, the engine preempts some of them for another's, which are sent for that.
-Where there are no tenants, the addresses of clients take turns instead.
+An engine orders its own queue, by priority and arrival unless its policy is "fair", and no other engine takes over
+its requests. Therefore only about `ttft_target_s` of work is sent to engines, and the order of the rest is decided
+late. One tenant's flood then delays another by at most that much, and a turn of each tenant that waits: if a
+batch is full of one tenant's requests, the engine preempts some of them for another's, which are sent for that
+purpose. Without tenants, the addresses of clients take turns instead.
 
-Requests of batches have a queue of their own. One is sent only while no other request waits and an engine could
-run it at once, so batches take what others leave. What an engine has of them does not make others wait.
+Requests of batches have a separate queue. One is sent only while no other request waits and an engine could
+run it immediately, so batches use the remaining capacity. A batch's requests at an engine do not make others wait.
 
 A request leaves the queue when it is sent or refused, or when its client leaves; its place and charge go with it.
 """
@@ -55,13 +55,13 @@ class LoadView(Protocol):
         ...
 
     def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
-        """Return those of `tenants` for whose next request a full engine would preempt another tenant's, while
-        `num_sending` requests are on their way (`engine/tenants/tenant_shares.py`).
+        """Return those of `tenants` whose next request would make a full engine preempt another tenant's request,
+        while `num_sending` requests are on their way (`engine/tenants/tenant_shares.py`).
         """
         ...
 
     def num_idle(self) -> int:
-        """Return how many requests the engines could run at once besides those that they have."""
+        """Return how many more requests the engines could run concurrently."""
         ...
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
@@ -83,7 +83,7 @@ class _Place:
     is_apart: bool
     """Whether its prompt goes to replicas that only compute prompts."""
     is_deferrable: bool
-    """Whether it gives way to all that are not."""
+    """Whether it yields to all requests that are not deferrable."""
 
 
 class Admission:
@@ -110,7 +110,7 @@ class Admission:
         self._waits_of: dict[str, Series] = {}  # by tenant, whose names come from the configuration
 
     def take_over(self, settings: AdmissionSettings, tenants: Mapping[str, Tenant]) -> None:
-        """Use other settings and tenants from now on; a request that waits keeps its longest wait."""
+        """Use other settings and tenants from now on; a waiting request keeps its longest wait."""
         self._settings, self._tenants = settings, tenants
         for queue in (self._queue, self._deferrable):
             queue.take_over(_weights(tenants), settings)
@@ -118,7 +118,7 @@ class Admission:
 
     async def admit(self, request: GenerateRequest) -> AdmittedTurn:
         """Wait until the request may be sent. Raises Overloaded after, or instead of, a wait that is too long, and
-        Unavailable after one without any engine.
+        Unavailable after a wait without any engine.
         """
         arrival, asked_at = _now(), time.monotonic()
         cost = max(1, self._load.uncached_tokens(request))
@@ -149,7 +149,7 @@ class Admission:
         return turn
 
     def _waits(self, metrics: Metrics, tenant: str) -> Series:
-        """Return where a tenant's waits are counted."""
+        """Return the series of a tenant's waits."""
         waits = self._waits_of.get(tenant)
         if waits is None:
             waits = self._waits_of[tenant] = metrics.series("tenant_queue_seconds", tenant=_label(tenant))
@@ -166,7 +166,7 @@ class Admission:
         return self._queue.num_tokens + self._deferrable.num_tokens
 
     def backlog(self, role: str = "") -> Backlog:
-        """Return what waits here, and what was turned away, for the autoscaler of a role's replicas, or of all."""
+        """Return the waiting and rejected work, for the autoscaler of a role's replicas, or of all."""
         return self._work.backlog(role)
 
     # --- waiting -------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Admission:
             raise Overloaded(reason, retry_after_s, "deadline")
 
     def _give_up(self, entry: Waiting[_Place]) -> None:
-        """Take a request out that will not be sent, even if its turn has just come."""
+        """Remove a request that will not be sent, even if its turn has just come."""
         if entry.item.turn.done():
             self._sending.pop(entry.item.request_id, None)
             self._queue_of(entry.item).charge(entry.tenant, -entry.cost)
@@ -234,7 +234,7 @@ class Admission:
         self._give_turns()
 
     def _next(self) -> Waiting[_Place] | None:
-        """Take the request out whose turn it is; None if none has one now."""
+        """Remove and return the next request; None if there is none whose turn it is."""
         if self._queue.num_waiting:
             if self._has_engine():
                 return self._queue.pop()
@@ -254,7 +254,7 @@ class Admission:
         return self._has_idle_engine() if request.is_deferrable else self._has_engine()
 
     def _has_idle_engine(self) -> bool:
-        """Whether an engine could run another request at once, and no request of a client waits for that."""
+        """Whether an engine could run another request immediately, and no client's request waits for that."""
         return not self._queue.num_waiting and self._load.num_idle() > len(self._sending) and self._has_engine()
 
     def _has_engine(self) -> bool:
@@ -269,7 +269,7 @@ class Admission:
 
     def _expected_wait(self, entry: Waiting[_Place]) -> float:
         """Return the seconds until a request's turn at the measured rate; 0 before one was measured, and for one
-        of a batch, which may wait for as long as it is allowed to.
+        of a batch, which may wait up to its limit.
         """
         rate = self._drain.rate(_now())
         if rate is None or entry.item.is_deferrable:
@@ -316,7 +316,7 @@ class AdmittedTurn:
             self._admission._correct(self.request, -self._charged)
 
     def began(self, delta: StreamDelta) -> None:
-        """Correct the charge to the tokens really computed; the engine may have room for another request."""
+        """Correct the charge to the tokens actually computed; the engine may have room for another request."""
         if self._charged is not None and delta.token_ids:
             computed = len(self.request.prompt_ids) + len(self.request.output_ids) - delta.num_cached
             self._admission._correct(self.request, computed - self._charged)

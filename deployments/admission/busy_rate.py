@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 MIN_BUSY_S = 0.2
-"""Fewest busy seconds from which a rate is computed."""
+"""Fewest busy seconds for which a rate is computed."""
 
 
 class BusyRate:

@@ -97,7 +97,7 @@ class FairQueue(Generic[T]):
         """Number of tokens that all waiting requests will compute."""
 
     def take_over(self, weights: Mapping[str, float], settings: AdmissionSettings) -> None:
-        """Use other weights and settings from now on; who waits keeps waiting."""
+        """Use other weights and settings from now on; waiting requests keep waiting."""
         self._settings = settings
         self._turns.weigh(settings.quantum_tokens, weights)
 
@@ -122,7 +122,7 @@ class FairQueue(Generic[T]):
         self.num_tokens += entry.cost
 
     def pop(self, among: Container[str] | None = None) -> Waiting[T] | None:
-        """Remove, charge and return the next request, `among` some tenants' or all; None if there is none."""
+        """Remove, charge and return the next request, of tenants in `among` or all; None if there is none."""
         tenant = self._turns.turn(among)
         if tenant is None:
             return None
@@ -176,6 +176,6 @@ class FairQueue(Generic[T]):
         for whose, waiting, more, what, setting in bounded:
             most = getattr(bounds, setting)
             if waiting + more > most:
-                # How much waits would tell what others ask, or what of a prompt is cached.
+                # The size of the queue would reveal others' requests, or the cached part of a prompt.
                 reason = f"as many {what} are waiting as may, {most} (admission.{setting})"
                 raise AdmissionQueueFull(whose, reason)

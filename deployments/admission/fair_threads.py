@@ -1,10 +1,10 @@
-"""Threads that tenants share fairly, for work that would stop the event loop.
+"""Threads that tenants share fairly, for work that would block the event loop.
 
-    tenant a  [ 900 ms ] [ 900 ms ] ...   two threads of three at most: the last idle one is not for who has one
-    tenant b  [ 3 ms ]                    begins at once
+    tenant a  [ 900 ms ] [ 900 ms ] ...   two threads of three at most: the last idle one is for tenants with none
+    tenant b  [ 3 ms ]                    begins immediately
 
-Turns are given by deficit round robin (`engine/tenants/round_robin.py`) over the processor time that work has
-taken, which is known only afterwards. Work is not interrupted, so it should come in pieces of a second at most.
+Turns are given by deficit round robin (`engine/tenants/round_robin.py`) over the processor time of finished
+work, which is known only afterwards. Work is not interrupted, so it should come in pieces of a second at most.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ QUANTUM_US = 20_000
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """Work that waits or runs, and who is to be told its result."""
+    """Work that waits or runs, and the receiver of its result."""
 
     tenant: str
     work: Callable[[], Any]
     context: contextvars.Context
     loop: asyncio.AbstractEventLoop | None = None
     future: asyncio.Future[Any] | None = None
-    """None: nobody waits for the result."""
+    """None: the result has no receiver."""
 
     def tell(self, result: Any, error: BaseException | None) -> None:
-        """Hand the result over, from any thread."""
+        """Deliver the result, from any thread."""
         if self.loop is None:
             return
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             self.loop.call_soon_threadsafe(self._settle, result, error)
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
         assert self.future is not None
-        if self.future.done():  # who waited for it was cancelled
+        if self.future.done():  # the waiting task was cancelled
             return
         if error is None:
             self.future.set_result(result)
@@ -72,9 +72,9 @@ class FairThreads:
     ) -> None:
         """`name` begins the threads' names. `weights` are tenants' shares; others weigh 1.
 
-        With `reserves_one`, the last idle thread is left to tenants that have none; `most_each` bounds how many a
-        tenant has at a time. What work is charged is the
-        difference of two times of `clock`, in seconds: by default the processor time of its thread.
+        With `reserves_one`, the last idle thread is reserved for tenants that have none; `most_each` bounds how
+        many a tenant has at a time. Work is charged with the difference of two times of `clock`, in seconds: by
+        default the processor time of its thread.
         """
         self._executor = ThreadPoolExecutor(num_threads, name)
         self._num_threads, self._clock = num_threads, clock
@@ -82,7 +82,7 @@ class FairThreads:
         self._most_each = num_threads if most_each is None else most_each
         self._lock = threading.Lock()  # guards all that follows
         self._turns = DeficitRoundRobin(QUANTUM_US, weights)
-        self._waiting: dict[str, deque[_Job]] = {}  # of tenants with work that waits
+        self._waiting: dict[str, deque[_Job]] = {}  # of tenants with waiting work
         self._running: dict[str, int] = {}  # number of threads, of tenants that have some
 
     def weigh(self, weights: Mapping[str, float] | None, *, reserves_one: bool = True) -> None:
@@ -92,9 +92,9 @@ class FairThreads:
             self._num_reserved = 1 if reserves_one else 0
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
-        """Do work in a thread when it is the tenant's turn, and return its result or raise its exception.
+        """Run `work` in a thread when it is the tenant's turn, and return its result or raise its exception.
 
-        When this is cancelled, work that waits is not done, and the result of work that runs is dropped.
+        If this is cancelled, waiting work is not run, and the result of running work is dropped.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -107,16 +107,16 @@ class FairThreads:
                 self._withdraw(job)
 
     def submit(self, tenant: str, work: Callable[[], None]) -> None:
-        """Have work done in a thread when it is the tenant's turn. It must not raise: nobody would be told."""
+        """Run `work` in a thread when it is the tenant's turn. It must not raise: no caller would notice."""
         self._add(_Job(tenant, work, contextvars.copy_context()))
 
     def num_waiting(self, tenant: str) -> int:
-        """Return how much work of a tenant waits for a thread."""
+        """Return how many pieces of a tenant's work wait for a thread."""
         with self._lock:
             return len(self._waiting.get(tenant, ()))
 
     def close(self) -> None:
-        """Cancel what waits; threads end with the work that they do. Idempotent."""
+        """Cancel waiting work; threads end with their current work. Idempotent."""
         with self._lock:
             jobs = [job for queue in self._waiting.values() for job in queue]
             for tenant in list(self._waiting):
@@ -149,7 +149,7 @@ class FairThreads:
     def _take(self) -> _Job | None:
         with self._lock:
             num_idle = self._num_threads - sum(self._running.values())
-            # Whoever is left out has a thread, which looks for more work when it is done.
+            # A tenant that is left out has a thread, which looks for more work when it is done.
             allowed = [
                 name
                 for name in self._waiting

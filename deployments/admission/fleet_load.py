@@ -1,7 +1,7 @@
 """The `LoadView` of an ingress, computed from its router's state in this process.
 
 An engine's wait is the router's Q (`router/cost.py`): queued prompts at the rate that the engine has measured, and
-places in its batch. A request that is not placed yet counts by the tokens it has to compute.
+places in its batch. A request that is not placed yet counts with the tokens that it must compute.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FleetLoad:
 
     def queue_seconds(self, num_sending: int) -> float:
         """Return the least wait that the router expects; infinite while all answering engines' queues are full, or
-        none is up and one is expected. Where all circuits are open all engines are tried, so that is no wait.
+        none is up and one is expected. If all circuits are open, all engines are tried, so the wait is 0.
         """
         shortest = self._fleet.shortest_queue()
         if shortest is None:
@@ -38,19 +38,19 @@ class FleetLoad:
             is_expected = self._is_engine_expected() and not counts["circuit_open"]
             return math.inf if counts["available"] or is_expected else 0.0
         wait_s, rate = shortest
-        return wait_s + num_sending / rate  # What is not placed yet will go to a replica with little to do.
+        return wait_s + num_sending / rate  # unplaced requests will go to an idle replica
 
     def given_way(self, tenants: Collection[str], num_sending: int) -> set[str]:
-        """Return those of `tenants` to which another tenant gives way at a full engine."""
+        """Return those of `tenants` for which another tenant's request would be preempted at a full engine."""
         return self._fleet.given_way(tenants, num_sending)
 
     def num_idle(self) -> int:
-        """Return how many places in their batches the engines that answer have free, with nothing waiting."""
+        """Return the free places in the batches of the answering engines without waiting requests."""
         return self._fleet.num_idle()
 
     @property
     def has_engines(self) -> bool:
-        """Whether any engine can be sent requests."""
+        """Whether requests can be sent to any engine."""
         counts = self._fleet.count_by_state()
         return counts["available"] + counts["circuit_open"] > 0
 

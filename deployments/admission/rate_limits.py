@@ -3,12 +3,12 @@
     start ── a request ─▶ admit ── its prompts, its generations ─▶ generated, generated, ... ─▶ close
 
 A request counts as 1 before its body is read, and as its generations once it is known: with several prompts, n or
-best_of it costs what as many requests cost. A prompt is charged when it is admitted; both are refunded when the
-request is refused. Generated tokens are charged as they arrive, which may leave a debt that the next request waits
-for. A request larger than a whole bucket needs a full one. Time is an argument.
+best_of it costs the same as so many requests. A prompt is charged when it is admitted; both are refunded when the
+request is refused. Generated tokens are charged as they arrive, which may leave a debt that the next request must
+wait for. A request larger than a whole bucket needs a full one. Time is an argument.
 
-Limits hold per process: of several ingresses, each enforces an equal share, which changes as they come and go. A
-bucket then stays as full as it was, and a debt stays a debt. A new ingress begins with full ones.
+Limits hold per process: each of several ingresses enforces an equal share, which changes as they come and go. The
+levels of the buckets, and debts, then stay the same. A new ingress begins with full buckets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Bucket:
         self._level, self._at = self.capacity, now
 
     def resize(self, per_minute: float, now: float) -> None:
-        """Change the rate and the capacity. The bucket stays as full as it is, and a debt stays as it is."""
+        """Change the rate and the capacity. The level, or debt, stays the same."""
         level, before = self.level(now), self.capacity
         self.capacity, self._per_second = max(per_minute, 1.0), per_minute / 60
         self._level = level * self.capacity / before if level > 0 else level
@@ -92,7 +92,7 @@ class TenantLimits:
 
     @property
     def max_concurrency(self) -> int | None:
-        """Most generations at once in this process, at least 1. None: no limit."""
+        """Most concurrent generations in this process, at least 1. None: no limit."""
         most = self.tenant.max_concurrency
         return None if most is None else math.ceil(most / self._num_shares)
 
@@ -111,7 +111,7 @@ class TenantLimits:
         return Ticket(self, self._clock)
 
     def check_generations(self, count: int, now: float) -> None:
-        """Raise RateLimited when a request, which was charged as 1, has to wait because it counts as `count`."""
+        """Raise RateLimited when a request, which was charged as 1, must wait because it counts as `count`."""
         if self.requests is None:
             return
         self.requests.take(-1, now)
@@ -126,7 +126,7 @@ class TenantLimits:
             raise self._limited("requests_per_minute", message, wait)
 
     def check_tokens(self, amount: int, now: float) -> None:
-        """Raise RateLimited when a prompt of `amount` tokens has to wait."""
+        """Raise RateLimited when a prompt of `amount` tokens must wait."""
         wait = self.tokens.seconds_until(amount, now) if self.tokens is not None else 0.0
         if wait:
             limit = f"{self.tenant.tokens_per_minute:g} tokens per minute"
@@ -134,7 +134,7 @@ class TenantLimits:
             raise self._limited("tokens_per_minute", message, wait)
 
     def check_concurrency(self, count: int) -> None:
-        """Raise RateLimited when `count` more generations are too many; a request alone may exceed the share."""
+        """Raise RateLimited when `count` more generations are too many; a single request may exceed the share."""
         most = self.max_concurrency
         if most is not None and self.num_open and self.num_open + count > most:
             message = f"{most} generations at once here, and {self.num_open} are open; wait until some have ended"
@@ -167,7 +167,7 @@ class Ticket:
     def admit(self, num_generations: int, prompt_tokens: int) -> None:
         """Charge a valid request's prompt and generations. Raises RateLimited, or ValueError if it never fits.
 
-        Charges nothing when it was done: a response in the background is admitted before it is begun.
+        Does nothing the second time: a response in the background is admitted before it is begun.
         """
         if self._num_open:
             return
@@ -191,7 +191,7 @@ class Ticket:
         self._take(count)
 
     def refuse(self) -> None:
-        """Refund the prompt and the generations of a request that was refused; it was one request. Idempotent."""
+        """Refund the prompt and the generations of a refused request, which still counts as one. Idempotent."""
         self._take(-self._prompt_tokens, -self._num_more)
         self._prompt_tokens = self._num_more = 0
 

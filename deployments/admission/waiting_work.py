@@ -1,7 +1,7 @@
-"""What waits in an ingress, and what it has turned away: the sums that the autoscaler is told.
+"""The sums of waiting and rejected work in an ingress that the autoscaler receives.
 
-Where replicas have roles (`router/fetch/roles.py`), each side hears of its own work: those for prefill of the
-prompts that go apart; those for decode of the tokens of all others, and of every request, as each ends there.
+Where replicas have roles (`router/fetch/roles.py`), each side receives its own work: prefill replicas the prompts
+that go apart; decode replicas the tokens of all others, and every request, because each ends there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WaitingWork:
         of.requests, of.tokens = of.requests + 1, of.tokens + cost
 
     def remove(self, cost: int, *, is_apart: bool) -> None:
-        """Note that it does not wait any more."""
+        """Note that a request no longer waits."""
         of = self._of(is_apart)
         of.requests, of.tokens = of.requests - 1, of.tokens - cost
 
@@ -41,7 +41,7 @@ class WaitingWork:
         of.turned_away, of.turned_away_tokens = of.turned_away + 1, of.turned_away_tokens + cost
 
     def backlog(self, role: str = "") -> Backlog:
-        """Return what the replicas of a role are told; "": of a fleet without roles."""
+        """Return the report for the replicas of a role; "": for a fleet without roles."""
         apart, others = self._apart, self._others
         if role == "prefill":
             return Backlog(apart.requests, apart.tokens, apart.turned_away, apart.turned_away_tokens)

@@ -1,8 +1,8 @@
-"""Takes one batch from where it is to its end. A run that is killed anywhere is continued by the next.
+"""Runs one batch from its present state to its end. If a run is killed at any point, the next one continues it.
 
-validating      the file is read, and every problem told
-in_progress     its requests are sent, their answers added to a partial output
-finalizing      the answers become two files, under names that the record has by then
+validating      the file is read, and every problem is reported
+in_progress     its requests are sent, and their answers appended to a partial output
+finalizing      the answers become two files, under names that the record already has
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from deployments.config.settings import BatchSettings
 
 logger = logging.getLogger(__name__)
 _STEP_BYTES = 2**20
-"""A batch goes on when there is room for so many bytes of answers, so that few are made in vain."""
+"""A batch continues when there is room for so many bytes of answers, so that few are computed in vain."""
 _UNANSWERED_BYTES = 256
-"""What is written about a request without an answer, but for its name."""
+"""Bytes written for a request without an answer, except for its name."""
 
 Outcome = Literal["completed", "cancelled", "expired"]
 _UNANSWERED = {
@@ -42,7 +42,7 @@ _UNANSWERED = {
 
 
 class BatchRun:
-    """The work of this process on one batch. Lives on one event loop; files are read and written in threads."""
+    """This process's work on one batch. Lives on one event loop; files are read and written in threads."""
 
     def __init__(
         self, claim: Claim, folder: TenantFolder, post: Post | None, settings: BatchSettings, max_line_bytes: int
@@ -52,17 +52,17 @@ class BatchRun:
         self._settings, self._max_line_bytes = settings, max_line_bytes
         self._runner: BatchRunner | None = None
         self.is_leaving = False
-        """Whether it only answers what is in flight, and leaves the rest to a later run."""
+        """Whether it only completes requests in flight, and leaves the rest to a later run."""
         self._news = asyncio.Event()
         self._saved: tuple[int, int, int] | None = None
 
     @property
     def record(self) -> BatchRecord:
-        """The batch as it is."""
+        """The batch's present record."""
         return self._claim.record
 
     def look(self) -> None:
-        """Look at once whether the batch was cancelled or has expired."""
+        """Check immediately whether the batch was cancelled or has expired."""
         self._news.set()
 
     def leave(self) -> None:
@@ -72,7 +72,7 @@ class BatchRun:
             self._runner.leave()
 
     async def run(self) -> bool:
-        """Work on the batch. Return whether it has ended; it has not where it is to be tried again later."""
+        """Work on the batch. Return whether it has ended; False means that it must be retried later."""
         try:
             if self.record.status == "validating":
                 await self._validate()
@@ -87,8 +87,8 @@ class BatchRun:
             if self.record.status == "finalizing":
                 await in_thread(self._finalize)
         except BatchFileError as error:
-            logger.error("batch %s cannot go on: %s", self.record.id, error)
-            message = "What the server has kept of this batch cannot be read; send it again."
+            logger.error("batch %s cannot continue: %s", self.record.id, error)
+            message = "The server's files of this batch cannot be read; send the batch again."
             await in_thread(self._fail, [LineProblem("unreadable", message)])
         return True
 
@@ -106,7 +106,7 @@ class BatchRun:
         await in_thread(self._claim.save)
 
     async def _answer(self) -> Outcome | None:
-        """Send what is left of the requests. Return why this ended; None when it is to go on later."""
+        """Send the remaining requests. Return why this ended; None if it must continue later."""
         if self._post is None and await self._due() is None:
             return None
         batch = await in_thread(BatchFile, self._claim.input, self._max_line_bytes)
@@ -160,21 +160,21 @@ class BatchRun:
             await asyncio.gather(sending, return_exceptions=True)
 
     def _reserve(self, batch: BatchFile, num_bytes: int) -> None:
-        """Have room for answers of so many bytes, for what is sorted into the two files at the end, and for the
-        lines of requests without an answer. Raises SpoolFull.
+        """Reserve room for answers of so many bytes, for the two sorted files at the end, and for the lines of
+        requests without an answer. Raises SpoolFull.
         """
         unanswered = batch.path.stat().st_size + _UNANSWERED_BYTES * batch.num_lines
         self._claim.reserve(self._folder, 2 * num_bytes + unanswered)
 
     async def _wait_for_room(self, error: SpoolFull) -> None:
-        """Have all who ask see why the batch does not go on: it is tried again until it expires."""
+        """Record why the batch does not continue, for clients to see; it is retried until it expires."""
         if not self.record.errors:
             logger.warning("batch %s waits: %s", self.record.id, error)
         self.record.errors = [LineProblem("storage_full", f"The batch waits for room: {error}")]
         await in_thread(self._claim.save)
 
     async def _due(self) -> Outcome | None:
-        """Return why the batch is to end before all is answered, if it is."""
+        """Return why the batch must end before all requests are answered, if it must."""
         asked_at = await in_thread(self._claim.cancelled_at)
         if asked_at is not None:
             self.record.cancelling_at = asked_at
@@ -182,7 +182,7 @@ class BatchRun:
         return "expired" if self.record.expires_at <= self._folder.clock() else None
 
     async def _save_counts(self) -> None:
-        """Let all who ask see how far the batch is."""
+        """Save the batch's progress, for clients to see."""
         counts = self.record.total, self.record.completed, self.record.failed
         if counts != self._saved:
             self._saved = counts
@@ -232,4 +232,4 @@ def _ended(sending: asyncio.Task[BatchProgress]) -> Outcome | None:
 
 
 PostFor = Callable[[str], Post | None]
-"""Returns how requests of a tenant are sent; None while they cannot be."""
+"""Returns the function that sends a tenant's requests; None while they cannot be sent."""

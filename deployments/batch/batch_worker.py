@@ -1,10 +1,11 @@
-"""Works on the batches of a spool, beside other processes that do the same: each batch has one owner at a time.
+"""Works on the batches of a spool, together with other processes: each batch has one owner at a time.
 
-An owner that dies leaves its locks, and the next process that looks goes on where the answers end.
+An owner that dies releases its locks, and the next process that looks continues where the answers end.
 
 Tenants share the places of a process (`files.max_running`). A tenant may have all of them while no other tenant
-has a batch that waits. When another has, the tenant with most places gives one back: a batch of it answers what is
-in flight, and goes on later. More tenants than places take turns, so none waits for the end of another's batch.
+has a waiting batch. If another has, the tenant with most places gives one back: one of its batches completes the
+requests in flight, and continues later. More tenants than places take turns, so none waits for the end of
+another's batch.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from deployments.config.settings import BatchSettings
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 60.0
-"""Seconds between two searches for what has expired."""
+"""Seconds between two searches for expired files and batches."""
 TURN_S = 30.0
 """Seconds for which a tenant with one place keeps it although others have none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A batch that is worked on here."""
+    """A batch that this process works on."""
 
     run: BatchRun
     task: asyncio.Task[None]
@@ -43,7 +44,7 @@ class _Place:
 
     @property
     def tenant(self) -> str:
-        """Who left the batch."""
+        """The owner of the batch."""
         return self.run.record.tenant
 
 
@@ -58,11 +59,11 @@ class BatchWorker:
         max_line_bytes: int,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`post_for` returns how requests of a tenant are sent. Once `is_stopping`, batches are left to others."""
+        """`post_for` returns how a tenant's requests are sent. Once `is_stopping`, batches are left to others."""
         self._spool, self._settings, self._post_for = spool, settings, post_for
         self.max_line_bytes, self._is_stopping = max_line_bytes, is_stopping
         self._places: dict[str, _Place] = {}
-        self._last_turns: dict[str, float] = {}  # by tenant, when it got a place
+        self._last_turns: dict[str, float] = {}  # by tenant: when it received a place
         self._ended: set[str] = set()  # these need not be read again
         self._news = asyncio.Event()
         self._swept_at = float("-inf")
@@ -74,13 +75,13 @@ class BatchWorker:
         self._task = asyncio.create_task(self._work())
 
     def look(self) -> None:
-        """Look at once, as something has changed."""
+        """Look immediately, because something has changed."""
         self._news.set()
         for place in self._places.values():
             place.run.look()
 
     async def aclose(self) -> None:
-        """Leave all batches to others. Idempotent."""
+        """Release all batches for other processes. Idempotent."""
         self._spool.changed = lambda: None
         tasks = [task for task in (self._task, *self._tasks()) if task is not None]
         for task in tasks:
@@ -105,7 +106,7 @@ class BatchWorker:
         return [place.task for place in self._places.values()]
 
     async def _take_more(self) -> None:
-        """Take batches that nobody works on, the tenants in turn, while there are places for them."""
+        """Claim batches that no process works on, the tenants in turn, while there are places for them."""
         waiting = [record for record in await asyncio.to_thread(self._waiting) if record.id not in self._places]
         while waiting:
             num_places = Counter(place.tenant for place in self._staying())
@@ -113,7 +114,7 @@ class BatchWorker:
             waiting.remove(record)
             held = sum(place.tenant == record.tenant for place in self._places.values())
             if held >= self._spool.settings.max_running:
-                continue  # What it gave back is not its own again before that has answered what is in flight.
+                continue  # it must first complete the requests in flight of the batch it gave back
             leaves = None
             if num_places.total() >= self._spool.settings.max_running:
                 leaves = self._to_leave(num_places, record.tenant)
@@ -123,24 +124,24 @@ class BatchWorker:
                 leaves.run.leave()
 
     def _turn(self, num_places: Counter[str], record: BatchRecord) -> tuple[int, float]:
-        """Return a sort key: those first who have fewest places, then those whose last turn is longest ago."""
+        """Return a sort key: first those with fewest places, then those whose last turn was longest ago."""
         return num_places[record.tenant], self._last_turns.get(record.tenant, -math.inf)
 
     def _staying(self) -> list[_Place]:
         return [place for place in self._places.values() if not place.run.is_leaving]
 
     def _to_leave(self, num_places: Counter[str], tenant: str) -> _Place | None:
-        """Return whose place a tenant gets when all are taken; None: it has to wait."""
+        """Return the place that a tenant receives when all are taken; None: it must wait."""
         staying = self._staying()
         if len(self._places) >= 2 * len(staying):
-            return None  # Half of them only answer what they have in flight, and are bounded too.
+            return None  # half of them only complete requests in flight; they are bounded too
         place = max(staying, key=lambda found: (num_places[found.tenant], -found.since))
         lead = num_places[place.tenant] - num_places[tenant]
         has_had_its_turn = asyncio.get_running_loop().time() - place.since >= TURN_S
         return place if lead > 1 or (lead == 1 and has_had_its_turn) else None
 
     async def _take(self, record: BatchRecord) -> bool:
-        """Begin to work on a batch; False when it is another process's."""
+        """Begin to work on a batch; False if another process owns it."""
         folder = self._spool.of(record.tenant)
         claim = await asyncio.to_thread(StoredBatches(folder).claim, record.id)
         if claim is None:
@@ -194,11 +195,11 @@ class BatchWorker:
                 StoredBatches(folder).sweep()
                 StoredFiles(folder).sweep()
             except OSError as error:
-                logger.error("what is too old in %s cannot be removed: %s", folder.path, error)
+                logger.error("expired files in %s cannot be removed: %s", folder.path, error)
 
 
 def _read(place: Path) -> BatchRecord | None:
-    """Return a batch's record. One that cannot be read now holds up no other batch."""
+    """Return a batch's record. If it cannot be read now, other batches continue."""
     try:
         return read_record(place / STATE, BatchRecord)
     except OSError as error:

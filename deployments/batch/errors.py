@@ -1,4 +1,4 @@
-"""Why a batch does not start, or does not go on."""
+"""Errors that keep a batch from starting or continuing."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class BatchFileError(Exception):
 
 
 class BatchStopped(Exception):
-    """A batch ended before its end. What was answered stays answered; the rest can be sent again."""
+    """A batch stopped early. Its answers stay; the other requests can be sent again."""

@@ -1,4 +1,4 @@
-"""Runs a file of requests to its end: what has no good answer yet is sent, and the answers are written."""
+"""Runs a file of requests to its end: requests without a good answer are sent, and the answers are written."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from deployments.batch.runner import BatchCall, BatchRunner
 
 @dataclass(slots=True)
 class BatchProgress:
-    """How far a batch is."""
+    """The progress of a batch."""
 
     total: int
     """Lines of the input."""
     num_ok: int
-    """Requests that were answered, by earlier runs too."""
+    """Requests that were answered, including those of earlier runs."""
     num_failed: int
     """Lines that are no requests, and requests whose answer is an error, in this run."""
 
     @property
     def num_done(self) -> int:
-        """Number of lines about which nothing is left to do in this run."""
+        """Number of lines that are finished in this run."""
         return self.num_ok + self.num_failed
 
 
@@ -37,9 +37,9 @@ async def run_file_batch(
     fields: Mapping[str, Any],
     on_progress: Callable[[BatchProgress], None],
 ) -> BatchProgress:
-    """Send what is left of `batch` and write the output. Raises BatchFileError or BatchStopped.
+    """Send the remaining requests of `batch` and write the output. Raises BatchFileError or BatchStopped.
 
-    `fields` are those of bodies that lack them. Whatever ends this early, an answer that was added stays.
+    `fields` are added to bodies that lack them. If this ends early for any reason, all added answers stay.
     """
     progress = await answer_rest(batch, output, runner, fields, on_progress)
     output.finish()
@@ -54,9 +54,9 @@ async def answer_rest(
     on_progress: Callable[[BatchProgress], None],
     reserve: Callable[[int], None] = lambda num_bytes: None,
 ) -> BatchProgress:
-    """Send what is left of `batch`, and add the answers to the partial output, for which `reserve` has room.
+    """Send the remaining requests of `batch`, and add the answers to the partial output; `reserve` makes room.
 
-    Files are read and written in threads, as a server does this too, beside its streams.
+    Files are read and written in threads, because a server also does this, next to its streams.
     """
     progress = BatchProgress(batch.num_lines, output.num_ok, batch.num_invalid)
     on_progress(progress)

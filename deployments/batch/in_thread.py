@@ -1,4 +1,4 @@
-"""Work that reads and writes files, beside an event loop."""
+"""Runs file operations next to an event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do work in a thread. A caller that is cancelled goes on at its end, and may close what it worked on."""
+    """Run `work` in a thread. A cancelled caller continues only after its end, and may then close its files."""
     doing = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(doing)

@@ -53,7 +53,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class InvalidLine:
-    """A line that is no request, and why."""
+    """A line that is no request, and the reason."""
 
     custom_id: str | None
     """None if the line has none that can be read."""
@@ -75,7 +75,7 @@ class _Named(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """What is read of a body. The rest is the endpoint's, and is large: no objects are made of it here."""
+    """The fields of a body that are read. The rest is for the endpoint, and large, so it is not decoded here."""
 
     stream: msgspec.Raw = msgspec.Raw(b"null")
     background: msgspec.Raw = msgspec.Raw(b"null")
@@ -93,7 +93,7 @@ def _holder_of(names: tuple[str, ...]) -> type[msgspec.Struct]:
 
 
 def parse_line(data: bytes) -> BatchRequest | InvalidLine:
-    """Return a line's request, or what is wrong with the line."""
+    """Return a line's request, or the line's error."""
     try:
         line = _line_decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -132,14 +132,14 @@ def _custom_id(data: bytes) -> str | None:
 
 
 class BatchFile:
-    """A file of requests. It is read line by line, twice: to check it, and to send what it holds.
+    """A file of requests. It is read line by line, twice: to check it, and to send its requests.
 
-    Lines are counted from 0, without blank ones; in messages they have the numbers that editors show. Of each line
-    only its custom_id stays in memory.
+    Lines are counted from 0, without blank ones; messages give the numbers that editors show. Only each line's
+    custom_id stays in memory.
     """
 
     def __init__(self, path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> None:
-        """Check the file. Raises BatchFileError when it has no request, or when two cannot be told apart."""
+        """Check the file. Raises BatchFileError when it has no request, or when two have the same custom_id."""
         self.path, self._max_line_bytes = path, max_line_bytes
         self.num_invalid = 0
         self._index: dict[str, int] = {}
@@ -154,7 +154,7 @@ class BatchFile:
             raise BatchFileError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
     def __iter__(self) -> Iterator[BatchRequest | InvalidLine]:
-        """Yield every line. Raises BatchFileError when the file is no longer what was checked."""
+        """Yield every line. Raises BatchFileError when the file has changed since the check."""
         with open_regular(self.path) as file:
             count = 0
             for count, (_, line) in enumerate(self._parsed(file), 1):

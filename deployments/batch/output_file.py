@@ -4,9 +4,9 @@
                          {"custom_id": "c", ...}
                          {"custom_id": "a", ...}
                          {"custom_i                   the process was killed here: this line is cut off
-    out.jsonl            a, b, c                      at the end, at once; the partial file is removed
+    out.jsonl            a, b, c                      at the end, atomically; the partial file is removed
 
-An answer counts once its line is complete. What has failed is tried again by the next run.
+An answer counts once its line is complete. The next run retries failed requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OutputResponse(msgspec.Struct):
     request_id: str
     body: msgspec.Raw
     headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    """The header that names the fields which the API left out; there is none where it left out nothing."""
+    """The header that names the fields which the API ignored; missing if it ignored none."""
 
 
 class OutputError(msgspec.Struct):
@@ -60,7 +60,7 @@ class OutputLine(msgspec.Struct):
 
     @property
     def is_ok(self) -> bool:
-        """Whether the request was answered as it was meant."""
+        """Whether the request was answered successfully."""
         return self.response is not None and self.response.status_code < 400
 
 
@@ -90,16 +90,16 @@ def _new_id() -> str:
 
 
 class PartialOutput:
-    """The answers that there are so far. Only one process at a time can have it open. A context manager."""
+    """The answers so far. Only one process at a time can have it open. A context manager."""
 
     def __init__(self, batch: BatchFile, path: Path, *, retry_failed: bool = False) -> None:
-        """Continue the partial file of the output `path`, or begin it: with `retry_failed`, with the answers in
-        the output. Raises BatchFileError when the files belong to something else.
+        """Continue the partial file of the output `path`, or begin it; with `retry_failed`, begin with the answers
+        in the output. Raises BatchFileError when the files belong to another input.
         """
         self._batch, self.path = batch, path
         self.partial = path.with_name(f"{path.name}.partial")
         self._at = array("q", [_NONE]) * batch.num_lines
-        """Where each line's answer begins in the partial file."""
+        """Position of each line's answer in the partial file."""
         self._is_ok = bytearray(batch.num_lines)
         if path.is_dir():
             raise BatchFileError(f"{path} is a directory: name the file to write")
@@ -109,7 +109,7 @@ class PartialOutput:
                 "send its failed requests again with --retry-failed"
             )
         try:
-            self._file = _open_alone(self.partial)
+            self._file = _open_locked(self.partial)
         except OSError as error:
             raise BatchFileError(
                 f"{self.partial} cannot be written: {(error.strerror or str(error)).lower()}"
@@ -141,17 +141,17 @@ class PartialOutput:
 
     @property
     def num_ok(self) -> int:
-        """Number of requests that were answered as they were meant."""
+        """Number of requests that were answered successfully."""
         return self._is_ok.count(1)
 
     def is_ok(self, index: int) -> bool:
-        """Return whether the request in this line was answered as it was meant."""
+        """Return whether the request in this line was answered successfully."""
         return bool(self._is_ok[index])
 
     def add(self, lines: Iterable[OutputLine], reserve: Callable[[int], None] = lambda num_bytes: None) -> None:
-        """Add answers, which last when the call returns, whatever happens to this process.
+        """Add answers, which are durable when the call returns, even if this process dies.
 
-        `reserve` is told the size that the file is to have, and raises what keeps it from that.
+        `reserve` receives the new size of the file, and raises an error if that is not possible.
         """
         encoded = [(line, _encoder.encode(line) + b"\n") for line in lines]
         reserve(self._file.tell() + sum(len(data) for _, data in encoded))
@@ -176,8 +176,8 @@ class PartialOutput:
         self.partial.unlink()
 
     def split(self, answered: Path, failed: Path, unanswered: OutputError) -> tuple[int, int]:
-        """Write two files in the input's order: with the requests that were answered as they were meant, and with
-        all others. Return how many lines each has. Requests without an answer get the error `unanswered`.
+        """Write two files in the input's order: with the requests that were answered successfully, and with
+        all others. Return the number of lines of each. Requests without an answer get the error `unanswered`.
         """
         num_failed = 0
         with rewrite(answered) as good, rewrite(failed) as bad, open_regular(self.partial) as answers:
@@ -218,7 +218,7 @@ class PartialOutput:
         self._file.truncate()
 
     def _take_over(self) -> None:
-        """Take the good answers over from a finished output, whose failed requests are to be sent again."""
+        """Copy the good answers from a finished output, whose failed requests will be sent again."""
         with open_regular(self.path) as file:
             for line, _ in self._lines(file, self.path):
                 index = None if line.custom_id is None else self._batch.index(line.custom_id)
@@ -246,7 +246,7 @@ class PartialOutput:
             self._at[index], self._is_ok[index] = offset, line.is_ok
 
 
-def _open_alone(path: Path) -> BinaryIO:
+def _open_locked(path: Path) -> BinaryIO:
     """Open a file for reading and writing that no other process has open. Raises BatchFileError, OSError."""
     file = open_or_create(path)
     try:

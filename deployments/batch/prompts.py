@@ -1,4 +1,4 @@
-"""The prompts of a program: what it may give, and what it gets for each."""
+"""The prompts of a program: their forms, and the answer to each."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one prompt."""
+    """The outcome of one prompt."""
 
     index: int
     """Position of the prompt in the call."""
     status: int
-    """The HTTP status that a client would have got; 200 if the prompt was answered."""
+    """The HTTP status that a client would have received; 200 if the prompt was answered."""
     body: dict[str, Any]
-    """The answer as the HTTP API gives it, or its error object."""
+    """The answer in the HTTP API's form, or its error object."""
     request_id: str = ""
     """The request's id in logs and traces."""
     ignored_fields: str = ""
-    """The fields of the body that the API left out, with commas between them."""
+    """The fields of the body that the API ignored, with commas between them."""
 
     @property
     def text(self) -> str | None:
@@ -45,7 +45,7 @@ class Answer:
 
 
 def call_for(index: int, prompt: object, fields: Mapping[str, Any]) -> BatchCall[int] | Answer:
-    """Return the request for a prompt, with those `fields` that it does not give itself, or why there is none."""
+    """Return the request for a prompt, with those `fields` that it does not set itself, or why there is none."""
     try:
         body = {**fields, **_own_fields(prompt)}
         content = msgspec.json.encode(body, enc_hook=_plain)
@@ -57,7 +57,7 @@ def call_for(index: int, prompt: object, fields: Mapping[str, Any]) -> BatchCall
 
 
 def answer_of(index: int, reply: Reply | NoReply) -> Answer:
-    """Return what became of a prompt, given the last reply to its request."""
+    """Return the outcome of a prompt, given the last reply to its request."""
     if isinstance(reply, NoReply):
         return _wrong(index, str(reply), 503)
     return Answer(index, reply.status, msgspec.json.decode(reply.body), reply.request_id, reply.ignored_fields)
@@ -74,10 +74,10 @@ def _own_fields(prompt: Any) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy's arrays and numbers, which columns of data sets hold, as Python's own."""
+    """Convert NumPy's arrays and numbers, which columns of data sets hold, to Python's own."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"it holds an object of {type(value).__name__}, which JSON has not")
+    raise TypeError(f"it holds an object of {type(value).__name__}, which JSON cannot express")
 
 
 def _wrong(index: int, message: str, status: int = 400) -> Answer:

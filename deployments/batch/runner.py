@@ -1,7 +1,8 @@
-"""Sends many requests, tries again those that another attempt can help, and yields the answers as they come.
+"""Sends many requests, retries those that another attempt can help, and yields the answers as they come.
 
-What a user would be told to try later, the runner tries later. It reads the next request only when there is room
-for it, and there is none while its own reader takes no answers: neither requests nor answers pile up in memory.
+The runner itself waits and retries where the API would ask a user to try later. It reads the next request only
+when there is room for it, and there is none while its reader takes no answers, so neither requests nor answers
+accumulate in memory.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ class Reply:
     """A JSON object without line breaks; from 400 on, an error in OpenAI's form."""
     request_id: str = ""
     retry_after_s: float | None = None
-    """Seconds after which the API asked to be tried again."""
+    """Seconds after which the API asked for a retry."""
     is_final: bool = False
-    """Whether the API said that another attempt is of no use (`x-should-retry: false`)."""
+    """Whether the API said that another attempt is useless (`x-should-retry: false`)."""
     ignored_fields: str = ""
-    """The fields of the request that the API left out, as its header `IGNORED_FIELDS` names them."""
+    """The fields of the request that the API ignored, as in its header `IGNORED_FIELDS`."""
 
 
 class NoReply(Exception):
     """The API could not be reached, or the connection broke before it answered."""
 
     def __init__(self, reason: str, *, was_sent: bool) -> None:
-        """With `was_sent`, the API may have worked on the request, which may even be what broke the connection."""
+        """With `was_sent`, the API may have worked on the request, which may even have broken the connection."""
         super().__init__(reason)
         self.was_sent = was_sent
 
@@ -58,7 +59,7 @@ class _ErrorBody(msgspec.Struct):
 
 _error_decoder = msgspec.json.Decoder(_ErrorBody)
 _BEGUN_CODES = ("engine_lost", "aborted")
-"""Codes of a 503 that say that an engine had begun the request."""
+"""Codes of a 503 which mean that an engine had begun the request."""
 
 Post = Callable[[str, bytes], Awaitable[Reply]]
 """Sends a body to an endpoint. Raises NoReply."""
@@ -74,14 +75,14 @@ class BatchCall(Generic[K]):
 
 
 class _Source(Generic[K]):
-    """Hands requests out to several workers."""
+    """Distributes requests to several workers."""
 
     def __init__(self, calls: Iterable[BatchCall[K]], *, in_thread: bool) -> None:
         self._calls, self._in_thread = iter(calls), in_thread
         self._turn = asyncio.Lock()
 
     async def next(self) -> BatchCall[K] | None:
-        """Return the next request; None when there is none left."""
+        """Return the next request; None if there is none left."""
         if not self._in_thread:
             return next(self._calls, None)
         async with self._turn:
@@ -97,18 +98,18 @@ class BatchRunner:
         self._is_leaving = False
 
     def leave(self) -> None:
-        """Send nothing more: what is in flight is answered, and nothing is yielded for all other requests."""
+        """Send nothing more: requests in flight are answered, and nothing is yielded for all others."""
         self._is_leaving = True
         self._throttle.open()
 
     async def run(
         self, calls: Iterable[BatchCall[K]], *, reads_in_thread: bool = False
     ) -> AsyncGenerator[list[tuple[BatchCall[K], Reply | NoReply]]]:
-        """Yield the last reply to each request, those together that are there when they are asked for.
+        """Yield the last reply to each request, in lists of all that are there when the caller asks.
 
-        With `reads_in_thread`, the calls are taken from their source in a thread, one at a time.
+        With `reads_in_thread`, the calls are read from their source in a thread, one at a time.
 
-        Raises BatchStopped when there is no use in going on. Close it to abort the requests that are in flight.
+        Raises BatchStopped when continuing is useless. Close it to abort the requests in flight.
         """
         source = _Source(calls, in_thread=reads_in_thread)
         most = self._settings.max_in_flight
@@ -143,7 +144,7 @@ class BatchRunner:
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _last_reply(self, call: BatchCall[K]) -> Reply | NoReply | None:
-        """Send a request until its reply is final or it was sent often enough; None when it is left to a later
+        """Send a request until its reply is final or it was sent often enough; None if it is left to a later
         run. Raises BatchStopped.
         """
         num_failures = 0

@@ -1,13 +1,13 @@
-"""The directory of files and batches: what survives the processes that work on it, and how they keep apart.
+"""The directory of files and batches: it outlives the processes that work on it, and keeps them apart by locks.
 
     DIRECTORY/TENANT-1a2b3c4d/files/file-…/about.json, content
                               batches/batch_…/state.json, input.jsonl, answers.jsonl.partial, reserved,
                                              lock, cancel
                               uploads/…                      files that are still arriving
-                              lock                           held while room is taken
+                              lock                           held while room is reserved
 
-A record is replaced as a whole, and one that cannot be read does not exist. A lock is the kernel's, so it ends
-with the process that holds it, however that ends. Any number of processes share a directory.
+A record is replaced as a whole, and an unreadable one counts as missing. A lock belongs to the kernel, so it ends
+with the process that holds it, for any reason. Any number of processes share a directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.base.files import NotRegular, TooLarge, make_folder, new_file, open_
 
 R = TypeVar("R")
 ABSENT = (FileNotFoundError, NotADirectoryError, NotRegular, TooLarge)
-"""Errors that say of a name that nothing of ours has it."""
+"""Errors that mean that no file of ours has a name."""
 _MAX_RECORD_BYTES = 2**24
 INPUT, RESERVED = "input.jsonl", "reserved"
 """Names of a batch's requests, and of a file whose size says how many bytes the batch may write.
@@ -43,7 +43,7 @@ class SpoolFull(Exception):
 
 
 def write_record(path: Path, record: object) -> None:
-    """Write a record in place of the one that is there: readers see the one or the other."""
+    """Replace a record: readers see the old or the new one."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with new_file(fresh) as file:
@@ -57,7 +57,7 @@ def write_record(path: Path, record: object) -> None:
 
 
 def read_record(path: Path, kind: type[R]) -> R | None:
-    """Return a record; None where there is none, or something else. Raises OSError where the disk fails."""
+    """Return a record; None if there is none, or something else. Raises OSError if the disk fails."""
     try:
         return msgspec.json.decode(read_bytes(path, _MAX_RECORD_BYTES), type=kind)
     except (*ABSENT, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -65,9 +65,9 @@ def read_record(path: Path, kind: type[R]) -> R | None:
 
 
 def lock(path: Path) -> BinaryIO | None:
-    """Take the lock that a file stands for, until the file is closed; None where another process has it.
+    """Acquire the lock that a file stands for, until the file is closed; None if another process has it.
 
-    Raises OSError where its folder is gone.
+    Raises OSError if its folder is gone.
     """
     file = open_or_create(path)
     try:
@@ -75,14 +75,14 @@ def lock(path: Path) -> BinaryIO | None:
     except OSError:
         file.close()
         return None
-    if not os.fstat(file.fileno()).st_nlink:  # it was deleted by the process that had the lock before
+    if not os.fstat(file.fileno()).st_nlink:  # the process that had the lock before deleted it
         file.close()
         raise FileNotFoundError(f"{path} was deleted")
     return file
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return what lies in a folder; nothing where there is no such folder. Raises OSError where the disk fails."""
+    """Return the entries of a folder; empty if there is no such folder. Raises OSError if the disk fails."""
     try:
         return list(folder.iterdir())
     except ABSENT:
@@ -90,27 +90,27 @@ def entries(folder: Path) -> list[Path]:
 
 
 class TenantFolder:
-    """What one tenant has in the spool. Its methods read and write files, so they are called in threads."""
+    """One tenant's part of the spool. Its methods read and write files, so they are called in threads."""
 
     def __init__(self, path: Path, settings: FileSettings, clock: Callable[[], float]) -> None:
         self.path, self.settings, self.clock = path, settings, clock
         self.files, self.batches, self.uploads = (path / name for name in ("files", "batches", "uploads"))
 
     def make(self) -> None:
-        """Create what is not there. Only the server's own user may read it."""
+        """Create missing folders. Only the server's own user may read them."""
         for folder in (self.path, self.files, self.batches, self.uploads):
             make_folder(folder)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep all others, in all processes, from taking room meanwhile. Raises OSError."""
+    def locked(self) -> Iterator[None]:
+        """Keep all others, in all processes, from reserving room meanwhile. Raises OSError."""
         self.make()
         with open_or_create(self.path / "lock") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             yield
 
     def check_room(self, num_bytes: int) -> None:
-        """Raise SpoolFull unless the tenant may take so many bytes more. Called while `alone`."""
+        """Raise SpoolFull unless the tenant may take so many bytes more. Called while `locked`."""
         most = self.settings.max_total_bytes
         left = most - self.num_bytes()
         if num_bytes > left:
@@ -120,9 +120,9 @@ class TenantFolder:
             )
 
     def num_bytes(self) -> int:
-        """Return the bytes that the tenant takes or has reserved; what has several names counts once.
+        """Return the bytes that the tenant takes or has reserved; a file with several names counts once.
 
-        The file `reserved` of a batch is as large as all that the batch is to write in its folder.
+        The file `reserved` of a batch is as large as all that the batch may write in its folder.
         """
         inputs: dict[int, int] = {}
         total = 0
@@ -153,7 +153,7 @@ class Spool:
         """Called in the event loop's thread when a batch was made or cancelled here."""
 
     def of(self, tenant: str) -> TenantFolder:
-        """Return a tenant's folder. Names that differ in case alone have folders that differ in more."""
+        """Return a tenant's folder. The folders of names that differ only in case differ in more than case."""
         digest = hashlib.sha256(tenant.encode()).hexdigest()[:8]
         return TenantFolder(self._path / f"{tenant}-{digest}", self.settings, self.clock)
 
@@ -164,5 +164,5 @@ class Spool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and all in it, whoever else removes it."""
+    """Remove a folder and all in it, even if other processes remove it too."""
     shutil.rmtree(folder, ignore_errors=True)

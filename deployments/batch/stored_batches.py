@@ -1,9 +1,9 @@
-"""Batches that clients have left with the server, and who works on each.
+"""Batches that clients have left with the server, and the process that works on each.
 
     validating ─▶ in_progress ─▶ finalizing ─▶ completed, expired, cancelled
         └─▶ failed
 
-Only the holder of a batch's lock changes its record. All others leave a mark when they want it to be cancelled.
+Only the holder of a batch's lock changes its record. Other processes leave a mark when it should be cancelled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STATE, ANSWERS, LOCK, CANCEL = "state.json", "answers.jsonl", "lock", "cancel"
 
 
 class LineProblem(msgspec.Struct):
-    """Why a file is no batch, in OpenAI's form."""
+    """The reason why a file is no batch, in OpenAI's form."""
 
     code: str
     message: str
@@ -78,12 +78,12 @@ class BatchRecord(msgspec.Struct):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Whether its state is final."""
         return self.status in ENDED
 
 
 class Claim:
-    """A batch that this process works on, and nobody else. Close it at the end."""
+    """A batch that only this process works on. Close it at the end."""
 
     def __init__(self, folder: Path, record: BatchRecord, held: BinaryIO) -> None:
         self.folder, self.record, self._held = folder, record, held
@@ -95,12 +95,12 @@ class Claim:
 
     @property
     def answers(self) -> Path:
-        """The name that the answers have (`PartialOutput`)."""
+        """Path of the answers (`PartialOutput`)."""
         return self.folder / ANSWERS
 
     def reserve(self, folder: TenantFolder, num_bytes: int) -> None:
-        """Have room for what is written here but the record. Raises SpoolFull."""
-        with folder.alone(), open_or_create(self.folder / RESERVED) as held:
+        """Reserve room for all files here except the record. Raises SpoolFull."""
+        with folder.locked(), open_or_create(self.folder / RESERVED) as held:
             before = os.fstat(held.fileno()).st_size
             if num_bytes > before:
                 folder.check_room(num_bytes - before)
@@ -111,17 +111,17 @@ class Claim:
         write_record(self.folder / STATE, self.record)
 
     def cancelled_at(self) -> int | None:
-        """Return when a client asked for its end; None where nobody has."""
+        """Return when a client requested its end; None if no client has."""
         return _cancelled_at(self.folder)
 
     def clear(self) -> None:
-        """Remove all but the record of a batch that has ended."""
+        """Remove all files except the record of a batch that has ended."""
         for path in entries(self.folder):
             if path.name not in (STATE, LOCK):
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Leave it to others. Idempotent."""
+        """Release it for other processes. Idempotent."""
         self._held.close()
 
 
@@ -132,8 +132,8 @@ class StoredBatches:
         self._folder = folder
 
     def create(self, record: BatchRecord, content: Path) -> None:
-        """Keep a new batch with the requests in `content`. Raises SpoolFull, or OSError where that is gone."""
-        with self._folder.alone():
+        """Keep a new batch with the requests in `content`. Raises SpoolFull, or OSError if that is gone."""
+        with self._folder.locked():
             self._make_room()
             self._create(self._folder.batches / record.id, record, content)
 
@@ -141,7 +141,7 @@ class StoredBatches:
         place.mkdir(mode=PRIVATE_FOLDER)
         try:
             try:
-                os.link(content, place / INPUT)  # deleting the file is no matter to the batch then
+                os.link(content, place / INPUT)  # deleting the file then does not affect the batch
             except FileNotFoundError:
                 raise
             except OSError as error:
@@ -155,7 +155,7 @@ class StoredBatches:
             raise
 
     def find(self, name: str) -> BatchRecord | None:
-        """Return a batch as it is."""
+        """Return a batch's present record."""
         if not BATCH_ID.fullmatch(name):
             return None
         place = self._folder.batches / name
@@ -171,13 +171,13 @@ class StoredBatches:
         return sorted(known, key=lambda record: (record.created_at, record.id), reverse=True)
 
     def cancel(self, name: str) -> None:
-        """Leave the mark that a batch is to end."""
+        """Leave the mark that a batch should end."""
         place = self._folder.batches / name
         with contextlib.suppress(FileExistsError, FileNotFoundError), new_file(place / CANCEL) as file:
             file.write(str(int(self._folder.clock())).encode())
 
     def claim(self, name: str) -> Claim | None:
-        """Take a batch that has not ended and that nobody works on."""
+        """Claim a batch that has not ended and that no process works on."""
         place = self._folder.batches / name
         try:
             held = lock(place / LOCK)
@@ -195,7 +195,7 @@ class StoredBatches:
         return Claim(place, record, held)
 
     def sweep(self) -> None:
-        """Forget batches that ended long ago."""
+        """Remove batches that ended long ago."""
         for record in self.all():
             ended_at, keep_s = record.ended_at, self._folder.settings.keep_s
             if ended_at is not None and ended_at + keep_s <= self._folder.clock():

@@ -25,7 +25,7 @@ def new_file_id() -> str:
 
 
 class FileRecord(msgspec.Struct):
-    """What is known of a file."""
+    """The metadata of a file."""
 
     id: str
     bytes: int
@@ -36,10 +36,10 @@ class FileRecord(msgspec.Struct):
 
 
 class Upload:
-    """A file that is arriving. It is nobody's until it is kept; close it in any case. Used in threads.
+    """An arriving file. It has no owner until it is kept; close it in any case. Used in threads.
 
-    It is as long as what is reserved for it, so that others count that as taken. What is not written yet is a
-    hole.
+    It is as long as the room reserved for it, so that the room counts as taken. The part that is not written yet
+    is a hole.
     """
 
     def __init__(self, folder: TenantFolder, path: Path, file: BinaryIO) -> None:
@@ -47,14 +47,14 @@ class Upload:
         self.num_bytes = self._num_reserved = 0
 
     def reserve(self, num_bytes: int) -> None:
-        """Have room for so many bytes in all. Raises SpoolFull."""
-        with self._folder.alone():
+        """Reserve so many bytes in total. Raises SpoolFull."""
+        with self._folder.locked():
             self._folder.check_room(num_bytes - self._num_reserved)
             self._file.truncate(num_bytes)
         self._num_reserved = num_bytes
 
     def write(self, data: bytes) -> None:
-        """Add to its end. Raises SpoolFull."""
+        """Append data. Raises SpoolFull."""
         size = self.num_bytes + len(data)
         if size > self._num_reserved:
             self._reserve_more(size)
@@ -63,12 +63,12 @@ class Upload:
 
     def _reserve_more(self, size: int) -> None:
         try:
-            self.reserve(size + min(size, _STEP_BYTES))  # counting what a tenant has takes time
+            self.reserve(size + min(size, _STEP_BYTES))  # counting a tenant's bytes takes time
         except SpoolFull:
             self.reserve(size)
 
     def sync(self) -> None:
-        """Have all that was written survive this machine, and give back what else was reserved."""
+        """Make the written data survive a crash of this machine, and release the rest of the reserved room."""
         self._file.truncate(self.num_bytes)  # which writes first
         os.fsync(self._file.fileno())
 
@@ -85,13 +85,13 @@ class StoredFiles:
         self._folder = folder
 
     def check_count(self) -> None:
-        """Raise SpoolFull where there are as many files as may be, those that are arriving included."""
+        """Raise SpoolFull if the limit of files is reached, including those that are arriving."""
         most = self._folder.settings.max_files
         if len(entries(self._folder.files)) + len(entries(self._folder.uploads)) > most:
             raise SpoolFull(f"There are {most} files, as many as are kept (files.max_files); delete some.")
 
     def begin(self, num_bytes: int = 1) -> Upload:
-        """Begin to take a file that has about so many bytes. Raises SpoolFull where there is no room for them."""
+        """Begin to receive a file of about so many bytes. Raises SpoolFull if there is no room for them."""
         upload = self._begin()
         try:
             self.check_count()
@@ -105,7 +105,7 @@ class StoredFiles:
         while True:
             self._folder.make()
             path = self._folder.uploads / secrets.token_hex(16)
-            # Locked, nobody takes it for what a dead process has left; a sweep may have come between.
+            # While it is locked, it does not look like the file of a dead process; a sweep may have come between.
             with contextlib.suppress(FileNotFoundError):
                 if (file := lock(path)) is not None:
                     return Upload(self._folder, path, file)
@@ -121,13 +121,13 @@ class StoredFiles:
             raise
 
     def publish(self, content: Path, name: str, filename: str, purpose: str, ttl_s: float | None) -> FileRecord:
-        """Make a file of `content`, which lies in the spool and is moved. Doing it again changes nothing."""
+        """Make a file of `content`, which is in the spool and is moved. Idempotent."""
         now = int(self._folder.clock())
         expires_at = now + int(self._folder.settings.keep_s if ttl_s is None else ttl_s)
         place = self._folder.files / name
         make_folder(place)
         record = FileRecord(name, content.stat().st_size, now, filename, purpose, expires_at)
-        with self._folder.alone():  # while it moves, whoever counts what is taken could miss it
+        with self._folder.locked():  # while it moves, a count of the taken room could miss it
             content.replace(place / CONTENT)
         write_record(place / ABOUT, record)
         return record
@@ -140,7 +140,7 @@ class StoredFiles:
         return None if record is None or record.expires_at <= self._folder.clock() else record
 
     def content(self, name: str) -> Path:
-        """Return where the content of a file lies that was found."""
+        """Return the path of the content of a file that was found."""
         return self._folder.files / name / CONTENT
 
     def all(self) -> list[FileRecord]:
@@ -149,7 +149,7 @@ class StoredFiles:
         return sorted((file for file in found if file is not None), key=lambda file: (file.created_at, file.id))
 
     def delete(self, name: str) -> bool:
-        """Delete a file; return whether there was one. A batch that reads it has its content all the same."""
+        """Delete a file; return whether there was one. A batch that reads it keeps its content."""
         is_there = self.find(name) is not None
         if is_there:
             (self._folder.files / name / ABOUT).unlink(missing_ok=True)
@@ -157,7 +157,7 @@ class StoredFiles:
         return is_there
 
     def sweep(self) -> None:
-        """Delete what has expired, and uploads of processes that died."""
+        """Delete expired files, and uploads of processes that died."""
         for path in entries(self._folder.files):
             record = read_record(path / ABOUT, FileRecord)
             if record is not None and record.expires_at <= self._folder.clock():

@@ -1,8 +1,8 @@
-"""How many requests of a batch may be in flight: as many as the API takes.
+"""Limits the requests of a batch in flight to as many as the API accepts.
 
 an answer     the limit grows, by one for each round of answers
-a refusal     the limit falls to what is still out, which the API took; the next is sent when one of it ends
-... of all    nothing is out whose end would tell of room: the next waits for as long as the API asked
+a refusal     the limit falls to those still in flight, which the API accepted; when one ends, the next is sent
+... of all    none is in flight whose end would show room: the next one waits for as long as the API asked
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 from collections import deque
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Pauses for an API that asks for none double, from the first to the longest; none is longer, whatever it asks."""
+"""Pauses if the API states none, which double from the first to the longest; no pause is ever longer."""
 
 
 class Throttle:
@@ -29,7 +29,7 @@ class Throttle:
 
     @property
     def stuck_s(self) -> float:
-        """Seconds since the API began to refuse although nothing was in flight; 0 while it takes requests."""
+        """Seconds since the API began to refuse although nothing was in flight; 0 while it accepts requests."""
         return 0.0 if self._stuck_since is None else asyncio.get_running_loop().time() - self._stuck_since
 
     async def enter(self) -> None:
@@ -63,13 +63,13 @@ class Throttle:
         self._give_turns()
 
     def left(self) -> None:
-        """Note that the API took a request, which is no longer in flight."""
+        """Note that a request that the API accepted is no longer in flight."""
         self._num_out -= 1
         self._pause_s, self._stuck_since = FIRST_PAUSE_S, None
         self._give_turns()
 
     def open(self) -> None:
-        """Bound nothing from now on: all that wait may enter."""
+        """Remove the limit from now on: all waiting requests may enter."""
         self._is_open = True
         self._give_turns()
 

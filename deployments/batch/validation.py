@@ -1,4 +1,4 @@
-"""Whether a file can be a batch: every problem is found before any of its requests is sent."""
+"""Checks whether a file can be a batch: every problem is found before any of its requests is sent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from deployments.batch.stored_batches import LineProblem
 from engine.base.files import open_regular
 
 MOST_PROBLEMS = 100
-"""Problems that are told of one file."""
+"""Most problems that are reported for one file."""
 
 
 def find_problems(path: Path, endpoint: str, max_requests: int, max_line_bytes: int) -> list[LineProblem]:
-    """Return what is wrong with a file, each with its line. Takes time, so it is called in a thread.
+    """Return the problems of a file, each with its line. Takes time, so it is called in a thread.
 
     Raises OSError when the file cannot be read.
     """

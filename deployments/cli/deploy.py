@@ -1,9 +1,9 @@
-"""`raydix deploy`: put a config file into effect in a running Serve, and say whether it took.
+"""`raydix deploy`: put a config file into effect in a running Serve, and report whether it succeeded.
 
-check config ─▶ choose what is left out ─▶ live form ─▶ Serve builds the application and checks models
-      ─▶ replicas take over or are replaced
+check config ─▶ choose omitted settings ─▶ live form ─▶ Serve builds the application and checks models
+           ─▶ replicas apply the change or are replaced
 
-A file with a mistake changes nothing. A change that running processes can take over restarts nothing.
+A file with a mistake changes nothing. A change that running processes can apply restarts nothing.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
 _ASK_S = 10.0
-"""Seconds that Serve's controller has to say what runs."""
+"""Seconds in which Serve's controller must report what runs."""
 
 
 def run(path: Path, *, check: bool, verbose: bool) -> None:
-    """Deploy a file and wait until it is in effect. Raises UserError when it is not; what ran before goes on.
+    """Deploy a file and wait until it is in effect. Raises UserError when it fails; the old state then remains.
 
     With `check`, only look for mistakes: in the file, in the models' directories on this machine, and on the hub.
     """
@@ -61,7 +61,7 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
         with console.status("Deploying") as status:
             _wait([application.name for application in schema.applications], status)
     except KeyboardInterrupt:
-        raise UserError("stopped waiting; the change goes on, as `serve status` shows", 130) from None
+        raise UserError("stopped waiting; the change continues, as `serve status` shows", 130) from None
     console.print(
         f"{path} is in effect after {time.monotonic() - started:.0f} s.",
         markup=False,
@@ -71,7 +71,7 @@ def run(path: Path, *, check: bool, verbose: bool) -> None:
 
 
 def _address() -> str:
-    """Return the Ray to connect to. Raises UserError where this machine has several and none is named."""
+    """Return the Ray to connect to. Raises UserError if this machine has several and none is named."""
     if given := os.environ.get("RAY_ADDRESS"):
         return given
     if len(found := sorted(rays_of_this_machine())) > 1:
@@ -96,7 +96,7 @@ def _check_models(config: dict[str, Any]) -> None:
 
 
 def _keep_request_lines(schema: ServeDeploySchema) -> None:
-    """Keep the pipe through which a running `raydix serve` shows requests, which is in no file."""
+    """Keep the pipe through which a running `raydix serve` shows requests, because no file mentions it."""
     running = serve_details(_ASK_S)
     for application in schema.applications:
         deployed = (running.get(application.name) or {}).get("deployed_app_config") or {}
@@ -108,7 +108,7 @@ def _keep_request_lines(schema: ServeDeploySchema) -> None:
 
 
 def _access_log(entry: Any) -> str | None:
-    """Return the file of request lines that an entry of `deployments` names."""
+    """Return the file for request lines in an entry of `deployments`."""
     config = entry.get("user_config") if isinstance(entry, dict) and entry.get("name") == INGRESS else None
     found = (config.get("logging") or {}).get("access_log") if isinstance(config, dict) else None
     return found if isinstance(found, str) else None
@@ -122,7 +122,7 @@ def _is_pipe(path: str) -> bool:
 
 
 def _wait(names: list[str], status: Any) -> None:
-    """Return when all applications run as the file says. Raises UserError when one does not."""
+    """Return when all applications run as the file says. Raises UserError when one fails to."""
     from ray import serve
 
     while True:
@@ -130,7 +130,7 @@ def _wait(names: list[str], status: Any) -> None:
         found = [applications.get(name) for name in names]
         for name, application in zip(names, found, strict=True):
             if application is not None and application.status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise UserError(f"{name} goes on as it was: {cause_of(application)}")
+                raise UserError(f"{name} runs unchanged: {cause_of(application)}")
         if all(application is not None and application.status.value == "RUNNING" for application in found):
             return
         told = [part.message for each in found if each is not None for part in each.deployments.values()]

@@ -1,4 +1,4 @@
-"""Settings in effect: a loaded config with what is chosen for the machine, and how `--dry-run` shows them."""
+"""Settings in effect: a loaded config with the choices for the machine, and their form for `--dry-run`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from deployments.config.machine import Hardware
 from deployments.config.shown import HIDDEN, shown_settings
 
 Origin = Callable[[str], str]
-"""Says of a setting where it was given."""
+"""Returns where a setting was given."""
 
 
 def in_effect(
     config: Mapping[str, Any], machine: Hardware, facts_of: FactsOf
 ) -> tuple[dict[str, Any], tuple[Effective, ...]]:
-    """Return a loaded config with the settings that it leaves out and the machine decides. Raises UserError."""
+    """Return a loaded config with its omitted settings that the machine decides. Raises UserError."""
     result = deepcopy(dict(config))
     ours = [application for application in result["applications"] if application.get("import_path") == IMPORT_PATH]
     try:
@@ -35,7 +35,7 @@ def in_effect(
 
 
 def lines(given: Mapping[str, Any], effective: Effective, origin: Origin) -> Iterator[str]:
-    """Yield a line for each setting of an application: those that are given or chosen, then the defaults."""
+    """Yield a line for each setting of an application: given or chosen ones first, then the defaults."""
     rows = sorted(_rows(given, effective, origin), key=lambda row: row[2] == "default")
     width = max(len(path) for path, _, _ in rows)
     for path, value, reason in rows:

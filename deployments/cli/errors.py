@@ -14,12 +14,12 @@ class UserError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's message without line breaks or the number of an error, or its type if it has none."""
+    """Return an exception's message without line breaks or error number, or its type if it has no message."""
     said = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(re.sub(r"^\[Errno -?\d+\] ", "", said).split()) or type(error).__name__
 
 
 def with_file(error: BaseException) -> str:
-    """As `one_line`, with the file that could not be opened or written before it."""
+    """Return `one_line`, preceded by the file that could not be opened or written."""
     file = error.filename if isinstance(error, OSError) else None
     return one_line(error) if file is None else f"{file}: {one_line(error)}"

@@ -1,6 +1,6 @@
 """`raydix info`: describe a model, its KV's size, and how much of it fits here. Reads no weights.
 
-Without a model: what the machine has, and how it would compute.
+Without a model, it describes the machine, and how it would compute.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _USUAL_HEADS = 32, 8, 128
 
 
 def run(model: str | None, *, page_size: int, dtype: str, device: str) -> None:
-    """Print the table. Raises UserError for a model that is missing or not supported."""
+    """Print the table. Raises UserError for a missing or unsupported model."""
     if model is None:
         Console().print(describe_machine(machine(device), page_size, dtype))
         return
@@ -124,7 +124,7 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
 
 
 def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfig) -> None:
-    """Add what the model's files hold without use, and the keys for which a start would be refused."""
+    """Add the unused contents of the model's files, and the keys that would make a start fail."""
     from engine.loading.unused import Unused
     from engine.loading.unused_tensors import unused_encoder_tensors, unused_tensors
 
@@ -133,7 +133,7 @@ def _add_unused(table: Table, directory: Path, facts: ModelConfig | EncoderConfi
             tensors = unused_encoder_tensors(directory, facts)
         else:
             tensors = unused_tensors(directory, facts)
-    except ModelLoadError:  # the weights are not here, or a start will say what is wrong with them
+    except ModelLoadError:  # no weights here, or a start reports their error
         tensors = []
     if lines := Unused.of(directory, facts.unused_keys, tensors).lines():
         table.add_row("not used", Text("\n".join(lines)))
@@ -152,7 +152,7 @@ def _heads(facts: ModelConfig) -> list[str]:
 
 
 def _kind(facts: ModelConfig, dtype: str) -> str:
-    """Return the types of the weights in memory, and what is widened to them."""
+    """Return the types of the weights in memory, and which weights are widened to them."""
     stored, experts = facts.weight_format, facts.experts
     if stored is None:
         is_widened = experts is not None and experts.is_mxfp4
@@ -243,7 +243,7 @@ def machine(device: str) -> Machine:
 
 
 def _pages(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str:
-    """Describe the pages that an engine would allocate in a share of the memory that its weights leave."""
+    """Describe the pages that an engine would allocate in a share of the memory left by its weights."""
     free, state_bytes = _free(facts, machine, element), facts.state_bytes(element)
     groups = _groups(facts, config)
     try:
@@ -269,7 +269,7 @@ def _groups(facts: ModelConfig, config: EngineConfig) -> LayerGroups | None:
 def _pages_for(
     facts: ModelConfig, config: EngineConfig, room: int, element: int, groups: LayerGroups | None
 ) -> tuple[int, int]:
-    """Return the number of pages in so much memory, and the bytes of a token in one of them. Raises ValueError."""
+    """Return the number of pages in so much memory, and the bytes of a token in a page. Raises ValueError."""
     per_token = facts.kv_bytes_per_token(element)
     per_token = per_token if groups is None else groups.bytes_per_token(per_token)
     longest = config.max_model_len or facts.max_position_embeddings
@@ -281,14 +281,14 @@ _LENGTHS = 1024, 8192, 32768
 
 
 def _windows(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str | None:
-    """Say how many requests fit if layers with a window have pages of their own, and if they have not; None for a
+    """Return how many requests fit if layers with a window have pages of their own, and if not; None for a
     model in which they cannot.
     """
     groups = LayerGroups.of(facts)
     if isinstance(groups, str):
         return None
     room, size = _free(facts, machine, element), config.page_size
-    endless = replace(config, max_running=2**20, max_step_tokens=2**20)  # What fits, not what may run at once.
+    endless = replace(config, max_running=2**20, max_step_tokens=2**20)  # how many fit, not how many may run
     try:
         apart, _ = _pages_for(facts, endless, room, element, groups)
         shared, _ = _pages_for(facts, endless, room, element, None)
@@ -306,7 +306,7 @@ def _windows(facts: ModelConfig, config: EngineConfig, machine: Machine, element
 
 
 def _kept(path: Path, facts: ModelConfig, dtype: str, device: str) -> tuple[KeptBlocks, str]:
-    """Return which blocks of a model in GGUF memory would keep as they are, and why it widens the others."""
+    """Return which blocks of a model in GGUF stay unchanged in memory, and why the others are widened."""
     import torch
 
     from deployments.cli.cpu_kernels import why_not_native
@@ -316,12 +316,12 @@ def _kept(path: Path, facts: ModelConfig, dtype: str, device: str) -> tuple[Kept
         return KeptBlocks(frozenset(), 0, 0), why
     try:
         return kept_blocks(path, facts), "a projection that is multiplied with them is plain numbers"
-    except ModelLoadError as error:  # a start will say the same
+    except ModelLoadError as error:  # a start reports the same
         return KeptBlocks(frozenset(), 0, 0), one_line(error)
 
 
 def _gguf_rows(path: Path, dtype: str, kept: KeptBlocks, why: str) -> list[tuple[str, str]]:
-    """Return what a model's files in GGUF have, and for each type of numbers what becomes of it. `why`: why blocks
+    """Return rows on a model's files in GGUF, and on the memory of each type of numbers. `why`: why blocks
     that are not kept are widened.
     """
     model = read_model(path)

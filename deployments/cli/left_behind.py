@@ -1,9 +1,9 @@
-"""Ends the processes that a server on this machine would leave behind when Ray dies, or when it is killed itself.
+"""Ends the processes that a server on this machine would leave when Ray dies, or when the server is killed.
 
-    raydix serve ── adopts what loses its parent ──▶ `end_descendants` finds everything that is left
-         └── pipe ──▶ Guard, a small process: when the pipe ends without a goodbye, it ends what it was told of
+    raydix serve ── adopts orphaned processes ──▶ `end_descendants` finds all remaining processes
+         └── pipe ──▶ Guard, a small process: if the pipe ends without a goodbye, it ends the listed processes
 
-Processes are found in /proc, so all of this works on Linux only; elsewhere nothing is found.
+Processes are found in /proc, so this works only on Linux; elsewhere none is found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GOODBYE = "goodbye"
 
 
 class Process(NamedTuple):
-    """A process, which its start tells from a later one with the same id."""
+    """A process; its start distinguishes it from a later one with the same id."""
 
     pid: int
     started: int
@@ -43,7 +43,7 @@ def adopt_orphans() -> None:
 
 
 def descendants() -> set[Process]:
-    """Return the running processes that this one has started, and those that they have started."""
+    """Return the running processes started by this one, and by those, and so on."""
     children: dict[int, list[Process]] = {}
     for directory in Path("/proc").glob("[0-9]*"):
         pid = int(directory.name)
@@ -59,15 +59,15 @@ def descendants() -> set[Process]:
 
 
 def end_descendants(patience_s: float) -> None:
-    """Wait until this process has no descendants; kill those that are left after `patience_s` seconds."""
+    """Wait until this process has no descendants; kill the remaining ones after `patience_s` seconds."""
     _end(descendants, patience_s)
 
 
 class Guard:
-    """Ends the processes it is told of, `patience_s` seconds after this process was killed."""
+    """Ends the processes in its list `patience_s` seconds after this process was killed."""
 
     def __init__(self, patience_s: float = ORPHAN_S) -> None:
-        # In a session of its own, so that no signal of this process' terminal reaches it.
+        # In its own session, so that no signal of this process' terminal reaches it.
         self._guard = subprocess.Popen(
             [sys.executable, "-I", __file__, str(patience_s)],
             stdin=subprocess.PIPE,
@@ -78,25 +78,25 @@ class Guard:
         self._told: set[Process] = set()
 
     def follow(self, processes: set[Process]) -> None:
-        """Have these processes ended too."""
+        """Add processes to the list."""
         new = {process for process in processes - self._told if process.pid != self._guard.pid}
         self._told |= new
         self._tell("".join(f"{process.pid} {process.started}\n" for process in new))
 
     def dismiss(self) -> None:
-        """End the guard: this process ends all others itself."""
+        """End the guard, because this process ends all others itself."""
         self._tell(_GOODBYE)
         self._guard.communicate()
 
     def _tell(self, text: str) -> None:
         assert self._guard.stdin is not None
-        with suppress(BrokenPipeError):  # somebody has ended the guard
+        with suppress(BrokenPipeError):  # the guard has ended
             self._guard.stdin.write(text)
             self._guard.stdin.flush()
 
 
 def _end(left: Callable[[], Iterable[Process]], patience_s: float) -> None:
-    """Wait until nothing is left; kill it after `patience_s` seconds."""
+    """Wait until all have ended; kill the remaining ones after `patience_s` seconds."""
     deadline = time.monotonic() + patience_s
     while running := [process for process in left() if _is_running(process)]:
         if time.monotonic() > deadline:

@@ -1,9 +1,9 @@
-"""Moves settings that running processes take over out of `args`, so that changing them restarts nothing.
+"""Moves settings that running processes can apply out of `args`, so that changing them restarts nothing.
 
     args: {limits: …, engines: {count: 2}, …}   ──▶   deployments: [{name: Ingress, user_config: {limits: …}},
                                                                     {name: EngineReplica, num_replicas: 2}]
 
-Users write one plain file. What they have written under `deployments` themselves stays, and counts before `args`.
+Users write one plain file. Their own entries under `deployments` stay, and override `args`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INGRESS, HUB = "Ingress", "MetricsHub"
 
 
 def live_form(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config, which `load` has checked, in this form. Raises ValueError for a wrong `user_config`."""
+    """Return a config, checked by `load`, in this form. Raises ValueError for a wrong `user_config`."""
     result = deepcopy(dict(config))
     for application in result["applications"]:
         if application.get("import_path") == IMPORT_PATH:
@@ -46,12 +46,12 @@ def _move(application: dict[str, Any]) -> None:
         if settings:
             moved.setdefault(name, {})["user_config"] = settings
     application["args"] = rest
-    application["deployments"] = _beside(moved, application.get("deployments") or [])
+    application["deployments"] = _with_entries(moved, application.get("deployments") or [])
     _check(AppArgs.model_validate(rest), application["deployments"])
 
 
 def _split(args: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings that stay in `args`, and those that running processes take over."""
+    """Return the settings that stay in `args`, and those that running processes apply."""
     rest: dict[str, Any] = {}
     live: dict[str, Any] = {}
     for key, value in args.items():
@@ -66,7 +66,7 @@ def _split(args: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any], di
 
 
 def _without_counts(args: Mapping[str, Any], checked: AppArgs) -> dict[str, Any]:
-    """Return `args` without the numbers of replicas. Where there are roles, each must have one."""
+    """Return `args` without the numbers of replicas, or with 1 for each role."""
     result = deepcopy(dict(args))
     (result.get("ingresses") or {}).pop("count", None)
     for model, part in zip(checked.served.values(), result.get("models") or [result], strict=True):
@@ -79,15 +79,15 @@ def _without_counts(args: Mapping[str, Any], checked: AppArgs) -> dict[str, Any]
     return result
 
 
-def _beside(moved: Mapping[str, Mapping[str, Any]], written: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries of `deployments`: those that were written, with what was moved where they say nothing."""
+def _with_entries(moved: Mapping[str, Mapping[str, Any]], written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of `deployments`: the written ones, and moved settings that they do not set."""
     by_name = {str(entry.get("name")): entry for entry in written}
     names = [*by_name, *(name for name in moved if name not in by_name)]
     return [{"name": name, **merged(moved.get(name, {}), by_name.get(name, {}))} for name in names]
 
 
 def _check(args: AppArgs, deployments: list[dict[str, Any]]) -> None:
-    """Raise ValueError for a `user_config` that processes would refuse, and for a deployment that there is not."""
+    """Raise ValueError for a `user_config` that processes would refuse, and for an unknown deployment."""
     known = (INGRESS, HUB, *args.pools)
     for entry in deployments:
         name, given = entry["name"], entry.get("user_config") or {}

@@ -15,7 +15,7 @@ from deployments.cli.unreachable import unreachable
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 300.0
-"""Longest silence in seconds; a long prompt in a full queue waits a while for its first token."""
+"""Longest silence in seconds; a long prompt in a full queue waits for its first token."""
 
 
 class ServerError(Exception):
@@ -33,7 +33,7 @@ class Usage:
 
     @classmethod
     def from_json(cls, usage: dict[str, Any]) -> Usage:
-        """Read the `usage` object of a response. Counts that a server leaves out become 0."""
+        """Read the `usage` object of a response. Missing counts become 0."""
         details = usage.get("prompt_tokens_details") or {}
         return cls(
             int(usage.get("prompt_tokens") or 0),
@@ -48,7 +48,7 @@ class Client:
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        # Tells the router that the turns of this conversation belong together, however short the first is.
+        # The session id groups the turns of this conversation for the router, however short the first is.
         headers = {"x-session-id": uuid.uuid4().hex}
         try:
             self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, transport=transport)

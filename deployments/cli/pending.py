@@ -1,4 +1,4 @@
-"""What a start waits for, and for how long: updated in place on a terminal, a line now and then in a log.
+"""Shows what a start waits for, and for how long: updated in place on a terminal, a line now and then in a log.
 
 engines: 1 of 2 ready, 6 s
 """
@@ -21,7 +21,7 @@ _RUNNING, _LEAVING = "RUNNING", ("STOPPING", "STOPPED")
 
 
 class Pending:
-    """Shows the last thing it was told, with the seconds since its first, until it is left."""
+    """Shows the last task that it was given, with the seconds since its start, until it is left."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is in seconds."""
@@ -30,8 +30,8 @@ class Pending:
         self._status = console.status("") if console.is_terminal else None
         self._left = threading.Event()
         self._lock = threading.Lock()
-        # Ray starts in calls that return after seconds, in which this goes on.
-        self._thread = threading.Thread(target=self._go_on, name="pending", daemon=True)
+        # Ray starts in calls that take seconds; the thread shows the time meanwhile.
+        self._thread = threading.Thread(target=self._keep_ticking, name="pending", daemon=True)
 
     def __enter__(self) -> Self:
         if self._status is not None:
@@ -48,7 +48,7 @@ class Pending:
             self._status.stop()
 
     def on(self, what: str) -> None:
-        """Show from now on that this is waited for."""
+        """Show from now on that the start waits for `what`."""
         with self._lock:
             if what != self._what:
                 self._what = what
@@ -69,15 +69,15 @@ class Pending:
             self._logged_at = now
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _go_on(self) -> None:
+    def _keep_ticking(self) -> None:
         while not self._left.wait(_TICK_S):
             self.tick()
 
 
 def waited_for(applications: Mapping[str, Any], names: Iterable[str], own: Iterable[str]) -> str:
-    """Return what these applications lack of running, of Serve's statuses by name.
+    """Return what these applications still lack, by Serve's statuses by name.
 
-    Deployments of Raydix's `own` ones have the names that its documentation gives them.
+    Deployments of Raydix's `own` applications have the names that its documentation uses.
     """
     for name in names:
         if name not in applications or not any(

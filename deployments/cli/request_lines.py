@@ -1,4 +1,4 @@
-"""Shows in the console of `raydix serve` what its ingresses are asked: they write lines into a pipe of its own."""
+"""Shows the requests to the ingresses in the console of `raydix serve`: they write lines into its pipe."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _READ_BYTES = 65_536
 
 @contextmanager
 def shown_requests(config: dict[str, Any], console: Console) -> Iterator[None]:
-    """Show the requests of the config's applications meanwhile, but of those whose `logging.access_log` is set."""
+    """Show the config's requests meanwhile, except those of applications with `logging.access_log`."""
     logs = [_logging(app) for app in config["applications"] if app.get("import_path") == IMPORT_PATH]
     without = [log for log in logs if log.get("access_log") is None]
     directory = tempfile.mkdtemp(prefix="raydix-")
     path = os.path.join(directory, "requests")
     os.mkfifo(path, 0o600)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    writer = os.open(path, os.O_WRONLY)  # as long as one is open, the reader waits for the next ingress
+    writer = os.open(path, os.O_WRONLY)  # while one is open, the reader waits for the next ingress
     os.set_blocking(reader, True)
     for log in without:
         log["access_log"] = path
@@ -51,7 +51,7 @@ def _logging(application: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(reader: int, console: Console) -> None:
-    """Show lines as they come. Those that came together are printed together, which costs a tenth."""
+    """Show lines as they come. Lines that came together are printed together, which costs a tenth."""
     with open(reader, "rb", buffering=0) as pipe:
         rest = b""
         while data := pipe.read(_READ_BYTES):

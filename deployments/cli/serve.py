@@ -1,7 +1,7 @@
-"""`raydix serve`: `serve run CONFIG` on a Ray of its own, reporting when it is ready or why it failed.
+"""`raydix serve`: `serve run CONFIG` on its own Ray, reporting when it is ready or why it failed.
 
-check config, port and model ─▶ choose what is left out ─▶ Ray ─▶ Serve ─▶ deploy ─▶ healthy
-      ─▶ watch, until a signal ─▶ shut down
+check config, port and model ─▶ choose omitted settings ─▶ Ray ─▶ Serve ─▶ deploy ─▶ healthy
+           ─▶ watch, until a signal ─▶ shut down
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 STATUS_S = 1.0
-"""Seconds between two questions for the state of all replicas: each takes Serve's controller, and this process,
-tens of milliseconds that a start on few cores lacks.
+"""Seconds between two requests for the state of all replicas: each takes Serve's controller, and this process,
+tens of milliseconds, which slow a start on few cores.
 """
 WATCH_S = 2.0
-"""Seconds between two looks whether Ray and Serve still run."""
+"""Seconds between two checks that Ray and Serve still run."""
 CONTROLLER_S = 120.0
-"""Seconds without an answer of Serve's controller after which it counts as gone. Ray starts a dead one again."""
+"""Seconds without an answer of Serve's controller after which it counts as gone. Ray restarts a dead one."""
 END_S = 15.0
 """Seconds in which Ray's processes can end by themselves."""
 _READY = ("healthy", "unloaded")
 """States of /health in which all models that are loaded at the start are up."""
 
 _REFUSED = re.compile(r"^Deploying app '.*?' failed with exception: ")
-"""What Serve puts before the message of an application that it could not build."""
+"""Serve's prefix of the message of an application that it could not build."""
 
 
 class _Stopped(Exception):
@@ -76,11 +76,11 @@ class _Stopped(Exception):
 
 
 class _Gone(UserError):
-    """Ray or Serve has ended, so this server can only end too."""
+    """Ray or Serve has ended, so this server must end too."""
 
 
 class Signals:
-    """Handles SIGINT and SIGTERM: the first asks to end, the next one to end at once."""
+    """Handles SIGINT and SIGTERM: the first asks to end, the next one to end immediately."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -88,7 +88,7 @@ class Signals:
         self.install()
 
     def install(self) -> None:
-        """Install the handlers. Must be called again after Ray has installed its own for SIGTERM."""
+        """Install the handlers. Call it again after Ray has installed its own handler for SIGTERM."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
 
@@ -122,7 +122,7 @@ def run(
 ) -> None:
     """Serve until a signal comes. Raises UserError when that fails, with no process left running.
 
-    With `dry_run`, print the settings in effect instead, or raise what would be raised.
+    With `dry_run`, print the settings in effect instead, or raise the same errors.
     """
     console = Console(stderr=True)
     overrides = Overrides(host, port, model, replicas, tensor_parallel)
@@ -186,7 +186,7 @@ def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbos
 
 @contextmanager
 def quiet(verbose: bool) -> Iterator[None]:
-    """Keep the raylet's messages off the terminal: we report causes ourselves, and at the end they are noise."""
+    """Keep the raylet's messages off the terminal: we report causes ourselves, and its last messages are noise."""
     with ExitStack() as stack:
         if not verbose:
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
@@ -204,7 +204,7 @@ def _show(
     """Print the settings in effect, one on a line, each with its reason. Starts nothing. Raises UserError."""
     read_live(config)
     if cluster is None:
-        check_port(*address(config), may_be_in_use=True)  # perhaps by the server that is asked about
+        check_port(*address(config), may_be_in_use=True)  # perhaps by the server in question
         _check_models(models(config), facts)
         result, effective = in_effect(config, this_machine(), facts)
         _check_builds(result)
@@ -234,7 +234,7 @@ def _show(
 
 
 def tell(effective: Sequence[Effective], console: Console) -> None:
-    """Say what the operator should know before the start."""
+    """Print what the operator should know before the start."""
     for warning in dict.fromkeys(warning for each in effective for warning in each.warnings):
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     for each in effective:
@@ -250,7 +250,7 @@ def tell(effective: Sequence[Effective], console: Console) -> None:
 
 
 def _check_models(named: list[tuple[str, str | None]], read: Callable[[EngineConfig], object]) -> None:
-    """Have the files of models read. Raises UserError."""
+    """Read the models' files. Raises UserError."""
     for name, revision in named:
         try:
             read(EngineConfig(model=name, model_revision=revision))
@@ -267,7 +267,7 @@ def _downloaded(config: EngineConfig) -> object:
 
 
 def _check_builds(config: Mapping[str, Any]) -> None:
-    """Raise UserError for what Serve would refuse when it builds the applications, as `_wait_until_ready` does."""
+    """Raise UserError if Serve would fail to build the applications, as `_wait_until_ready` does."""
     from deployments.app import build
     from deployments.config.args import AppArgs
 
@@ -280,9 +280,9 @@ def _check_builds(config: Mapping[str, Any]) -> None:
 
 
 def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -> None:
-    """Connect to a cluster, or start a Ray of this process's own, with so many GPUs, after `set_environment`.
+    """Connect to a cluster, or start this process's own Ray, with so many GPUs, after `set_environment`.
 
-    `num_gpus` None leaves counting to Ray, which counts no instances of MIG. Raises UserError.
+    With `num_gpus` None, Ray counts them, without instances of MIG. Raises UserError.
     """
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\.")
     import ray
@@ -296,7 +296,7 @@ def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -
         else:
             with few_ray_processes(shows_logs=verbose):
                 ray.init(address="local", include_dashboard=False, num_gpus=num_gpus, **quiet)
-        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a call after Ray's end would start another one
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a call after Ray's end would start another
     except Exception as error:
         if cluster is not None:
             raise UserError(
@@ -307,7 +307,7 @@ def start_ray(cluster: str | None, verbose: bool, num_gpus: int | None = None) -
 
 
 def read_live(config: dict[str, Any]) -> ServeDeploySchema:
-    """Parse a config that `load` has checked, in its live form. Raises UserError."""
+    """Parse a config, checked by `load`, in its live form. Raises UserError."""
     from deployments.cli.live_form import live_form
     from deployments.config.serve_schema import read_serve_config
 
@@ -318,7 +318,7 @@ def read_live(config: dict[str, Any]) -> ServeDeploySchema:
 
 
 def _wait_until_ready(schema: ServeDeploySchema, url: str, signals: Signals, pending: Pending) -> dict[str, Any]:
-    """Return what /health says when all applications run and it agrees. Loading models has no time limit."""
+    """Return the result of /health when all applications run and it agrees. Loading models has no time limit."""
     from ray import serve
 
     names = [application.name for application in schema.applications]
@@ -355,9 +355,9 @@ def _watch(signals: Signals, guard: Guard) -> None:
 
 
 def _check_ray() -> None:
-    """Raise _Gone when a process of Ray has ended without which Ray starts and replaces nothing."""
+    """Raise _Gone when a process has ended that Ray needs to start and replace others."""
     if gone := _ended_of_ray():
-        raise _Gone(f"Ray's {' and '.join(gone)} ended, and with it what runs here; start the server again")
+        raise _Gone(f"Ray's {' and '.join(gone)} ended, and all processes here with it; start the server again")
 
 
 def _ended_of_ray() -> list[str]:
@@ -365,17 +365,17 @@ def _ended_of_ray() -> list[str]:
 
 
 class _ControllerWatch:
-    """Asks Serve's controller for its applications, in a thread of its own, as it may not answer."""
+    """Asks Serve's controller for its applications, in its own thread, because it may not answer."""
 
     def __init__(self, ask: Callable[[], bool]) -> None:
-        """`ask` asks whether there are applications, and may raise anything."""
+        """`ask` returns whether there are applications, and may raise anything."""
         self._ask, self._has_applications = ask, True
         self._num_checks = 0
         """Since its last answer. Time would also count pauses of this process, in which it asks nothing."""
         threading.Thread(target=self._ask_on, daemon=True).start()
 
     def check(self) -> None:
-        """Raise _Gone when the controller is, or all applications are. To be called every `WATCH_S`."""
+        """Raise _Gone when the controller or all applications are gone. Call it every `WATCH_S`."""
         self._num_checks += 1
         if self._num_checks * WATCH_S > CONTROLLER_S:
             raise _Gone(f"Serve's controller has not answered for {CONTROLLER_S:.0f} s; start the server again")
@@ -384,14 +384,14 @@ class _ControllerWatch:
 
     def _ask_on(self) -> None:
         while True:
-            with suppress(Exception):  # it is being started again, or gone
+            with suppress(Exception):  # it is restarting, or gone
                 self._has_applications = self._ask()
                 self._num_checks = 0
             time.sleep(2 * WATCH_S)
 
 
 def _health(client: httpx.Client, url: str) -> dict[str, Any] | None:
-    """Return what /health reports if that is healthy. Applications without that page count as healthy."""
+    """Return the report of /health if it is healthy. Applications without that page count as healthy."""
     from deployments.api.http.scopes import OWN_PROBE
 
     try:
@@ -452,7 +452,7 @@ def _end_serve(signals: Signals) -> None:
             serve.shutdown()
     except KeyboardInterrupt:
         pass
-    except Exception as error:  # the controller may be gone already, and ray.shutdown() ends the rest
+    except Exception as error:  # the controller may be gone already; ray.shutdown() ends the rest
         logging.getLogger(__name__).debug("serve.shutdown: %s", error)
 
 

@@ -1,4 +1,4 @@
-"""Loads what `raydix serve` serves: a config file or the embedded model, with the command line's overrides."""
+"""Loads the config of `raydix serve`: a config file or the embedded model, with the command line's overrides."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EMBEDDED_MODEL: dict[str, Any] = {
         }
     ],
 }
-"""Config that is served when there is no file, equal to the deployments.yaml that comes with the source."""
+"""Config that is served without a file, equal to the deployments.yaml that comes with the source."""
 
 _MODEL_OPTIONS = "--model, --replicas and --tensor-parallel"
 
@@ -59,7 +59,7 @@ class Overrides:
 
     @property
     def paths(self) -> dict[str, str]:
-        """The options that are given, by the setting in `args` that each of them replaces."""
+        """Map the setting in `args` that each given option replaces to the option."""
         names = {"engine.model": "model", "engines.count": "replicas", "ingresses.host": "host"}
         names |= {"ingresses.port": "port", "engine.tensor_parallel_size": "tensor_parallel"}
         return {
@@ -86,12 +86,12 @@ def load(path: Path | None, overrides: Overrides) -> dict[str, Any]:
         config["http_options"] = {**_ADDRESS, **(config.get("http_options") or {}), **({} if direct else given)}
     elif "proxy_location" not in config:
         _check_no_address(config, path)
-        config["proxy_location"] = "Disabled"  # a proxy would take the port
+        config["proxy_location"] = "Disabled"  # a proxy would occupy the port
     return config
 
 
 def file_for(path: Path | None) -> Path | None:
-    """Return the file that is read: the one that is named, or else a deployments.yaml in this directory."""
+    """Return the file to read: the named one, or else a deployments.yaml in this directory."""
     return Path(DEFAULT_FILE) if path is None and Path(DEFAULT_FILE).is_file() else path
 
 
@@ -130,7 +130,7 @@ def models(config: dict[str, Any]) -> list[tuple[str, str | None]]:
 
 
 def check_port(host: str, port: int, *, may_be_in_use: bool = False) -> None:
-    """Raise UserError when no server can listen there, before Ray starts instead of ten seconds later."""
+    """Raise UserError if no server can listen there, before Ray starts instead of ten seconds later."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -184,12 +184,12 @@ def _read(path: Path) -> dict[str, Any]:
 def _override(application: dict[str, Any], overrides: Overrides) -> None:
     args = application["args"] = dict(application.get("args") or {})
     if not all(isinstance(args.get(section) or {}, dict) for section in ("engine", "engines", "ingresses")):
-        return  # which is refused next
+        return  # the next check refuses it
     if args.get("models") and overrides.of_a_model:
         raise UserError(f"{_MODEL_OPTIONS} need a config with one model, but it has several: edit the config", 2)
     if overrides.model is not None:
-        _without(args, "engine", "model_revision", "served_name", "kv_pages", "threads")  # the file's model's
-        if (args["engine"].get("model") or "demo") == "demo":  # sizes that suit the embedded model alone
+        _without(args, "engine", "model_revision", "served_name", "kv_pages", "threads")  # those of its model
+        if (args["engine"].get("model") or "demo") == "demo":  # sizes that suit only the embedded model
             _without(args, "engines", "count", "num_cpus")
             _without(args, "ingresses", "count", "num_cpus")
         args["engine"]["model"] = overrides.model
@@ -201,7 +201,7 @@ def _override(application: dict[str, Any], overrides: Overrides) -> None:
 
 
 def _without(args: dict[str, Any], section: str, *names: str) -> None:
-    """Leave settings of a section out, in a copy of it."""
+    """Remove settings from a copy of a section."""
     args[section] = {name: value for name, value in (args.get(section) or {}).items() if name not in names}
 
 

@@ -47,7 +47,7 @@ def run(
     plot_path: Path | None,
     scaling: ScalingOptions | None = None,
 ) -> None:
-    """Simulate, and print and write the results; without a path, on the trace that comes with Raydix.
+    """Simulate, print and write the results; without a path, with the trace that comes with Raydix.
 
     Raises UserError for a wrong trace, policy or setting.
     """
@@ -91,7 +91,7 @@ def run(
 
 
 def _check_scaled(scenarios: Sequence[Scenario], plot_path: Path | None) -> None:
-    """Raise ValueError for options that autoscaling is not simulated with."""
+    """Raise ValueError for options that cannot be combined with autoscaling."""
     if scenarios[0].kills:
         raise ValueError("--autoscale and --kill exclude each other: replicas that come and go do not die as well")
     if scenarios[0].roles is not None:
@@ -101,7 +101,7 @@ def _check_scaled(scenarios: Sequence[Scenario], plot_path: Path | None) -> None
             "--autoscale and --plot exclude each other: only routing is drawn; --json has all figures"
         )
     if len(scenarios) > 1:
-        raise ValueError("--autoscale takes one --load: what replicas cost is compared under one traffic")
+        raise ValueError("--autoscale takes one --load: replicas' costs are compared under one load")
 
 
 def _simulate_all(

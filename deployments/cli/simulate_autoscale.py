@@ -1,4 +1,4 @@
-"""`raydix simulate --autoscale`: what settings of autoscaling cost, and how many requests they serve in time."""
+"""`raydix simulate --autoscale`: the cost of autoscaling settings, and how many requests they serve in time."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ BURST_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ScalingOptions:
-    """What the command line says of autoscaling."""
+    """The command line's options of autoscaling."""
 
     settings: Sequence[str] = ()
-    """Each as `parse_settings` reads it; none: `default_settings`."""
+    """Each in the form of `parse_settings`; none: `default_settings`."""
     burst: str | None = None
-    """As `Burst.parse` reads it; None: ten times as much for 300 s, when a third of the requests have come."""
+    """In the form of `Burst.parse`; None: ten times as much for 300 s, after a third of the requests."""
     boot_s: float = 60.0
     ttft_slo_s: float = 5.0
 
@@ -45,7 +45,7 @@ class ScalingOptions:
 def compare(
     trace: Trace, scenario: Scenario, policies: Sequence[str], options: ScalingOptions, json_path: Path | None
 ) -> None:
-    """Run the trace as it is and with a burst, and print a table of each. Raises ValueError for wrong settings."""
+    """Run the trace without and with a burst, and print a table of each. Raises ValueError for wrong settings."""
     console = Console()
     rows = named(options.settings or default_settings(scenario.num_replicas))
     fleet_rate = scenario.num_replicas * scenario.service.prefill_rate
@@ -82,7 +82,7 @@ def _runs(
 
 @contextmanager
 def _without_logs() -> Iterator[None]:
-    """Leave out what the policy logs of each decision."""
+    """Suppress the policy's logs of its decisions."""
     logging.disable(logging.INFO)
     try:
         yield
@@ -127,6 +127,6 @@ def _write_json(
 
 
 def as_json(result: ScalingResult) -> dict[str, Any]:
-    """Return a result's figures; null for what there is not."""
+    """Return a result's figures; null for missing ones."""
     row = {**asdict(result), "most": result.most}
     return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}

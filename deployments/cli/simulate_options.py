@@ -1,4 +1,4 @@
-"""The options of `raydix simulate`. What it does is in `deployments/cli/simulate.py`, imported when it runs."""
+"""The options of `raydix simulate`, which imports `deployments/cli/simulate.py` when it runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def simulate(
     host_min_uses: Annotated[
         int,
         typer.Option(
-            help="Requests that must have used what the host keeps: engine.host_kv_min_uses.",
+            help="Requests that must have used a prefix before the host keeps it: engine.host_kv_min_uses.",
             min=1,
             rich_help_panel=_TIERS,
         ),
@@ -57,7 +57,7 @@ def simulate(
     file_tokens: Annotated[
         int,
         typer.Option(
-            help="Files for what the host takes, in tokens: of each replica, or of all with --shared-files.",
+            help="Size of files for the host's KV, in tokens: of each replica, or of all with --shared-files.",
             min=0,
             rich_help_panel=_TIERS,
         ),

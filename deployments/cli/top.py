@@ -33,7 +33,7 @@ def run(url: str, key: str | None, key_env: str | None, interval: float, *, once
 
 
 class Top:
-    """Shows what one server reports on one console."""
+    """Shows one server's reports on one console."""
 
     def __init__(self, client: TopClient, console: Console, as_json: bool) -> None:
         self._client, self._console, self._as_json = client, console, as_json
@@ -52,7 +52,7 @@ class Top:
         self._print()
 
     def follow(self, interval: float) -> None:
-        """Show reading after reading. Raises UserError when the first shows that trying again is of no use."""
+        """Show reading after reading. Raises UserError when the first one fails for a lasting reason."""
         if self._as_json or not self._console.is_terminal:
             while True:
                 self._step()

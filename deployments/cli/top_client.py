@@ -1,4 +1,4 @@
-"""The client of `raydix top`: reads /metrics, /health and what else it may."""
+"""The client of `raydix top`: reads /metrics, /health and the other pages that its key permits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TopClientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerReading:
-    """What a server reported at one moment."""
+    """A server's reports at one moment."""
 
     at: float
     """Unix seconds."""
@@ -41,13 +41,14 @@ class ServerReading:
     decisions: list[Any] | None = None
     """/v1/router/decisions, newest first; None while hidden."""
     hidden: dict[str, str] = field(default_factory=dict)
-    """What could not be read, with the reason."""
+    """Pages that could not be read, with the reason."""
 
 
 class TopClient:
     """Reads one server. A context manager; `read` raises only `TopClientError`.
 
-    Without a key, what /health says is closed is not requested, as each attempt would count as a refused request.
+    Without a key, pages that /health reports as closed are not requested, because each attempt would count as a
+    refused request.
     """
 
     def __init__(self, url: str, key: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
@@ -101,7 +102,7 @@ class TopClient:
         return page
 
     def _refusal(self, response: httpx.Response) -> str:
-        """Return the server's message, and what to do, unless the server has no key that could be given."""
+        """Return the server's message and what to do, unless the server has no key that a client could give."""
         if _has_no_admin(response):
             return _message(response)
         advice = "Check --key-env or --key." if self._has_key else "Give --key-env or --key."
@@ -131,7 +132,7 @@ class TopClient:
 
 
 def _closed_without_key(health: dict[str, Any]) -> dict[str, str]:
-    """Return what a client without a key may not see, with the reasons."""
+    """Return the pages that need a key, with the reasons."""
     has_admin, needs_key = health.get("has_admin_key") is not False, health.get("needs_key") is not False
     closed = {"router decisions": NO_ADMIN_KEY if has_admin else NONE_SET}
     if has_admin or needs_key:

@@ -17,7 +17,7 @@ from deployments.cli.top_client import ServerReading
 from deployments.telemetry.scrape import Interval, MetricsPage
 
 GONE_SHOWN_S = 60.0
-"""Seconds for which a replica that vanished is still shown."""
+"""Seconds for which a replica that disappeared is still shown."""
 WINDOW_S = 5.0
 """Seconds over which rates are computed if readings come faster. Processes report once a second, so over shorter
 intervals a rate would alternate between 0 and twice its value."""
@@ -69,8 +69,8 @@ class ReplicaRow:
     replica: str
     model: str | None
     state: str
-    """ "up", "draining", "lost" (its heartbeats stopped), "gone" (disappeared lately), "unknown", or Serve's state
-    if it is not up: "starting", "stopping", ..."""
+    """ "up", "draining", "lost" (its heartbeats stopped), "gone" (disappeared recently), "unknown", or Serve's
+    state if it is not up: "starting", "stopping", ..."""
     running: float | None
     waiting: float | None
     waiting_prefill_tokens: float | None
@@ -98,9 +98,9 @@ class DecisionRow:
     prompt_tokens: float | None
     predicted_cached_tokens: float | None
     predicted_host_tokens: float | None
-    """Those of them that lie in host memory, and must be copied."""
+    """Those of them in host memory, which must be copied."""
     predicted_file_tokens: float | None
-    """Those of them that lie in files, and must be loaded."""
+    """Those of them in files, which must be loaded."""
     found_cached_tokens: float | None
     cost_s: float | None
 
@@ -119,7 +119,7 @@ class TopView:
     decisions: list[DecisionRow] | None = None
     """The newest is first; None while hidden."""
     hidden: dict[str, str] = field(default_factory=dict)
-    """What is not shown, with the reason."""
+    """Parts that are not shown, with the reason."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of `--json`."""

@@ -273,7 +273,7 @@ def _of(what: str, shown: int, number: int) -> str:
 
 
 def _left(columns: Sequence[Column[RowT]], width: int, most: int) -> int:
-    """Return the cells left beside these columns, which have a gap after each, but at most `most`."""
+    """Return the cells that these columns, each followed by a gap, leave free, but at most `most`."""
     return min(width - sum(column.width + 1 for column in columns), most)
 
 

@@ -1,4 +1,4 @@
-"""Formats bytes, counts, durations and rates for people."""
+"""Formats bytes, counts, durations and rates for readers."""
 
 from __future__ import annotations
 

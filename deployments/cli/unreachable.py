@@ -1,4 +1,4 @@
-"""Says why a server cannot be reached, and what to do."""
+"""Explains why a server cannot be reached, and what to do."""
 
 from __future__ import annotations
 

@@ -37,12 +37,12 @@ class ClientTimings:
     tick_s: float = 0.1
     """Time between two checks of every connection."""
     repeat_s: float = 1.0
-    """Time after which what a replica has not answered is sent again: a connection that broke may have lost it."""
+    """Time after which an unanswered message is sent again, because a broken connection may have lost it."""
 
 
 @dataclass(slots=True)
 class DispatchContext:
-    """State that all attempts of an ingress at one model share; `RemoteEngines` owns it, and calls `changed`."""
+    """State that all attempts of an ingress at one model share. `RemoteEngines` owns it, and calls `changed`."""
 
     fleet: Fleet
     placer: Placer
@@ -54,11 +54,11 @@ class DispatchContext:
     expects_engines: bool = False
     """Whether to wait for a replica while there is none: one has answered, and the model is not unloaded."""
     resumptions: TurnBudget = field(default_factory=lambda: TurnBudget(TURN_TOKENS))
-    """Tokens of streams that go on elsewhere: all of a replica lose it in the same turn of the event loop."""
+    """Tokens of streams that resume elsewhere: all streams of a replica lose it in one turn of the event loop."""
     _sent_to: dict[str, dict[str, Attempt]] = field(default_factory=dict, init=False)
-    """Open attempts by replica and id, in the order sent; replicas without any are left out."""
+    """Open attempts by replica and id, in the order sent; replicas without any are omitted."""
     _reachable: tuple[int, frozenset[str]] | None = field(default=None, init=False)
-    """What `reachable` returns at this version of the fleet, until a connection changes."""
+    """The result of `reachable` at this version of the fleet, until a connection changes."""
 
     def place(self, attempt: Attempt, replica: str) -> None:
         """Note that an attempt is sent to a replica."""
@@ -89,7 +89,7 @@ class DispatchContext:
             self._sent_to.pop(attempt.placed or "", None)
 
     def reachable(self) -> frozenset[str]:
-        """Return the replicas that can be sent a request: members of the fleet that are connected and answer.
+        """Return the replicas to which a request can be sent: members of the fleet that are connected and answer.
 
         O(replicas) after a change of one of them, else O(1).
         """
@@ -110,9 +110,9 @@ class DispatchContext:
         self._reachable = None
 
     def leave(self, replica: str) -> None:
-        """Have the streams of a replica that is being stopped go on elsewhere, with their KV.
+        """Make the streams of a replica that is being stopped resume elsewhere, with their KV.
 
-        They stay where it lends none, and while no other replica has room.
+        They stay if it lends none, and while no other replica has room.
         """
         kv = self.connections[replica].address.kv
         others = self.reachable() - {replica}
@@ -122,10 +122,10 @@ class DispatchContext:
             attempt.leave(kv)
 
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
-        """Fail all attempts at a replica at once; the replica counts as lost, until its next message or, if its
-        process is said to be gone, until it answers.
+        """Fail all attempts at a replica immediately. The replica counts as lost until its next message, or, if
+        its process is reported gone, until it answers.
 
-        Unless it was silent or was being stopped, it died of what it ran, possibly.
+        Unless it was silent or was being stopped, one of its requests may have ended it.
         """
         attempts = self.sent_to(replica)
         connection = self.connections.get(replica or "")
@@ -140,9 +140,9 @@ class DispatchContext:
             connection.suspect()
 
     def fail_step(self, replica: str, attempts: Sequence[Attempt]) -> None:
-        """Fail the attempts whose step failed. The replica lives, but each of them may fail the next step, too.
+        """Fail the attempts whose step failed. The replica lives, but each of them may also fail the next step.
 
-        A trial beside requests that have just begun proves nothing: they may have failed the step as well.
+        A trial next to requests that have just begun proves nothing: they may have failed the step as well.
         """
         suspects = [one for one in attempts if one.trial is not None or one.num_received < CLEARED_TOKENS]
         if not any(attempt.trial == "alone" for attempt in suspects):
@@ -165,11 +165,11 @@ class Attempt:
         before: AttemptFailure | None = None,
     ) -> None:
         """`trial` says how a suspect runs, and `on_cleared` is called when it is cleared; None for all others.
-        `before` is how the attempt before it ended.
+        `before` is the failure of the attempt before it.
         """
         self.stream = stream
         self.trial: Trial | None = trial
-        """How a suspect runs; None for one that is none, or is cleared."""
+        """How a suspect runs; None for a request that is not suspected, or is cleared."""
         self.replica: str | None = None
         """Replica that runs the request; None until its first message arrives."""
         self.began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -177,7 +177,7 @@ class Attempt:
         self.is_muted = False
         """Whether another attempt won, so that further deltas of this one are dropped."""
         self._dispatch, self._avoid, self._on_cleared, self._before = dispatch, avoid, on_cleared, before
-        self._base = stream.journal.num_tokens  # tokens received before this attempt: the replica counts from here
+        self._base = stream.journal.num_tokens  # tokens received before: the replica counts from here
         self._sent_at, self._asked_at = time.monotonic(), awake_now()
         self._is_behind = False
         self._span: ReplicaSpan | None = None
@@ -186,12 +186,12 @@ class Attempt:
         self._target: str | None = None
         self._is_handed_over = False
         self._message: Generate | None = None
-        # Each attempt has its own id, so that late tokens of an earlier replica are not taken for this one's.
+        # Each attempt has its own id, so that late tokens of an earlier replica do not count as this one's.
         suffix = f"~{number}" if number else ""
         self._request = stream.journal.resumed(stream.request.request_id + suffix)
         self.wire_id = self._request.request_id
         """The request's id on the wire."""
-        # Not a method of the attempt, which refers to the stream: what has ended is freed without a collection.
+        # A bound method would refer to the stream, and an ended attempt be freed only by garbage collection.
         self._explain = partial(dispatch.explain, self.wire_id)
 
     @property
@@ -201,7 +201,7 @@ class Attempt:
 
     @property
     def placed(self) -> str | None:
-        """Replica that runs the request, or was sent it; None while it was sent to none."""
+        """Replica that runs the request, or to which it was sent; None while it was sent to none."""
         return self.replica or self._target
 
     @property
@@ -228,7 +228,7 @@ class Attempt:
     async def run(self) -> AttemptFailure | None:
         """Run the attempt. Return None when the stream has ended, else the reason why it has not.
 
-        Raises what any step raised that belongs to this attempt, in whatever task it was taken.
+        Raises any error of a step of this attempt, in whichever task the step ran.
         """
         dispatch = self._dispatch
         generated: list[int] = []
@@ -275,7 +275,7 @@ class Attempt:
         return None
 
     def _origin(self) -> KVOrigin | None:
-        """Return whom the replica is to ask for KV: the one before it if that still has all of it, or the best."""
+        """Return the replica that can lend KV: the one before it if that still has all of it, or the best."""
         before, request = self._before, self._request
         if before is not None and before.kv is not None:
             return origin_of(before.kv, len(request.prompt_ids) + len(request.output_ids))
@@ -285,14 +285,14 @@ class Attempt:
         return origin_of(planned.address, planned.num_tokens)
 
     def leave(self, kv: KVAddress) -> None:
-        """End the attempt if its stream has begun, as its replica is being stopped and lends its KV."""
+        """End the attempt if its stream has begun, because its replica is being stopped and lends its KV."""
         if self.num_received and self.trial is None and not self.stream.has_ended:
             self._finish(AttemptFailure("lost", "it is being stopped", self.placed, loss="drained", kv=kv))
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
-        """Apply a delta. Return False when tokens before it are missing and have to be requested again.
+        """Apply a delta. Return False when tokens before it are missing and must be requested again.
 
-        A defect ends this stream alone: the message that brought the delta has other streams' tokens, too.
+        A defect ends only this stream: the message that brought the delta has other streams' tokens, too.
         """
         try:
             self._is_behind = not self._feed(replica, delta)
@@ -310,7 +310,7 @@ class Attempt:
             self._dispatch.place(self, replica)
             self.replica = replica
             self.stream.accept(replica, self._explain)
-        if delta.error_code == STEP_FAILED:  # which ends the attempt (`fail_step`), but not the stream
+        if delta.error_code == STEP_FAILED:  # it ends the attempt (`fail_step`), not the stream
             delta = structs.replace(delta, finish_reason=None, error=None, error_code=None)
         if delta.is_empty:
             return True
@@ -342,26 +342,26 @@ class Attempt:
         return True
 
     def _hand_over(self, replica: str) -> None:
-        """Have another replica go on, after the first tokens; where this one lends no KV, it goes on itself."""
+        """Have another replica resume the stream after the first tokens, if this one lends its KV."""
         kv = self._dispatch.connections[replica].address.kv
         if kv is not None:
-            reason = "it computes prompts alone"
+            reason = "it only computes prompts"
             self._finish(AttemptFailure("lost", reason, self.placed, loss="handed_over", kv=kv))
 
     def _clear(self) -> None:
-        """Suspect the request no more: it runs past the point at which a replica died."""
+        """Clear the request of suspicion: it runs past the point at which a replica died."""
         self.trial = None
         self._dispatch.suspects.remove(self.wire_id)
         self._on_cleared()
 
     def refuse(self, message: NotRun) -> None:
-        """Fail the attempt: its replica refused the request, or cannot go on with it."""
+        """Fail the attempt: its replica refused the request, or cannot continue it."""
         kind, is_failure = message.kind, message.kind in ("failed", "engine_ended")
         try:
             self._dispatch.fleet.record_call(self.placed or "", is_failure=is_failure)
         except Exception as error:
             return self._break_off(error)
-        if kind == "engine_ended":  # of all its requests, so that who is to blame is decided for all at once
+        if kind == "engine_ended":  # it is for all its requests, whose blame is decided together
             return self._dispatch.lose(self.placed, "failed", message.reason)
         if kind == "failed":
             return self.lose("failed", message.reason)
@@ -374,7 +374,7 @@ class Attempt:
     def blame(self, suspects: Sequence[Attempt]) -> Blame | None:
         """Return the request's part in its replica's death; `suspects` are those that were sent there.
 
-        One that ran alone, or they all, are suspected before everything else that ran there.
+        Where a suspect ran as the only one, no other request that ran there is to blame.
         """
         if any(suspect.trial == "alone" and suspect.replica is not None for suspect in suspects):
             if self not in suspects:
@@ -387,7 +387,7 @@ class Attempt:
             self._outcome.set_result(failure)
 
     def _break_off(self, error: Exception) -> None:
-        """End the attempt, and with it the stream, because of a defect."""
+        """End the attempt and its stream because of a defect."""
         if not self._outcome.done():
             self._outcome.set_exception(error)
 

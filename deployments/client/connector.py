@@ -1,4 +1,4 @@
-"""Keeps a connection to each replica of a fleet; to one that is gone, until its last stream has ended."""
+"""Keeps a connection to each replica of a fleet; if one is gone, until its last stream has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from router.addresses import ReplicaAddress
 logger = logging.getLogger("ray.serve")
 
 TURN_CONNECTIONS = 16
-"""Connections made in one turn of the event loop, which take some 10 ms: streams go on while a fleet is met."""
+"""Connections made in one turn of the event loop, some 10 ms: streams continue while a fleet is connected."""
 
 
 class Connector:
@@ -31,7 +31,7 @@ class Connector:
         watch: Callable[[str], Watch | None],
         on_left: Callable[[WireConnection], None],
     ) -> None:
-        """`connect` opens a connection, `watch` begins to watch its replica's process, and `on_left` gets each
+        """`connect` opens a connection, `watch` begins to watch its replica's process, and `on_left` receives each
         connection that ends.
         """
         self._dispatch, self._connections = dispatch, dispatch.connections
@@ -39,12 +39,12 @@ class Connector:
         self._watches: dict[str, Watch] = {}
         self._departed: Counter[str] = Counter()  # counts of connections that are closed
         self._synced_version: int | None = None
-        """The fleet's version to which all connections belong; None when some are to be closed or opened later."""
+        """The fleet's version to which all connections belong; None while some must be closed or opened."""
         self._short_of: int | None = None
-        """Size of the fleet for which too few files may be open; None when there are enough."""
+        """Size of the fleet that needs more open files than allowed; None when there are enough."""
 
     def counts(self) -> Counter[str]:
-        """Return what all connections have counted, those that are closed included."""
+        """Return the counts of all connections, including closed ones."""
         counts = Counter(self._departed)
         for connection in self._connections.values():
             counts.update(connection.counts)
@@ -53,7 +53,7 @@ class Connector:
     def sync(self) -> bool:
         """Connect to new replicas; disconnect from those that are gone once their last stream has ended.
 
-        Return whether there are more to connect to, in a later turn of the event loop. O(1) where no replica has
+        Return whether there are more to connect to, in a later turn of the event loop. O(1) if no replica has
         come, gone or moved.
         """
         if self._synced_version == (version := self._dispatch.fleet.version):
@@ -82,7 +82,7 @@ class Connector:
             self._disconnect(replica)
 
     def _connect_to(self, addresses: Sequence[ReplicaAddress], size: int) -> bool:
-        """Connect to replicas of a fleet of that size. Return False when too few files may be open for them."""
+        """Connect to replicas of a fleet of that size. Return False if too few files may be open for them."""
         for address in addresses:
             replica = address.replica
             try:
@@ -90,7 +90,7 @@ class Connector:
             except zmq.ZMQError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                if self._short_of != size:  # once, also where some files become free and are not enough
+                if self._short_of != size:  # once, even if some files become free but too few
                     logger.error(shortage(len(self._connections), size))
                 self._short_of = size
                 return False

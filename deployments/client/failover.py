@@ -33,10 +33,10 @@ from monitoring.metrics import Metrics
 logger = logging.getLogger("ray.serve")
 
 MAX_OFFERS = 4
-"""Most replicas that a new request is offered to, those with full queues included."""
+"""Most replicas that receive an offer of a new request, including those with full queues."""
 HEAD_START_S = 0.2
-"""Time between a replica's death and the first suspect that runs alone: by then those that run beside others have
-arrived where they go on, also those of other ingresses."""
+"""Time between a replica's death and the first suspect that runs by itself: by then the others, also those of
+other ingresses, have arrived at the replicas where they resume."""
 _POLL_S = 0.05
 
 
@@ -52,7 +52,7 @@ class HedgeBudget:
         self._credit = min(self._credit + self._share, 10.0)
 
     def take(self) -> bool:
-        """Take the budget for one hedge. Return False when there is none."""
+        """Spend the budget of one hedge. Return False if there is too little."""
         if self._credit < 1.0:
             return False
         self._credit -= 1.0
@@ -74,14 +74,14 @@ class Failover:
         self._dispatch, self._stream = dispatch, stream
         self._health, self._hedges, self._metrics = health, hedges, metrics
         self._avoid: list[str] = []
-        self._closed: list[str] = []  # replicas that take nothing more: they are being stopped, or have ended
+        self._closed: list[str] = []  # replicas that accept nothing more: stopping, or ended
         self._num_attempts = self._num_losses = 0
         self._retry_after: list[float] = []
-        self._deadline: float | None = None  # of the migration in progress, or of the wait for a first replica
+        self._deadline: float | None = None  # of the current migration, or of the wait for a first replica
         self._migrating: AttemptFailure | None = None
         self._blame: Blame | None = None  # for the last replica that died; None for no suspect
-        self._num_dead = 0  # replicas that died under it, one after another
-        self._died_at = 0.0  # when the last of them did
+        self._num_dead = 0  # replicas that died under it in a row
+        self._died_at = 0.0  # when the last of them died
 
     async def run(self) -> None:
         """Run attempts until the stream has ended or failed."""
@@ -99,7 +99,7 @@ class Failover:
         return None
 
     async def _take_turn(self) -> None:
-        """Let the event loop have its turns between many streams that go on elsewhere at once."""
+        """Yield to the event loop between many streams that resume elsewhere at the same time."""
         turns = self._dispatch.resumptions
         while turns.is_spent:
             await asyncio.sleep(0)
@@ -208,7 +208,7 @@ class Failover:
             if self._num_losses > self._health.max_retries or len(self._avoid) >= MAX_OFFERS:
                 return Unavailable(f"the engine was lost (health.max_retries): {failure.reason}")
             self._count("retries_total", reason=failure.loss or "failed")
-            self._deadline = None  # it has been at a replica since it waited for one
+            self._deadline = None  # it has been at a replica since its wait
             return None
         return await self._migrate(failure)
 
@@ -225,8 +225,8 @@ class Failover:
         return failure.blame == "certain" and self._num_dead >= enough
 
     async def _trial(self) -> Trial | None:
-        """Return how a suspect runs; wait until one that is to run alone can. The wait is limited: most suspects
-        are innocent, and are not refused because there are many; they then run beside each other.
+        """Return how a suspect runs; wait until one that must run by itself can. The wait is limited, because most
+        suspects are innocent, and are not refused because there are many; they then run next to each other.
         """
         if self._blame is None:
             return None
@@ -248,7 +248,7 @@ class Failover:
 
     @property
     def _alone_until(self) -> float:
-        """When a suspect has waited enough for a place where no other runs."""
+        """Return when a suspect has waited long enough for a place where no other runs."""
         return self._died_at + self._health.migration_wait_s
 
     def _may_wait_for_trial(self) -> bool:
@@ -260,7 +260,7 @@ class Failover:
         self._avoid.clear()
 
     def _clear(self) -> None:
-        """Suspect the request no more."""
+        """Clear the request of suspicion."""
         if self._blame is not None:
             self._blame, self._num_dead = None, 0
             self._count("suspects_total", outcome="cleared")
@@ -290,7 +290,7 @@ class Failover:
         return await self._wait_for_replica(failure)
 
     async def _wait_for_replica(self, failure: AttemptFailure) -> Exception | None:
-        """Wait for a replica while there is none, as streams do that have begun; that none is there is no loss."""
+        """Wait for a replica while there is none, as streams that have begun do; its absence is no loss."""
         longest = self._health.migration_wait_s
         if self._deadline is None:
             self._deadline = awake_now() + min(longest, self._stream.request.max_wait_s or longest)
@@ -305,7 +305,7 @@ class Failover:
         migrations.append(Migration(time.monotonic(), failure.replica, failure.loss or "failed"))
         is_new = self._migrating is None
         self._migrating = self._migrating or failure
-        # A failed step has cost no replica, and those of a suspect that was cleared were not its fault.
+        # A failed step cost no replica, and the replicas of a suspect that was cleared were not its fault.
         num_lost = sum(one.reason != "step_failed" for one in migrations)
         if num_lost + self._num_dead * (failure.loss == "step_failed") > self._health.max_migrations:
             return self._give_up(failure)

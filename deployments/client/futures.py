@@ -7,6 +7,6 @@ from typing import Any
 
 
 def retrieve(future: asyncio.Future[Any]) -> None:
-    """Mark a future's exception as seen, so that asyncio does not complain when no task waits for it any more."""
+    """Mark a future's exception as seen, so that asyncio does not complain when no task waits for it."""
     if not future.cancelled():
         future.exception()

@@ -21,7 +21,7 @@ class Journal:
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
         self.token_ids: list[int] = []
-        """All tokens received, whether the client has read them or not."""
+        """All tokens received, whether or not the client has read them."""
         self.num_prompt_reported = max(1, request.num_prompt_reported)
         """Leading prompt tokens whose log-probabilities were received, if requested; the first has none."""
         self.last_token_at: float | None = None
@@ -33,7 +33,7 @@ class Journal:
         return len(self.token_ids)
 
     def is_next(self, delta: StreamDelta) -> bool:
-        """Return whether nothing is missing before `delta`, which may repeat tokens already received."""
+        """Return whether no token is missing before `delta`, which may repeat tokens already received."""
         scores, reported = delta.prompt_logprobs, self.num_prompt_reported
         if delta.start > len(self.token_ids) or (scores is not None and scores.start > reported):
             return False

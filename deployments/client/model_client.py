@@ -25,7 +25,7 @@ class ModelClient:
     """Generates with one model. Lives on one event loop."""
 
     def __init__(self, engines: Engines, admission: AdmissionControl, switch: ModelSwitch | None = None) -> None:
-        """`switch` tells whether the model is unloaded; with None it never is."""
+        """`switch` says whether the model is unloaded; with None it never is."""
         self._engines, self._admission, self._switch = engines, admission, switch
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -51,7 +51,7 @@ class ModelClient:
             turn.sent()
 
     async def health(self) -> FleetHealth:
-        """Return the engines' health. An unloaded model is not unhealthy: no replicas are expected of it."""
+        """Return the engines' health. An unloaded model is not unhealthy: it is expected to have no replicas."""
         fleet = await self._engines.health()
         if fleet.num_up == 0 and await self._state() in UNLOADED_STATES:
             return replace(fleet, state="unloaded", num_expected=0)
@@ -65,7 +65,7 @@ class ModelClient:
         return None if self._switch is None else await self._switch.state()
 
     async def _explained(self, error: Unavailable, model: str) -> Unavailable:
-        """Return an error that names the model's state when that is why no engine is available."""
+        """Return an error that names the model's state if that is why no engine is available."""
         state = await self._state()
         if state in UNLOADED_STATES:
             return Unavailable(f"model {model} is not loaded; POST /v1/models/{model}/load loads it")

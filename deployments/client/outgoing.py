@@ -9,11 +9,11 @@ from router.addresses import KVAddress
 TURN_TOKENS = 131_072
 """Tokens that are sent to engines in one turn of the event loop, which takes some 10 ms."""
 _REQUEST_TOKENS = 4096
-"""Tokens whose sending takes as long as what each request costs besides."""
+"""Tokens that take as long to send as the fixed cost of a request."""
 
 
 def sending_cost(num_tokens: int) -> int:
-    """Return what it takes to send a request, in tokens."""
+    """Return the cost of sending a request, in tokens."""
     return _REQUEST_TOKENS + num_tokens
 
 
@@ -41,5 +41,5 @@ def message_of(
 
 
 def origin_of(address: KVAddress, num_tokens: int) -> KVOrigin:
-    """Return what a replica is told of whom to ask for KV of a request's first tokens."""
+    """Return the source of KV for a request's first tokens, in the form sent to a replica."""
     return KVOrigin(address.endpoint, address.secret, address.public_key, num_tokens)

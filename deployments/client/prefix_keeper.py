@@ -1,10 +1,10 @@
-"""Prefixes that a replica alone holds outlive it: when it is being stopped, others fetch them from it.
+"""Keeps prefixes that only one replica holds when it is being stopped: other replicas fetch them from it.
 
-    r0 is being stopped ──▶ what does it alone hold? ──▶ a request for one token each, placed as any other, with
+    r0 is being stopped ──▶ what does only r0 hold? ──▶ a request for one token each, placed as any other, with
                                                          r0 as the source of its KV
 
-They are requests that only the cache profits from: they run behind all others, and nothing waits for them. A
-replica that does not get the KV in time computes it, as for every fetch.
+These requests serve only the cache: they run behind all others, and nothing waits for them. A replica that does
+not receive the KV in time computes it, as for every fetch.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ logger = logging.getLogger("ray.serve")
 T = TypeVar("T")
 
 LAST = 2**31 - 1
-"""The priority behind all of clients."""
+"""The priority behind all clients' requests."""
 _SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
 _MAX_KNOWN = 4096
 
 
 class PrefixKeeper:
-    """Has the replicas that stay fetch what one that leaves holds. Lives on one event loop."""
+    """Makes the remaining replicas fetch what a leaving one holds. Lives on one event loop."""
 
     def __init__(self, dispatch: DispatchContext, at_once: int) -> None:
-        """`at_once` prefixes are under way from one replica: as many as it sends."""
+        """`at_once` prefixes are in progress from one replica: as many as it sends concurrently."""
         self._dispatch, self._at_once = dispatch, at_once
-        self._known: dict[str, None] = {}  # replicas that were dealt with; their names do not come again
-        self._left: dict[str, KVAddress] = {}  # replicas whose connections have ended before that
+        self._known: dict[str, None] = {}  # replicas already processed; their names do not return
+        self._left: dict[str, KVAddress] = {}  # replicas whose connections ended before
         self._tasks: set[asyncio.Task[None]] = set()
 
     def is_new(self, replica: str) -> bool:
@@ -57,7 +57,7 @@ class PrefixKeeper:
     def keep(self, replica: str, prefixes: Sequence[HotPrefix]) -> None:
         """Have others fetch these prefixes from a replica that is being stopped, once for each replica.
 
-        Nothing is done for one that does not answer, because it has died, or that lends nothing.
+        Does nothing for a replica that does not answer, because it has died, or that lends nothing.
         """
         if not self.is_new(replica):
             return
@@ -72,7 +72,7 @@ class PrefixKeeper:
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Give up what is under way. Idempotent."""
+        """Cancel what is in progress. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -89,7 +89,7 @@ class PrefixKeeper:
             if isinstance(error, Exception):
                 logger.error("a prefix of %s could not be kept", replica, exc_info=error)
         num_kept = sum(kept is True for kept in are_kept)
-        logger.info("%d of %d prefixes that %s alone held are kept elsewhere", num_kept, len(prefixes), replica)
+        logger.info("%d of %d prefixes that only %s held are kept elsewhere", num_kept, len(prefixes), replica)
 
     async def _fetch(self, replica: str, kv: KVAddress, prefix: HotPrefix) -> bool:
         """Have one prefix fetched. Return whether a replica has it now."""
@@ -110,4 +110,4 @@ def _put(known: dict[str, T], replica: str, value: T) -> None:
 
 
 def _ignore(stream: Stream) -> None:
-    """Nobody reads the stream."""
+    """Ignore the stream, which has no reader."""

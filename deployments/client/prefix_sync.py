@@ -1,11 +1,11 @@
-"""When an ingress asks which replica for the next part of its snapshot: hottest first, and not all at once.
+"""Decides when an ingress asks which replica for the next part of its snapshot: hottest first, few at a time.
 
     unknown ── asked ──▶ part 1 ── asked ──▶ part 2 ── asked ──▶ ... ──▶ last part
                └─ of all replicas, before ──┘
 
-A part has the prefixes that were used last among those that its replica has not told yet, so the first parts of
+A part has the most recently used prefixes among those that its replica has not reported yet, so the first parts of
 all replicas come before the second of any. A large fleet's caches have tens of millions of blocks: an ingress
-takes requests when it knows the first parts, and spends at most half of its time on the others.
+accepts requests when it knows the first parts, and spends at most half of its time on the others.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import heapq
 from collections.abc import Callable
 
 MAX_ASKED = 2
-"""Parts that are on their way at once: one is taken in while another replica makes the next."""
+"""Parts that are on their way at the same time: one is processed while another replica makes the next."""
 
 
 class PrefixSync:
-    """Asks one replica after the other. Lives on one event loop."""
+    """Asks the replicas in turn. Lives on one event loop."""
 
     def __init__(self, ask: Callable[[str], None]) -> None:
         """`ask` asks a replica for its next part, which `took` reports; or `begin` or `leave` ends the wait."""
         self._ask = ask
-        self._num_parts: dict[str, int] = {}  # parts known of each replica of which more is to come
-        self._waiting: list[tuple[int, int, str]] = []  # heap: parts known, turn, replica; some are out of date
+        self._num_parts: dict[str, int] = {}  # parts known of each replica with more to come
+        self._waiting: list[tuple[int, int, str]] = []  # heap: parts known, turn, replica; some are outdated
         self._num_turns = 0
         self._asked: set[str] = set()
         self._pause: asyncio.TimerHandle | None = None
@@ -36,7 +36,7 @@ class PrefixSync:
         self._wait(replica, 0)
 
     def took(self, replica: str, *, is_first: bool, is_last: bool, seconds: float) -> None:
-        """Note that a part was taken in, which took so long. A first part may come unasked."""
+        """Note that a part was processed, which took `seconds`. A first part may come unasked."""
         self._asked.discard(replica)
         if self._pause is None:
             self._pause = asyncio.get_running_loop().call_later(seconds, self._go_on)
@@ -46,13 +46,13 @@ class PrefixSync:
             self._wait(replica, 1 if is_first else self._num_parts.get(replica, 0) + 1)
 
     def leave(self, replica: str) -> None:
-        """Ask a replica no more: it does not answer, or is gone."""
+        """Stop asking a replica: it does not answer, or is gone."""
         self._asked.discard(replica)
         self._num_parts.pop(replica, None)
         self._ask_next()
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop asking all replicas."""
         self._num_parts.clear()
         if self._pause is not None:
             self._pause.cancel()

@@ -45,16 +45,16 @@ class GenerateRequest(Struct, frozen=True):
     address: str = ""
     """The client's address where there are no tenants; addresses then share the engines as tenants do."""
     is_deferrable: bool = False
-    """Whether it gives way to every request that is not, as the requests of a batch do."""
+    """Whether it yields to every request that is not deferrable; the requests of a batch do."""
     max_wait_s: float | None = None
-    """Longest wait for an engine that is of use to the client, in seconds; None for the service's own limit."""
+    """Longest wait for an engine that is useful to the client, in seconds; None for the service's own limit."""
     block_hashes: Sequence[int] | None = None
     """Prefix hashes of the blocks of `prompt_ids` and `output_ids`, as `router.placer.Placer` computes them;
     None before that."""
 
     @property
     def sharer(self) -> str:
-        """Who shares the engines with others: a tenant, or an address where there are no tenants."""
+        """The party that shares the engines with others: a tenant, or an address where there are no tenants."""
         return f"{self.tenant}@{self.address}" if self.address else self.tenant
 
     @property
@@ -66,13 +66,13 @@ class GenerateRequest(Struct, frozen=True):
 
     @property
     def is_stream(self) -> bool:
-        """Whether its tokens come one after the other, so that another replica can go on after any."""
+        """Whether its tokens come in order, so that another replica can resume it after any of them."""
         sampling = self.sampling
         return sampling.max_tokens > 1 and sampling.pooling is None and sampling.beams is None
 
 
 OverloadKind = Literal["queue_full", "tenant_queue_full", "deadline"]
-"""Every queue that could take the request is full; its tenant has too much waiting; it would wait too long."""
+"""Every queue that could accept the request is full; its tenant has too much waiting; it would wait too long."""
 
 
 class Overloaded(Exception):
@@ -86,7 +86,7 @@ class Overloaded(Exception):
 
 
 class Unavailable(Exception):
-    """No engine can take the request now: none is up, or the service is draining. HTTP 503."""
+    """No engine can accept the request now: none is up, or the service is draining. HTTP 503."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -94,7 +94,7 @@ class Unavailable(Exception):
 
 
 class Rejected(Exception):
-    """The request can never be served as it is. HTTP 400; `param` names the field at fault, if there is one."""
+    """The request as it is can never be served. HTTP 400; `param` names the field at fault, if there is one."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ class Rejected(Exception):
 
 
 class ReplicaLost(Exception):
-    """The stream's engine replica was lost after its first token, and no other could take the stream over."""
+    """The stream's engine replica was lost after its first token, and no other could resume the stream."""
 
     def __init__(self, replica: str, reason: str) -> None:
         super().__init__(f"engine replica {replica} was lost: {reason}")
@@ -112,7 +112,7 @@ class ReplicaLost(Exception):
 
 
 class FailsSteps(Exception):
-    """The steps of healthy engines failed with this request, and it is not given to another. HTTP 500."""
+    """The steps of healthy engines failed with this request, so no other engine receives it. HTTP 500."""
 
     def __init__(self, num_steps: int) -> None:
         super().__init__(f"{num_steps} steps of engines failed with this request")
@@ -120,7 +120,7 @@ class FailsSteps(Exception):
 
 
 class EndsEngines(Exception):
-    """The request ended the engines that computed it, and is not given to another. HTTP 500."""
+    """The request ended the engines that computed it, so no other engine receives it. HTTP 500."""
 
     def __init__(self, num_replicas: int) -> None:
         super().__init__(f"{num_replicas} engine replicas died while they computed this request")
@@ -128,7 +128,7 @@ class EndsEngines(Exception):
 
 
 class DeliveryFailed(Exception):
-    """A defect of ours ended the stream, and the log has its traceback. HTTP 500."""
+    """A defect of Raydix ended the stream; the log has its traceback. HTTP 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ class CallOutcome:
 class Generation(Protocol):
     """The stream of one request.
 
-    A prompt's log-probabilities come before the first token. A slow reader gets merged deltas. The last delta has
-    a `finish_reason`; iteration ends after it. When its replica is lost the stream continues at another one
+    A prompt's log-probabilities come before the first token. A slow reader receives merged deltas. The last delta
+    has a `finish_reason`; iteration ends after it. When its replica is lost, the stream continues at another one
     after a pause; raises `ReplicaLost` when the limit of migrations is reached.
     """
 
@@ -175,7 +175,7 @@ class Generation(Protocol):
         ...
 
     async def __anext__(self) -> StreamDelta:
-        """Return what was generated since the last call as one delta; wait when nothing was."""
+        """Return the output since the last call as one delta; wait if there is none."""
         ...
 
     async def aclose(self) -> None:
@@ -210,7 +210,7 @@ class Turn(Protocol):
         ...
 
     def began(self, delta: StreamDelta) -> None:
-        """Report the first token (or the end), which tells how much of the prompt was computed."""
+        """Report the first token (or the end), which shows how much of the prompt was computed."""
         ...
 
 
@@ -242,7 +242,7 @@ class ReplicaHealth:
     is_draining: bool = False
     failing: str | None = None
     """Why its engine computes nothing now: its steps fail for lack of "memory", because its "device" is lost or
-    for "other" reasons, or it has "ended"; None while it is well."""
+    for "other" reasons, or it has "ended"; None while it is healthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class Engines(Protocol):
         ...
 
     async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> Generation:
-        """Do what `EngineClient.generate` does, and report to `turn` when the stream begins."""
+        """Do the same as `EngineClient.generate`, and report to `turn` when the stream begins."""
         ...
 
     async def health(self) -> FleetHealth:
@@ -280,7 +280,7 @@ class Engines(Protocol):
         ...
 
     def expect_none(self) -> None:
-        """Note that the model is unloaded, so that nobody waits for an engine until one has answered again."""
+        """Note that the model is unloaded, so that no request waits for an engine until one has answered again."""
         ...
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
@@ -306,7 +306,7 @@ class EngineClient(Protocol):
 
 ModelState = Literal["loaded", "loading", "unloaded", "draining"]
 UNLOADED_STATES: tuple[ModelState, ...] = ("unloaded", "draining")
-"""States of a model that takes no requests until it is loaded."""
+"""States of a model that accepts no requests until it is loaded."""
 
 
 class NotSwitchable(Exception):

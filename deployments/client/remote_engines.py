@@ -1,4 +1,4 @@
-"""An ingress's access to a model's engine replicas: a connection to each, over which requests go and tokens come.
+"""An ingress's access to a model's engine replicas: a connection to each for its requests and tokens.
 
 generate ─▶ one task per request: Failover ─▶ Attempt ── request ─▶ one connection per replica
                                                  ▲                        │
@@ -54,9 +54,9 @@ from router.state import RouterState
 logger = logging.getLogger("ray.serve")
 
 BACKLOG_PERIOD_S = 0.2
-"""Seconds between two reports of what waits in this ingress, while that changes."""
+"""Seconds between two reports of this ingress's backlog, while it changes."""
 BACKLOG_REPEAT_S = 1.0
-"""Seconds after which the same is reported again; a replica believes each report for longer."""
+"""Seconds after which an unchanged report is repeated; a replica believes each report for longer."""
 
 
 class RemoteEngines:
@@ -72,14 +72,14 @@ class RemoteEngines:
         metrics: Metrics | None = None,
         model: str = "",
     ) -> None:
-        """`watcher` tells at once when a replica's process dies; without it only silence tells. `health` defines
-        when a replica counts as lost, and the limits of retries. `model` is the fingerprint of the model that this
-        ingress tokenizes for; "" is not checked.
+        """`watcher` notices immediately when a replica's process dies; without it only silence shows that.
+        `health` defines when a replica counts as lost, and the limits of retries. `model` is the fingerprint of
+        the model that this ingress tokenizes for; "" is not checked.
         """
         self.fleet, self.placer = router.fleet, router.placer
         self._model = model
         self.num_expected = num_expected
-        """Least number of replicas that are up when all is well."""
+        """Least number of replicas that are up in normal operation."""
         self._timings = timings or ClientTimings()
         self._ingress_id = uuid.uuid4().hex
         self._dispatch = DispatchContext(self.fleet, self.placer)
@@ -96,7 +96,7 @@ class RemoteEngines:
         self._ticker: asyncio.Task[None] | None = None
         self._backlog: Callable[[str], Backlog] | None = None
         self._backlog_due = 0.0
-        self._told: dict[str, tuple[str, Backlog, float]] = {}  # role -> replica that was told what, and when
+        self._told: dict[str, tuple[str, Backlog, float]] = {}  # role -> replica that got which report, and when
         self._unsubscribe: Callable[[], None] = lambda: None
         self._keeper = PrefixKeeper(self._dispatch, self.placer.settings.keep_at_once)
 
@@ -122,9 +122,9 @@ class RemoteEngines:
         return True
 
     def report_backlog(self, backlog: Callable[[str], Backlog]) -> None:
-        """Report from now on what waits in this ingress, to one replica, which passes it on to the autoscaler.
+        """Report from now on the backlog of this ingress to one replica, which passes it on to the autoscaler.
 
-        Where replicas have roles, one of each gets what `backlog` returns for that role; "" stands for no role.
+        Where replicas have roles, one of each receives the result of `backlog` for its role; "": no role.
         """
         self._backlog = backlog
 
@@ -140,7 +140,7 @@ class RemoteEngines:
         await self._keeper.aclose()
         self._prefix_sync.close()
         self._connector.close()
-        # Ending the context waits for the sockets' linger, so not on the event loop.
+        # Ending the context waits for the sockets' linger, so it must not run on the event loop.
         await asyncio.to_thread(self._context.term)
 
     # --- Engines -------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class RemoteEngines:
     async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> Stream:
         """Return once an engine accepted; raise Overloaded, Unavailable or Rejected when none did.
 
-        `turn` is told when the stream begins.
+        `turn` is notified when the stream begins.
         """
         self._check_available()
         stream = Stream(request, self._close, turn)
@@ -212,7 +212,7 @@ class RemoteEngines:
 
     @property
     def expects_engines(self) -> bool:
-        """Whether a replica is to be waited for while there is none."""
+        """Whether requests wait for a replica while there is none."""
         return self._dispatch.expects_engines
 
     @property
@@ -221,18 +221,18 @@ class RemoteEngines:
         return self._dispatch.expects_engines and not self._dispatch.reachable()
 
     def expect_none(self) -> None:
-        """Note that the model is unloaded, so that nobody waits for a replica until one has answered again."""
+        """Note that the model is unloaded, so that no request waits for a replica until one has answered again."""
         self._dispatch.expects_engines = False
 
     def _check_available(self) -> None:
         """Raise Unavailable when no replica answers, and none is expected to."""
         if not self._dispatch.reachable():
-            self._connector.sync()  # a replica may have appeared in this very moment
+            self._connector.sync()  # a replica may have appeared a moment ago
         if not self._dispatch.reachable() and not self._dispatch.expects_engines:
             raise Unavailable("no engine replica is up")
 
     def _on_end(self, stream: Stream, task: asyncio.Task[None]) -> None:
-        """Forget a stream whose task has ended. If the task failed, its reader hears of that at once."""
+        """Forget a stream whose task has ended. If the task failed, its reader receives the error immediately."""
         self._tasks.pop(stream, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -256,7 +256,7 @@ class RemoteEngines:
         for delta in deltas:
             attempt = self._attempts.get(delta.request_id)
             if attempt is None:
-                if delta.finish_reason is None:  # it was given up here, and the replica has not heard of that
+                if delta.finish_reason is None:  # given up here, which the replica does not know yet
                     self._connections[replica].abort(delta.request_id)
             elif not attempt.feed(replica, delta):
                 missing[delta.request_id] = attempt.num_received
@@ -293,7 +293,7 @@ class RemoteEngines:
         self.placer.apply_delta(name, stored, evicted)
 
     def on_prefix_tiers(self, name: str, hashes: Sequence[int], tiers: bytes) -> None:
-        """Note in the routing index where blocks lie that the replica holds."""
+        """Update the routing index with the tiers of blocks that the replica holds."""
         self.placer.apply_tiers(name, hashes, tiers)
 
     def on_prefix_snapshot(
@@ -306,7 +306,7 @@ class RemoteEngines:
         self._prefix_sync.took(name, is_first=is_first, is_last=is_last, seconds=seconds)
 
     def on_prefixes_unknown(self, replica: str, name: str) -> None:
-        """Ask for a replica's prefixes, or those in its store if it is the one to tell, when it is its turn."""
+        """Schedule a request for a replica's prefixes, or for those in its store if it reports these."""
         if is_store(name):
             self._tellers.begin(replica, name)
         else:
@@ -317,7 +317,7 @@ class RemoteEngines:
         self._connections[teller].ask_for_prefixes(is_store=is_store(name))
 
     def _ask_no_more(self, replica: str) -> None:
-        """Ask a replica no more: it does not answer, or is gone."""
+        """Stop asking a replica: it does not answer, or is gone."""
         self._prefix_sync.leave(replica)
         self._tellers.leave(replica)
 
@@ -390,11 +390,11 @@ class RemoteEngines:
         while True:
             await asyncio.sleep(self._timings.tick_s)
             # Failovers read this clock too, but not often enough. It is read before connections receive, so
-            # that no time is over while an answer to it lies unread.
+            # that no time is over while an answer to it is unread.
             for check in self._checks(awake.now(), time.monotonic()):
                 try:
                     check()
-                except Exception:  # of one connection, which must not end the checks of others
+                except Exception:  # one connection's error must not stop other checks
                     logger.exception("checking the connections to engine replicas failed")
 
     def _checks(self, awake_s: float, now: float) -> list[Callable[[], None]]:
@@ -417,16 +417,16 @@ class RemoteEngines:
                     self._keeper.keep(replica, self.placer.only_held_by(replica))
 
     def _tell_backlog(self, now: float) -> None:
-        """Report the backlog when it is due, to the replica of each role that was connected first: it knows its
-        own speed.
+        """Report the backlog when it is due, to the first connected replica of each role, which knows its own
+        speed.
         """
         if self._backlog is None or now < self._backlog_due:
             return
         self._backlog_due = now + BACKLOG_PERIOD_S
         members, told = self.fleet.addresses(), set[str]()
-        for replica, connection in self._connections.items():  # in the order of their beginnings
+        for replica, connection in self._connections.items():  # in the order of connecting
             role = connection.address.role
-            # Serve takes no reports of a replica that it is stopping.
+            # Serve ignores reports of a replica that it is stopping.
             is_heard = connection.is_answering and replica in members and not connection.load.is_draining
             if is_heard and role not in told:
                 told.add(role)

@@ -1,6 +1,6 @@
-"""Notices at once that a replica's process has died: by a call that the replica keeps open while both live.
+"""Notices immediately that a replica's process has died, by a call that the replica keeps open while both live.
 
-    Watch ── Watcher.watch(replica) ── open ──▶ ended by the replica: it is being stopped, and has no streams left
+    Watch ── Watcher.watch(replica) ── open ──▶ ended by the replica, which is stopping and has no streams left
                                            └──▶ ReplicaDied: its process is gone
 
 Serve counts the open call, so a replica that it is stopping lives until its streams have ended.
@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 logger = logging.getLogger("ray.serve")
 
 RETRY_S = 0.5
-"""Seconds after which a watch that ended, or that failed for another reason than a death, is begun again."""
+"""Seconds after which a watch that ended, or that failed for another reason than a death, is restarted."""
 
 
 class ReplicaDied(Exception):
@@ -42,7 +42,7 @@ class Watch:
         on_death: Callable[[str, Literal["died"], str], None],
         is_member: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_death` is called with the replica, "died" and the reason. `is_member` tells whether Serve has the
+        """`on_death` receives the replica, "died" and the reason. `is_member` returns whether Serve has the
         replica: a call for one that it no longer has would wait, and waiting calls make Serve start replicas.
         """
         self._watcher, self._replica, self._ingress_id = watcher, replica, ingress_id
@@ -63,7 +63,7 @@ class Watch:
             except ReplicaDied as error:
                 return self._on_death(self._replica, "died", str(error))
             except Exception as error:
-                if not has_failed:  # once, and not every time while Serve's controller is away
+                if not has_failed:  # only once while Serve's controller is away
                     logger.warning("the watch of replica %s failed: %r", self._replica, error)
                 has_failed = True
             await asyncio.sleep(RETRY_S)

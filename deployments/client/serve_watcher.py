@@ -25,8 +25,8 @@ class ServeWatcher:
         A call that fails in another way, or is cancelled, is cancelled at the replica too: it may still be open
         there, and a replica that is being stopped waits for its calls.
         """
-        # Serve 2.60 gives all handle calls of one context the same internal id, and of several at once routes only
-        # one. In its own context each call gets its own id.
+        # Serve 2.60 gives all handle calls of one context the same internal id, and routes only one of several
+        # concurrent ones. In its own context each call has its own id.
         context = contextvars.Context()
         response = context.run(self._handle_of(replica).watch.remote, WatchedReplica(replica), ingress_id)
         try:
@@ -40,7 +40,7 @@ class ServeWatcher:
 
 
 class WatchedReplica:
-    """The replica at which a call is to arrive, as the router reads it from the call's first argument."""
+    """The replica to which a call goes; the router reads it from the call's first argument."""
 
     def __init__(self, replica: str) -> None:
         self.watched_replica = replica

@@ -1,8 +1,8 @@
-"""Which replica tells an ingress what lies in a store of files: one of those that share it, and one at a time.
+"""The replica that reports to an ingress the contents of a store of files: one at a time of those that share it.
 
-    replicas a, b and c read from it      a tells      a is gone: b tells, from the start
+    replicas a, b and c read from it      a reports    a is gone: b reports, from the start
 
-So a block in a store is told once, and not by each of its readers. What is known of it stays known meanwhile.
+So a block in a store is reported once, not by each of its readers. What is known of the store stays known.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ class StoreTellers:
     """The replicas that answer, by the store from which they read. Lives on one event loop."""
 
     def __init__(self, begin: Callable[[str], None], leave: Callable[[str], None]) -> None:
-        """`begin` has a store told from the start, by the replica that `of` returns; `leave`: by nobody."""
+        """`begin` starts the reports on a store, by the replica that `of` returns; `leave` ends them."""
         self._begin, self._leave = begin, leave
-        self._readers: dict[str, dict[str, None]] = {}  # by store; the first one tells
+        self._readers: dict[str, dict[str, None]] = {}  # by store; the first one reports
         self._store_of: dict[str, str] = {}
 
     def of(self, store: str) -> str:
-        """Return the replica that tells. Raises KeyError where no replica reads from the store."""
+        """Return the replica that reports. Raises KeyError where no replica reads from the store."""
         return next(iter(self._readers[store]))
 
     def begin(self, replica: str, store: str) -> None:
-        """Note that a replica could tell, and that nothing is known for sure of what it told before."""
+        """Note that a replica could report, and that its earlier reports may be incomplete."""
         self._store_of[replica] = store
         self._readers.setdefault(store, {}).setdefault(replica)
         if self.of(store) == replica:

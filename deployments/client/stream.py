@@ -2,7 +2,7 @@
 
     attempt ──feed──▶ journal, [ tokens not read yet, merged ] ──__anext__──▶ API
 
-There is no queue of deltas to bound: tokens that a slow reader has not taken are merged into one delta, at most as
+There is no queue of deltas to bound: tokens that a slow reader has not read are merged into one delta, at most as
 long as the request's output. A migration from one replica to another is invisible to the reader.
 """
 
@@ -56,20 +56,20 @@ class Stream:
             self._turn.sent()
 
     def accept(self, replica: str, explain: Callable[[], dict[str, Any] | None]) -> None:
-        """Record that a replica accepted the request or resumed it; `explain` tells why that one."""
+        """Record that a replica accepted or resumed the request; `explain` returns why that one was chosen."""
         self.replica, self._explain = replica, explain
         if not self.accepted.done():
             self.accepted.set_result(None)
 
     def begin(self, span: ReplicaSpan, explain: Callable[[], dict[str, Any] | None]) -> None:
-        """Record that a replica sent its first token: of several that accepted, this one generates the stream."""
+        """Record that a replica sent its first token; if several accepted, this one generates the stream."""
         self.replica, self._explain = span.replica, explain
         self.timeline.spans.append(span)
 
     def feed(self, delta: StreamDelta, now: float) -> bool:
-        """Take a delta, which states the token of the stream at which it starts; skip tokens received before.
+        """Add a delta, which states the token of the stream at which it starts; skip tokens received before.
 
-        Return False when tokens before it are missing and have to be requested again.
+        Return False when tokens before it are missing and must be requested again.
         """
         if self.has_ended:
             return True
@@ -78,7 +78,7 @@ class Stream:
             return False
         num_tokens = len(journal.token_ids)
         if not num_tokens:
-            self._num_cached = delta.num_cached  # Later hits are of pages that this stream itself computed.
+            self._num_cached = delta.num_cached  # Later hits are of pages that this stream computed.
         if self._turn is not None and (delta.token_ids or delta.finish_reason is not None):
             turn, self._turn = self._turn, None
             turn.began(delta)
@@ -96,7 +96,7 @@ class Stream:
         return True
 
     def fail(self, error: Exception) -> None:
-        """End the stream with an error: the reader gets the unread tokens, then `error`."""
+        """End the stream with an error: the reader receives the unread tokens, then `error`."""
         if self.has_ended:
             return
         self._error = error
@@ -119,7 +119,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> StreamDelta:
-        """Return what arrived since the last call as one delta; wait when nothing did."""
+        """Return the deltas since the last call as one delta; wait if there are none."""
         while self._unread is None:
             if self._is_exhausted:
                 raise StopAsyncIteration

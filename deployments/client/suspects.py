@@ -1,20 +1,21 @@
-"""Which requests may have ended an engine, and how the one that did is found.
+"""Requests that may have ended an engine, and the search for the one that did.
 
-    a replica dies ─▶ what began there ─▶ goes on alone, where no other suspect runs ─ dies, too ─▶ is to blame
+    a replica dies ─▶ requests that began there ─▶ each resumes where no other suspect runs ─ dies, too ─▶ guilty
             │                 ▲
-            │                 └─────────────────────── dies, too
-            └─▶ what had run there for long ─▶ goes on beside others, at once
+            │                 └────────────────────────────── dies, too
+            └─▶ requests that had run there for long ─▶ resume next to others, immediately
     each is cleared by CLEARED_TOKENS tokens more, or its end
 
-An engine that a request ends mostly dies as it begins the request. What had run there for CLEARED_TOKENS tokens is
-hardly suspect, then, and need not wait for a turn to run alone. If it ends a second engine, it had begun there.
+An engine that a request ends mostly dies as it begins the request. So a request that had run there for
+CLEARED_TOKENS tokens is hardly suspect, and need not wait for a turn of its own. If it ends a second engine, it
+had begun there.
 
-One death proves nothing, as processes also die of what no request has done. An engine that then fails under the
-only suspect there is taken for proof. A process that then vanishes without an error is not yet, as the processes
-of a node vanish together; the one after it is. Requests that are no suspects run beside a trial, and migrate as
-ever when it ends their replica. A replica refuses itself to try a request alone while it tries others, so
-ingresses need not know each other's suspects; and it accepts such a request before its engine gets it, so a
-replica that was dead already proves nothing either.
+One death proves nothing, because processes also die of other causes. An engine that then fails under its only
+suspect counts as proof. A process that then vanishes without an error is no proof yet, because the processes of a
+node vanish together; the next one is. Requests that are no suspects run next to a trial, and migrate as usual when
+it ends their replica. A replica itself refuses to try a request by itself while it tries others, so ingresses need
+not know each other's suspects; and it accepts such a request before its engine receives it, so a replica that was
+dead already proves nothing either.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Suspects:
         self._replica_of[attempt_id] = replica
 
     def remove(self, attempt_id: str) -> None:
-        """Record that a suspect is cleared or its attempt has ended: its place is free. Idempotent."""
+        """Record that a suspect is cleared or its attempt has ended, which frees its place. Idempotent."""
         if self._replica_of.pop(attempt_id, None) is not None:
             waiting, self._waiting = self._waiting, []
             for future in waiting:
@@ -47,7 +48,7 @@ class Suspects:
                     future.set_result(None)
 
     def free(self, replicas: Collection[str]) -> set[str]:
-        """Return those of the replicas at which no suspect runs."""
+        """Return those of the replicas where no suspect runs."""
         return set(replicas) - set(self._replica_of.values())
 
     async def change(self, timeout_s: float) -> None:

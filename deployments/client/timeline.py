@@ -1,10 +1,10 @@
-"""The timeline of a stream through replicas, from which `timings`, the request log and traces are made.
+"""The timeline of a stream through replicas, the source of `timings`, the request log and traces.
 
     asked_at ── waits here ──▶ sent_at ─▶ span at r0 ── lost ─▶ span at r1 ─▶ end
                                           route | queue | prefill | decode
 
-All clocks are `time.monotonic` of the ingress's process. An engine reports durations only, so
-clocks of different machines are never compared.
+All clocks are `time.monotonic` of the ingress's process. An engine reports only durations, so clocks of different
+machines are never compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReplicaSpan:
     last_at: float
     """Clock when its latest token arrived."""
     timings: Timings | None = None
-    """Timings that its engine reported last."""
+    """The last timings that its engine reported."""
     has_ended: bool = False
     """Whether the engine reported the end of the stream."""
 
@@ -37,7 +37,7 @@ class ReplicaSpan:
 
     @property
     def decode_s(self) -> float:
-        """Seconds from the first token to the last, by the engine, or by this process if it reported no end."""
+        """Seconds from the first token to the last, by the engine, or by this process if that reported no end."""
         if self.has_ended and self.timings is not None:
             return self.timings.decode
         return self.last_at - self.first_at

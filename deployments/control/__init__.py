@@ -1,1 +1,1 @@
-"""Serve's controller and the cluster's state: what runs where, and the loading and unloading of models."""
+"""Serve's controller and the cluster's state: where replicas run, and the loading and unloading of models."""

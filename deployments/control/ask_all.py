@@ -8,9 +8,9 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 
 async def ask_all(engines: Any, method: str) -> list[Any]:
-    """Return what each replica that Serve's handle `engines` knows answers, or the exception that it raised.
+    """Return the answer of each replica that Serve's handle `engines` knows, or the exception that it raised.
 
-    Nobody answers while the handle knows no replica: in a process that has just started, or while none is up.
+    Empty while the handle knows no replica: in a process that has just started, or while none is up.
     """
     try:
         answers: list[Any] = await engines.broadcast(method).results_async(return_exceptions=True)

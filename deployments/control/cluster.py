@@ -5,7 +5,7 @@
     engine replicas        their GPUs' memory
     this process           queues and KV pages, from the wire
 
-Each source has `timeout_s` to answer. Where one does not, its part is left out and "missing" says why.
+Each source has `timeout_s` to answer. If one does not, its part is omitted and "missing" says why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ClusterModel:
 
     name: str
     fleet: str
-    """The name of its deployment, or what those of its roles begin with."""
+    """The name of its deployment, or the common prefix of the names of its roles' deployments."""
     deployments: tuple[str, ...]
     client: EngineClient
     describe: Callable[[], Awaitable[Described]]
@@ -47,7 +47,7 @@ class ClusterModel:
 
 
 class Cluster:
-    """Answers /v1/cluster. While a source hangs, further requests wait for the one call that is under way."""
+    """Answers /v1/cluster. While a source hangs, further requests wait for the one call in progress."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Cluster:
         self._asking: dict[str, asyncio.Future[Any]] = {}
 
     async def status(self) -> dict[str, Any]:
-        """The body of /v1/cluster/status: versions, resources, each model's replicas, and totals."""
+        """Return the body of /v1/cluster/status: versions, resources, each model's replicas, and totals."""
         missing: dict[str, str] = {}
         nodes, available, view, fleets = await asyncio.gather(
             self._ask("nodes", self._nodes, missing),
@@ -91,7 +91,7 @@ class Cluster:
         }
 
     async def nodes(self) -> dict[str, Any]:
-        """The body of /v1/cluster/nodes: every node with its resources, GPUs and replicas."""
+        """Return the body of /v1/cluster/nodes: every node with its resources, GPUs and replicas."""
         missing: dict[str, str] = {}
         nodes, view, *described = await asyncio.gather(
             self._ask("nodes", self._nodes, missing),
@@ -139,7 +139,7 @@ async def _started(source: Callable[[], Awaitable[T]]) -> T:
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of `ray.nodes()` with its resources in total, whether free or in use."""
+    """Convert an entry of `ray.nodes()`, with its resources in total, whether free or in use."""
     resources = node.get("Resources", {})
     accelerators = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
     return {
@@ -159,7 +159,7 @@ def _node(node: Mapping[str, Any]) -> dict[str, Any]:
 def _place_replicas(
     node: dict[str, Any], models: Sequence[ClusterModel], view: AppView | None, gpus: Mapping[str, Any]
 ) -> None:
-    """Add a node's engine replicas and the GPUs that they see; nothing where Serve did not say what runs where."""
+    """Add a node's engine replicas and the GPUs that they see; nothing where Serve did not report their nodes."""
     if view is None:
         return
     here = [
@@ -189,7 +189,7 @@ def _model(model: ClusterModel, fleet: FleetHealth, view: AppView | None) -> dic
 
 
 def _deployed(model: ClusterModel, view: AppView) -> DeploymentView | None:
-    """A model's deployments as if they were one; None while Serve knows none of them."""
+    """Return a model's deployments as if they were one; None while Serve knows none of them."""
     known = {name: view.deployments[name] for name in model.deployments if name in view.deployments}
     return together(known) if known else None
 

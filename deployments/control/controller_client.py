@@ -1,9 +1,8 @@
-"""Asks Serve's controller for this application's state and sets how many replicas a deployment is to have.
+"""Asks Serve's controller for this application's state and sets the target number of a deployment's replicas.
 
-Serve 2.60 offers both over REST alone ("external scaling": /api/v1/applications/{app}/deployments/{name}/scale),
+Serve 2.60 offers both only over REST ("external scaling": /api/v1/applications/{app}/deployments/{name}/scale),
 which needs Ray's dashboard. This module calls the controller's two methods directly (`router/ray_internals.py`),
-so it works without one.
-Scaling needs `external_scaler_enabled: true` in the application's config.
+so it needs no dashboard. Scaling needs `external_scaler_enabled: true` in the application's config.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class DeploymentView:
     """Number of replicas that Serve works towards."""
     replicas: tuple[ReplicaView, ...] = ()
     configured: int | None = None
-    """Number of replicas in the deployed config; None where they are scaled, or where it is not known."""
+    """Number of replicas in the deployed config; None if they are scaled, or if it is unknown."""
 
     def count(self, *states: str) -> int:
         """Number of replicas in one of these states."""
@@ -73,7 +72,7 @@ class ControllerUnavailable(Exception):
 
 
 class ControllerClient:
-    """Asks the controller at most once at a time, and no more often than every `max_age_s`."""
+    """Asks the controller, one call at a time, and no more often than every `max_age_s`."""
 
     def __init__(self, app_name: str, timeout_s: float, max_age_s: float = 0.5) -> None:
         self._app_name, self._timeout_s, self._max_age_s = app_name, timeout_s, max_age_s
@@ -83,7 +82,7 @@ class ControllerClient:
         self._known_at = 0.0
 
     async def view(self) -> AppView:
-        """The application's state, at most `max_age_s` old. Raises ControllerUnavailable."""
+        """Return the application's state, at most `max_age_s` old. Raises ControllerUnavailable."""
         if self._known is not None and time.monotonic() - self._known_at <= self._max_age_s:
             return self._known
         if self._asking is None or self._asking.done():
@@ -91,7 +90,7 @@ class ControllerClient:
         return await asyncio.shield(self._asking)
 
     async def proxy_port(self) -> int | None:
-        """The port of Serve's HTTP proxy; None if it is turned off. Raises ControllerUnavailable."""
+        """Return the port of Serve's HTTP proxy; None if it is disabled. Raises ControllerUnavailable."""
         details = await self._call(instance_details)
         if details.get("proxy_location") == "Disabled":
             return None

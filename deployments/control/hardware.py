@@ -1,7 +1,7 @@
 """Finds the cores and GPUs of this machine, or of each node of a cluster, for `deployments/config/chosen.py`.
 
-GPUs are counted as CUDA would see them in a process that Ray starts: CUDA_VISIBLE_DEVICES and MIG count. What
-cannot be told is said (`HardwareNode.unknown`), and not taken for "no GPU".
+GPUs are counted as CUDA would see them in a process that Ray starts, according to CUDA_VISIBLE_DEVICES and MIG. If
+that is unknown, it is reported (`HardwareNode.unknown`), and does not count as "no GPU".
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from engine.base.machine import started_with, usable_cores
 
 logger = logging.getLogger("ray.serve")
 ANSWER_S = 30.0
-"""Seconds that other nodes have to answer; of those that do not, what Ray knows is taken."""
+"""Seconds that other nodes have to answer; for silent ones, Ray's numbers count."""
 _GIVE = "give engine.device, and for cuda engines.count and engine.tensor_parallel_size"
 _NONE = ("", "-1", "none", "void", "NoDevFiles")
 """Values of CUDA_VISIBLE_DEVICES that hide all GPUs."""
 
 
 class CannotTell(ValueError):
-    """Which GPUs CUDA would see cannot be told; the message says why, and what to do."""
+    """It is unknown which GPUs CUDA would see; the message says why, and what to do."""
 
 
 def this_machine() -> Hardware:
-    """Return what is here, for a Ray that has yet to be started."""
+    """Return the hardware here, for a Ray that has yet to be started."""
     return Hardware((this_node(),))
 
 
@@ -42,7 +42,7 @@ def this_node(
     load: Callable[[], Any | None] = load_nvml,
     root: Path = Path("/"),
 ) -> HardwareNode:
-    """Return what is here. `environment` returns a variable with which processes start; None if it is not set."""
+    """Return the hardware here. `environment` returns a variable with which processes start; None if unset."""
     threads = (environment("OMP_NUM_THREADS") or "").split(",")[0].strip()
     node = HardwareNode(
         cores=usable_cores(),
@@ -60,7 +60,7 @@ def this_node(
 
 
 def torch_builds() -> tuple[bool, bool]:
-    """Whether the torch that is installed is built for CUDA, and whether for ROCm. Does not import it."""
+    """Return whether the installed torch is built for CUDA, and whether for ROCm. Does not import it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False, False
@@ -90,8 +90,8 @@ def _visible(
 def visible(found: Sequence[NvmlDevice], named: str | None, order: str | None = None) -> tuple[VisibleGpu, ...]:
     """Return the devices that CUDA sees with these CUDA_VISIBLE_DEVICES (`named`) and CUDA_DEVICE_ORDER (`order`).
 
-    Raises CannotTell for what CUDA would cut off in silence, and for a GPU that MIG divides when it is named as a
-    whole, because CUDA then takes the first of its instances alone.
+    Raises CannotTell if CUDA would silently ignore an entry, and if a GPU that MIG divides is named as a whole,
+    because CUDA then uses only the first of its instances.
     """
     if named is not None and named.strip() in _NONE:
         return ()
@@ -103,11 +103,11 @@ def visible(found: Sequence[NvmlDevice], named: str | None, order: str | None = 
     if "-1" in entries:
         entries = entries[: entries.index("-1")]
     if len(set(entries)) < len(entries):
-        raise CannotTell(f"CUDA_VISIBLE_DEVICES={named} names a GPU twice, so that CUDA sees none: correct it")
+        raise CannotTell(f"CUDA_VISIBLE_DEVICES={named} names a GPU twice, so CUDA sees none: correct it")
     picked = [_named(found, entry, named) for entry in entries]
     is_by_number = any(entry.isdecimal() for entry in entries)
     if is_by_number and order != "PCI_BUS_ID" and len({device.memory_bytes for device in found}) > 1:
-        # CUDA numbers the fastest first, which NVML does not tell: count on the smallest.
+        # CUDA numbers the fastest first, which NVML does not report: count on the smallest.
         smallest = min(found, key=lambda device: device.memory_bytes)
         return (VisibleGpu(smallest.name, smallest.memory_bytes),) * len(picked)
     return tuple(VisibleGpu(device.name, device.memory_bytes) for device in picked)
@@ -137,7 +137,7 @@ def _check_whole(device: NvmlDevice) -> None:
     if device.instances is not None:
         names = ",".join(instance.uuid for instance in device.instances) or "none yet"
         raise CannotTell(
-            f"{device.name} ({device.uuid}) is divided by MIG, and CUDA would take its first instance alone: name "
+            f"{device.name} ({device.uuid}) is divided by MIG, and CUDA would use only its first instance: name "
             f"the instances to use, as in CUDA_VISIBLE_DEVICES={names}, or {_GIVE}"
         )
 
@@ -146,7 +146,7 @@ def _check_whole(device: NvmlDevice) -> None:
 
 
 def cluster() -> Hardware:
-    """Return the nodes of the cluster that this process is connected to; this machine where it is to none."""
+    """Return the nodes of the cluster that this process is connected to; without one, this machine."""
     import ray
 
     if not ray.is_initialized():
@@ -157,8 +157,8 @@ def cluster() -> Hardware:
 
 
 def of_ray(resources: Mapping[str, float], answer: HardwareNode | None) -> HardwareNode:
-    """Return a node with as many GPUs as Ray counts there, whatever it was started with, the smallest of those
-    that the node's own `answer` has. Without an answer their memory is not known.
+    """Return a node with as many GPUs as Ray counts there, even if it was started with others: the smallest in the
+    node's own `answer`. Without an answer their memory is unknown.
     """
     cpus, count = resources.get("CPU", 0.0), int(resources.get("GPU", 0.0))
     if answer is None:
@@ -169,11 +169,11 @@ def of_ray(resources: Mapping[str, float], answer: HardwareNode | None) -> Hardw
 
 
 def _ask(nodes: Sequence[Mapping[str, Any]]) -> dict[str, HardwareNode]:
-    """Return what each node tells of itself, by its id."""
+    """Return each node's answer about itself, by its id."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # A worker of Ray's tells of its own node itself: a task there would wait until another worker has started.
+    # A Ray worker answers for its own node itself: a task there would wait until another worker has started.
     here = ray.get_runtime_context().get_node_id() if "RAY_RAYLET_PID" in os.environ else None
     ask = ray.remote(num_cpus=0, max_retries=0)(this_node)
     asked = {
@@ -191,7 +191,7 @@ def _ask(nodes: Sequence[Mapping[str, Any]]) -> dict[str, HardwareNode]:
             found[name] = this_node() if name == here else ray.get(asked[name], timeout=0)
         except Exception as error:
             logger.warning(
-                "node %s does not say which cores and GPUs it has (%s): what Ray counts is taken",
+                "node %s does not say which cores and GPUs it has (%s): Ray's numbers are used",
                 node["NodeManagerAddress"],
                 type(error).__name__,
             )

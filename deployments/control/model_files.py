@@ -14,14 +14,14 @@ from engine.settings.config import EngineConfig
 
 logger = logging.getLogger("ray.serve")
 ANSWER_S = 120.0
-"""Seconds that other nodes have to look; those that do not answer count as without the files."""
+"""Seconds that other nodes have to answer; silent ones count as without the files."""
 
 AskNodes = Callable[[ModelArgs], Mapping[str, str | None]]
-"""Has the other nodes where a model's engines may run look at its files: by node, what is wrong, or None."""
+"""Makes the other nodes that may run a model's engines check its files: by node, the error, or None."""
 
 
 class ModelFilesError(ValueError):
-    """No node has files that an engine can load; the message says of which model, and what is wrong."""
+    """No node has files that an engine can load; the message names the model and the error."""
 
 
 def check_model_files(args: AppArgs, ask_nodes: AskNodes | None = None) -> None:
@@ -40,7 +40,7 @@ def check_model_files(args: AppArgs, ask_nodes: AskNodes | None = None) -> None:
 
 
 def fault_of(config: EngineConfig) -> str | None:
-    """Return why an engine could not load its models on this machine; None when nothing speaks against it."""
+    """Return why an engine could not load its models on this machine; None when no reason is known."""
     from engine.loading.check_model import check_model  # torch
 
     try:
@@ -51,7 +51,7 @@ def fault_of(config: EngineConfig) -> str | None:
 
 
 def facts(config: EngineConfig) -> ModelConfig | EncoderConfig:
-    """Return what the files of an engine's model say of it, on this machine or the hub. Raises ValueError."""
+    """Return the facts in the files of an engine's model, on this machine or the hub. Raises ValueError."""
     from engine.model_config.any_model import model_facts
     from engine.model_files.model_directory import described_on_hub, local_model
 
@@ -60,7 +60,7 @@ def facts(config: EngineConfig) -> ModelConfig | EncoderConfig:
 
 
 def known_facts(config: EngineConfig) -> ModelConfig | EncoderConfig | None:
-    """Return the same; None where the files are not here, as they may be on other nodes alone."""
+    """Return the same; None if the files are not here, because only other nodes may have them."""
     try:
         return facts(config)
     except ValueError:
@@ -97,5 +97,5 @@ def _answer(reference: Any) -> str | None:
 
 
 def _may_run(model: ModelArgs, node: Mapping[str, Any]) -> bool:
-    """Whether a node has, in use or not, what one rank of the model's engine reserves."""
+    """Whether a node has, in use or not, the resources that one rank of the model's engine reserves."""
     return has_room(model.rank_resources, node["Resources"])

@@ -3,10 +3,10 @@
     target 0      no replica: unloaded           replicas still finish their streams: draining
     target > 0    no replica runs yet: loading   at least one runs: loaded
 
-The controller alone owns the target, so all ingresses agree and a restarted one finds it again. Where a model is
+Only the controller owns the target, so all ingresses agree and a restarted one finds it again. If a model is
 autoscaled, Serve starts a replica whenever a call waits for one, so no call may wait for an unloaded model:
-`RemoteEngines` refuses such calls at once. A model has a deployment, or one for each role; what one lacks the
-other does, so they count together.
+`RemoteEngines` refuses such calls immediately. A model has one deployment, or one for each role; either role can
+do the other's work, so they count together.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ class DeploymentSwitch:
     """The `ModelSwitch` of one model's engine deployments."""
 
     def __init__(self, controller: Controller, counts: Mapping[str, int]) -> None:
-        """`counts` has how many replicas of each deployment loading the model starts, where the deployed config
-        does not say.
+        """`counts` has how many replicas of each deployment the model's loading starts, unless the deployed config
+        says it.
         """
         self._controller, self._counts = controller, counts
 
     async def state(self) -> ModelState | None:
-        """The model's state; None while the controller does not answer."""
+        """Return the model's state; None while the controller does not answer."""
         try:
             return state_of(together(await self._views()))
         except ControllerUnavailable:
             return None
 
     async def targets(self) -> dict[str, int] | None:
-        """How many replicas each deployment is to have now; None while the controller does not answer."""
+        """Return each deployment's target number of replicas; None while the controller does not answer."""
         try:
             return {name: view.target for name, view in (await self._views()).items()}
         except ControllerUnavailable:
             return None
 
     async def load(self) -> ModelState:
-        """Start replicas. A model that has some keeps as many as it has."""
+        """Start replicas. A model with replicas keeps their number."""
         return await self._scale(self._counts)
 
     async def unload(self) -> ModelState:
@@ -70,7 +70,7 @@ class DeploymentSwitch:
                 if not (await self._controller.view()).is_scalable:
                     raise NotSwitchable(
                         "models of this application cannot be loaded or unloaded while it runs: set "
-                        "external_scaler_enabled: true beside import_path in its config"
+                        "external_scaler_enabled: true next to import_path in its config"
                     )
                 await self._controller.scale(name, count)
             return state_of(together(await self._views()))
@@ -92,7 +92,7 @@ def together(views: Mapping[str, DeploymentView]) -> DeploymentView:
 
 
 def state_of(view: DeploymentView) -> ModelState:
-    """The model's state, as its deployments' target and replicas imply it."""
+    """Return the model's state, as its deployments' target and replicas imply it."""
     if view.target == 0:
         return "draining" if view.replicas else "unloaded"
     return "loaded" if view.count("RUNNING") else "loading"

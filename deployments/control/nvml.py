@@ -15,7 +15,7 @@ _NAME_BYTES = 128
 
 
 class NvmlError(RuntimeError):
-    """The library is there, but does not answer."""
+    """The library is installed, but does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Memory(ctypes.Structure):
 
 
 def load_nvml() -> Any | None:
-    """Return the library; None where no driver is installed."""
+    """Return the library; None if no driver is installed."""
     try:
         return ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -42,7 +42,7 @@ def load_nvml() -> Any | None:
 
 
 def devices(library: Any) -> tuple[NvmlDevice, ...]:
-    """Return the GPUs in the order of their PCI buses, but those that this user may not use. Raises NvmlError."""
+    """Return the GPUs in the order of their PCI buses, without those forbidden to this user. Raises NvmlError."""
     code = library.nvmlInit_v2()
     if code == _NO_DRIVER:
         return ()
@@ -77,7 +77,7 @@ def _described(
 
 
 def _instances(library: Any, handle: ctypes.c_void_p) -> tuple[NvmlDevice, ...] | None:
-    """Return a GPU's MIG instances; None where it has no MIG, or MIG is off."""
+    """Return a GPU's MIG instances; None if it has no MIG, or MIG is off."""
     current, pending, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     code = library.nvmlDeviceGetMigMode(handle, ctypes.byref(current), ctypes.byref(pending))
     if code != _SUCCESS or not current.value:  # GPUs without MIG answer "not supported"
@@ -87,7 +87,7 @@ def _instances(library: Any, handle: ctypes.c_void_p) -> tuple[NvmlDevice, ...] 
     for index in range(most.value):
         instance = ctypes.c_void_p()
         code = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, ctypes.c_uint(index), ctypes.byref(instance))
-        if code == _SUCCESS:  # "not found" for the places that no instance takes
+        if code == _SUCCESS:  # "not found" for places without an instance
             found.append(_described(library, instance))
     return tuple(found)
 

@@ -1,6 +1,6 @@
-"""Ends a replica's process when its raylet is gone, because nobody else would end or replace it then.
+"""Ends a replica's process when its raylet is gone, because no other process would then end or replace it.
 
-Ray ends its workers likewise, but not always: a replica whose raylet was killed may stay, with its port, its GPU
+Ray also ends its workers, but not always: a replica whose raylet was killed may stay, with its port, its GPU
 and its memory.
 """
 
@@ -17,9 +17,9 @@ _POLL_S = 0.5
 
 
 def end_with_raylet() -> None:
-    """End this process when the raylet that has started it is gone.
+    """End this process when the raylet that started it is gone.
 
-    Does nothing in a process that no raylet has started, as in tests.
+    Does nothing in a process that no raylet started, such as in tests.
     """
     raylet = os.getppid()
     if os.environ.get("RAY_RAYLET_PID") == str(raylet):

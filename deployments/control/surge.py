@@ -1,4 +1,4 @@
-"""How many more replicas a change may start before it stops old ones, so that none is missing meanwhile."""
+"""Number of extra replicas that a change may start before it stops old ones, so that none is missing meanwhile."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def surge_percent(
     num_ranks: int = 1,
     free: Callable[[], Collection[Resources]] | None = None,
 ) -> int:
-    """Return Serve's `max_surge_percent`. A replica needs `num_ranks` times what is `needed`, on one node.
+    """Return Serve's `max_surge_percent`. A replica needs `num_ranks` times `needed`, on one node.
 
-    A replica that does not fit would wait for old ones to leave, which wait for it: then "auto" means 0.
+    A replica that does not fit would wait for old ones to leave, which wait for it, so "auto" then means 0.
     """
     if isinstance(setting, int):
         return setting
@@ -28,5 +28,5 @@ def surge_percent(
 
 
 def has_room(needed: Resources, there: Resources, times: int = 1) -> bool:
-    """Whether `there` are `times` as many resources as `needed`."""
+    """Return whether `there` has `times` as many resources as `needed`."""
     return all(there.get(name, 0.0) >= amount * times for name, amount in needed.items())

@@ -1,1 +1,1 @@
-"""The engine deployment: one engine in one Serve replica, its ranks, and what it reports of itself."""
+"""The engine deployment: one engine in one Serve replica, its ranks, and its reports."""

@@ -1,9 +1,9 @@
 """Decides how many engine replicas the work needs. Serve's controller calls `WorkPolicy` several times a second.
 
-What the engines do says how much they can, and no more than that: while ingresses hold requests back, every
-replica looks just busy. So the need follows from what comes, whether it is served, waits or is turned away:
+The engines' work shows only how much they can do: while ingresses hold requests back, every replica looks just
+busy. So the need follows from the work that arrives, whether it is served, waits or is rejected:
 
-    coming   prefill that is done + what queues grow by + what is turned away    per second, in replicas
+    coming   prefill that is done + growth of the queues + rejected prefill      per second, in replicas
     pace     (waiting + coming * catch_up_s) / (catch_up_s + ttft_target_s), or coming, if that is more:
              prefill per second that leaves ttft_target_s of it waiting at each replica, catch_up_s from now
 
@@ -18,11 +18,11 @@ Where prefill and decode are apart (`router/fetch/roles.py`), each is a deployme
 
     prefill  memory does not count: a prompt leaves it when it is computed, however many wait
     decode   the prompts of its streams are computed elsewhere, so the growth of its memory follows from requests:
-             KV memory in use * requests that come / requests that end
+             KV memory in use * requests that arrive / requests that end
 
 The need is a sum over the fleet, so it does not depend on how many replicas share it: under constant work the
-target moves once and then rests, as ceil(needed) <= ceil(needed / (1 - headroom)). Uneven queues are for the
-router to solve, not for more replicas. Serve applies its delays, factors and bounds to the result.
+target moves once and then rests, because ceil(needed) <= ceil(needed / (1 - headroom)). Uneven queues are a task
+for the router, not for more replicas. Serve applies its delays, factors and bounds to the result.
 
 This module imports nothing of Raydix: Serve pickles it by value into its controller.
 """
@@ -45,7 +45,7 @@ _ROUNDING = 1e-9
 class ReplicaWork:
     """One replica's mean work over the look-back. The fields are the keys of `record_autoscaling_stats`.
 
-    It includes what waits in those ingresses that report to this replica (`deployments/wire/backlogs.py`).
+    It includes requests that wait in ingresses that report to this replica (`deployments/wire/backlogs.py`).
     """
 
     queued_prefill_s: float = 0.0
@@ -58,7 +58,7 @@ class ReplicaWork:
     preemptions_per_s: float = 0.0
     """Requests preempted per second for lack of pages."""
     unserved_share: float = 0.0
-    """Prompt tokens per second that came and were not prefilled, because they wait or were turned away, as a share
+    """Prompt tokens per second that arrived and were not prefilled, because they wait or were rejected, as a share
     of the measured rate. Negative while queues become shorter."""
     running: float = 0.0
     """Requests in the batch."""
@@ -69,17 +69,17 @@ class ReplicaWork:
     finished_per_s: float = 0.0
     """Requests that ended per second."""
     unserved_per_s: float = 0.0
-    """Requests per second that came and did not begin, because they wait or were turned away. Negative while
+    """Requests per second that arrived and did not begin, because they wait or were rejected. Negative while
     queues become shorter."""
 
 
 STATS = tuple(ReplicaWork.__dataclass_fields__)
-"""Names of the stats that a replica has to report to be counted."""
+"""Names of the stats that a replica must report to be counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The fields of `deployments.config.autoscaling.AutoscalingSettings` that set what a replica is kept at."""
+    """The fields of `deployments.config.autoscaling.AutoscalingSettings` that state targets for each replica."""
 
     ttft_target_s: float = 1.0
     catch_up_s: float = 30.0
@@ -92,7 +92,7 @@ TARGETS = tuple(Targets.__dataclass_fields__)
 
 
 def needed_replicas(targets: Targets, work: Sequence[ReplicaWork], role: str | None = None) -> float:
-    """Number of replicas, not rounded, that would do this work at the targets. `role` is theirs, if any."""
+    """Return the unrounded number of replicas that would do this work at the targets. `role` is theirs, if any."""
     busy = sum(replica.busy_share for replica in work)
     waiting = sum(replica.queued_prefill_s for replica in work)
     coming = max(0.0, busy + sum(replica.unserved_share for replica in work))
@@ -109,15 +109,15 @@ def needed_replicas(targets: Targets, work: Sequence[ReplicaWork], role: str | N
 
 
 def _pace(targets: Targets, coming: float, waiting: float) -> float:
-    """The work per second that keeps up with what comes, and leaves what waits as short as it is to be in time."""
+    """Return the work per second that keeps up with arrivals, and makes the queue short enough in time."""
     horizon = targets.catch_up_s
     return max(coming, (waiting + coming * horizon) / (horizon + targets.ttft_target_s))
 
 
 def _growth_of_batches(pace: float, busy: float, horizon: float, work: Sequence[ReplicaWork]) -> float:
-    """How many times as many requests would run at once if work went on at `pace` instead of at `busy`.
+    """Return the factor by which concurrent requests would grow if work continued at `pace` instead of `busy`.
 
-    Requests stay as long as they do now (Little's law). No more can run than run, wait or were turned away.
+    Requests stay as long as they do now (Little's law). No more can run than run, wait or were rejected.
     """
     running = sum(replica.running for replica in work)
     if running < _ROUNDING:
@@ -129,7 +129,7 @@ def _growth_of_batches(pace: float, busy: float, horizon: float, work: Sequence[
 def desired_replicas(
     targets: Targets, work: Sequence[ReplicaWork], num_running: int, target: int, role: str | None = None
 ) -> int:
-    """The new target, where the present one is `target`.
+    """Return the new target, given the present one, `target`.
 
     `work` is the work of those of `num_running` replicas that have reported. The others are new and idle: they do
     not change the need, but no replica is stopped before all have reported, nor while requests are preempted. The
@@ -154,13 +154,13 @@ class WorkPolicy:
 
     def __init__(self, least: int = 0, role: str | None = None, **targets: float) -> None:
         """`least` replicas are kept, except that an unloaded model has none until it is loaded again. `role` is
-        what the replicas do: "prefill", "decode", or None for both.
+        the replicas' role: "prefill", "decode", or None for both.
         """
         self._least, self._role, self._targets = least, role, Targets(**targets)
         self._target: int | None = None
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Stays within the deployment's bounds, and at 1 or more while there is any request."""
+        """Stay within the deployment's bounds, and at 1 or more while there is any request."""
         work = reported_work(context.aggregated_metrics or {})
         target = context.target_num_replicas
         desired = desired_replicas(self._targets, work, context.current_num_replicas, target, self._role)
@@ -173,7 +173,7 @@ class WorkPolicy:
         return desired, {}
 
     def _log(self, target: int, work: Sequence[ReplicaWork]) -> None:
-        """Log when Serve has carried out a decision; what is wanted for a moment is no news."""
+        """Log when Serve has carried out a decision; momentary wishes are no news."""
         before, self._target = self._target, target
         if before is not None and target != before:
             needed = needed_replicas(self._targets, work, self._role) if work else math.nan
@@ -182,12 +182,12 @@ class WorkPolicy:
 
 
 def keep(context: Any) -> tuple[int, dict[str, Any]]:
-    """A policy that keeps the target, for models whose number of replicas is changed by load and unload alone."""
+    """Keep the target, for models whose number of replicas changes only by load and unload."""
     return context.target_num_replicas, {}
 
 
 def reported_work(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaWork]:
-    """The work of each replica that reported all stats. `metrics` has them by stat, then by replica."""
+    """Return the work of each replica that reported all stats. `metrics` has them by stat, then by replica."""
     known = [metrics.get(name, {}) for name in STATS]
     return [
         ReplicaWork(*(_sane(name, values[replica]) for name, values in zip(STATS, known, strict=True)))

@@ -1,4 +1,4 @@
-"""One engine in one Serve replica: requests come and tokens go over the wire; Serve watches, scales and stops it.
+"""One engine in one Serve replica: requests and tokens use the wire; Serve watches, scales and stops the replica.
 
     wire's thread    requests ─▶ Intake ─▶ engine
     engine thread    step, step, step ──▶ on_events ──▶ wire, metrics, calls of `generate`
@@ -58,21 +58,21 @@ from router.ray_internals import keep_calls_on_this_machine, serve_is_stopping, 
 logger = logging.getLogger("ray.serve")
 
 _WATCH_POLL_S = 0.2
-"""Seconds between two looks whether a replica that is being stopped has streams of an ingress left."""
+"""Seconds between two checks whether a replica that is being stopped has streams of an ingress left."""
 
 EngineFactory = Callable[[EngineConfig], Engine]
 
 
 def serve_whereabouts() -> tuple[str, str]:
-    """This Serve replica's id and its node's address."""
-    import ray  # here alone, so that the rest of this module can be used without Ray
+    """Return this Serve replica's id and its node's address."""
+    import ray  # only here, so that the rest works without Ray
     from ray import serve
 
     return serve.get_replica_context().replica_id.unique_id, ray.util.get_node_ip_address()
 
 
 def _with_threads(config: EngineConfig, settings: ReplicaSettings) -> EngineConfig:
-    """Set the number of threads where neither the config nor the environment nor Ray's CPUs determine it."""
+    """Set the number of threads if neither the config nor the environment nor Ray's CPUs determine it."""
     if config.threads is not None or settings.num_sharing is None or was_started_with("OMP_NUM_THREADS"):
         return config
     prepare_process(config.cpus)
@@ -81,7 +81,7 @@ def _with_threads(config: EngineConfig, settings: ReplicaSettings) -> EngineConf
 
 
 def _num_ranks_now(ranks: Mapping[str, int]) -> int:
-    """The engine ranks that Serve is told to run, whose number may have changed; 0 where it is not known."""
+    """Return Serve's target number of engine ranks, which may have changed; 0 if it is unknown."""
     if not ranks:
         return 0
     from ray import serve
@@ -110,9 +110,9 @@ class EngineReplica:
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
         self._events: KvEventPublisher | None = None
-        if settings.kv_events is not None:  # before the model is loaded: unusable endpoints are told at once
+        if settings.kv_events is not None:  # before the model is loaded, to report bad endpoints early
             self._events = KvEventPublisher(settings.kv_events, self.replica, host, config.name)
-        check_transport(settings.kv_fetch)  # before, too
+        check_transport(settings.kv_fetch)  # also before
         self._engine = engine_factory(_with_threads(config, settings))
         if self._events is not None and settings.kv_events is not None:
             followed = self._engine.cache.follow_blocks(settings.kv_events.include_tenants)
@@ -126,8 +126,8 @@ class EngineReplica:
         self._exchange = KVExchange.of(self._engine, host, settings.kv_fetch, settings.wire)
         if settings.role is not None and self._engine.cache.resume_points is not None:
             raise ValueError(
-                f"engines.roles has replicas fetch KV from each other, but {config.name} needs more than that to "
-                "go on (recurrent states, or pages of windows): remove roles, or set engine.windowed_kv to off if "
+                f"engines.roles makes replicas fetch KV from each other, but {config.name} needs more than KV "
+                "to resume (recurrent states, windows): remove roles, or set engine.windowed_kv to off if "
                 "it has no recurrent layers"
             )
         self._calls: dict[str, _Call] = {}
@@ -207,11 +207,11 @@ class EngineReplica:
         }
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None) -> None:
-        """Refuse all settings: a running engine takes over none, see `deployments/config/live.py`."""
+        """Refuse all settings: a running engine applies none, see `deployments/config/live.py`."""
         self._reconfigured(user_config)
 
     async def check_health(self) -> None:
-        """Raise EngineUnhealthy when the loop has ended, as where steps fail, or has work but finishes no step."""
+        """Raise EngineUnhealthy if the loop has ended, for example after failed steps, or finishes no step."""
         if self._loop.failure is not None:
             raise EngineUnhealthy(self._loop.failure)
         silence = self._loop.clock() - self._loop.last_progress
@@ -232,7 +232,7 @@ class EngineReplica:
 
     @property
     def _role(self) -> dict[str, str]:
-        """What this replica tells of its role, if it has one."""
+        """Return the advertised role of this replica, if it has one."""
         return {} if self._settings.role is None else {"role": self._settings.role}
 
     def close(self) -> None:
@@ -256,10 +256,10 @@ class EngineReplica:
     # --- calls through Serve -------------------------------------------------------------------------------
 
     async def watch(self, target: Any, ingress_id: str) -> None:
-        """Stay open while both live: the end of the call tells the ingress that this process is gone.
+        """Stay open while both live: the end of the call shows the ingress that this process is gone.
 
         `target` names this replica, for the router. When Serve is stopping this replica, the call returns as soon
-        as the ingress has no streams left here and nobody fetches KV, because Serve waits for it.
+        as the ingress has no streams left here and no replica fetches KV, because Serve waits for the call.
         """
         while not (self._is_stopping() and self._may_end(ingress_id)):
             await asyncio.sleep(_WATCH_POLL_S)
@@ -278,7 +278,7 @@ class EngineReplica:
     async def generate(self, request: GenerateRequest) -> CallOutcome:
         """Run a request of a program that holds a handle, and return its whole output, or why it was refused.
 
-        Cancelling the call aborts the request. Raises EngineUnhealthy when the engine cannot go on.
+        Cancelling the call aborts the request. Raises EngineUnhealthy when the engine cannot continue.
         """
         if request.request_id in self._calls:
             return self._refused(Refusal("never_fits", f"request id {request.request_id!r} is already in use"))
@@ -327,7 +327,7 @@ class EngineReplica:
         return 0.0 if self._exchange is None else self._exchange.fetcher.tokens_per_s
 
     def _on_failure(self, reason: str) -> None:
-        """Fail all requests at once, so that their streams resume elsewhere before this replica is replaced."""
+        """Fail all requests together, so that their streams resume elsewhere before this replica is replaced."""
         self._wire.fail_all(reason)
         for call in list(self._calls.values()):
             call.fail(EngineUnhealthy(reason))
@@ -355,7 +355,7 @@ class EngineReplica:
 
 
 class _Call:
-    """One call of `generate`, made on its event loop; `feed` and `fail` are called in other threads."""
+    """One call of `generate`, made on its event loop; other threads call `feed` and `fail`."""
 
     def __init__(self, request_id: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -364,7 +364,7 @@ class _Call:
         self._output = StreamDelta(request_id)
 
     def feed(self, delta: StreamDelta) -> None:
-        """Add what the request gained."""
+        """Add new output of the request."""
         self._output.add(delta)
         if delta.finish_reason is not None:
             self._resolve(lambda: self.ended.set_result(self._output))
@@ -379,7 +379,7 @@ class _Call:
 
 
 def _load_rates(engine: Engine) -> tuple[float, ...]:
-    """The tokens/s that come back from host memory and from files, where there are some."""
+    """Return the tokens/s that host memory, and files, give back, if there are any."""
     seconds = (engine.runner.host_memory.page_seconds, engine.runner.lower_tier.page_seconds)
     return tuple(engine.config.page_size / each for each in takewhile(bool, seconds))
 

@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, as torch sees them, since Ray does not know their memory."""
+"""The GPUs that this process may use, as torch sees them, because Ray does not know their memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def gpu_utilization(device: str) -> float | None:
-    """Share of the last fraction of a second in which the engine's GPU computed, 0 to 1, measured by NVML.
+    """Return the share of the last fraction of a second in which the engine's GPU was busy, 0 to 1, by NVML.
 
     None for an engine on CPUs, and where NVML or its Python binding (nvidia-ml-py, the extra `gpu`) is missing.
     Does not wait for the device.
@@ -17,14 +17,14 @@ def gpu_utilization(device: str) -> float | None:
 
     try:
         return float(torch.cuda.utilization(torch.device(device))) / 100
-    except Exception:  # a missing module, library or driver each raises another error
+    except Exception:  # a missing module, library or driver: different errors
         return None
 
 
 def gpus_of(device: str) -> list[dict[str, Any]]:
-    """Name, uuid and memory in bytes of each GPU of an engine on `device`; an empty list for one on CPUs.
+    """Return name, uuid and memory in bytes of each GPU of an engine on `device`; an empty list for one on CPUs.
 
-    For an engine on CPUs no GPU is queried, as a query would take memory on a GPU that is not the engine's.
+    For an engine on CPUs no GPU is queried, because a query would take memory on a GPU of another engine.
     """
     if not device.startswith("cuda"):
         return []

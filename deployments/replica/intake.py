@@ -1,4 +1,4 @@
-"""Takes the ingresses' requests from the wire: makes them requests of the engine, or refuses them.
+"""Receives the ingresses' requests from the wire: turns them into requests of the engine, or refuses them.
 
 on_generate ─ no grammar ─▶ make ─▶ submit ─▶ accepted
     │                          └───────┴────▶ refused: never fits, queue full, stopped, draining
@@ -29,13 +29,13 @@ from router.addresses import KVAddress
 logger = logging.getLogger("ray.serve")
 
 GRAMMAR_THREADS = 2
-"""Grammars that are compiled at a time. Ingresses check grammars first, so most are known to compile; how many
-they send is not bounded, so tenants take turns."""
+"""Grammars that are compiled at a time. Ingresses check grammars first, so most are known to compile; their number
+is not bounded, so tenants take turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the engine does not take a request."""
+    """Why the engine does not accept a request."""
 
     kind: RefusalKind
     reason: str
@@ -44,22 +44,22 @@ class Refusal:
 
 
 class _SentAgain(Exception):
-    """The ingress has sent the request before, and it was taken, after the wire had looked for it."""
+    """The ingress sent the request before, and it was accepted after the wire had looked for it."""
 
 
 class Intake:
     """Submits requests to one engine. Methods are callable from any thread."""
 
     def __init__(self, engine: Engine, drain: DrainRate, is_stopping: Callable[[], bool]) -> None:
-        """`is_stopping` tells whether Serve is stopping this replica."""
+        """`is_stopping` returns whether Serve is stopping this replica."""
         self._engine, self._drain, self._is_stopping = engine, drain, is_stopping
         self._compilers = FairThreads(GRAMMAR_THREADS, "grammar", reserves_one=False)
         self._compiling: dict[str, str] = {}  # request -> ingress
         self._lock = threading.Lock()
-        self._trials: deque[str] = deque()  # requests on trial here, and some that were
+        self._trials: deque[str] = deque()  # requests that are or were on trial here
         self._trials_lock = threading.Lock()
         self.wire: WireServer | None = None
-        """The wire that the requests come from. Set it before it starts."""
+        """The wire from which requests come. Set it before it starts."""
 
     def make(self, request: Generate, compiled: CompiledGrammar | None = None) -> Request | Refusal:
         """Return a request of the engine, or why there cannot be one. `compiled` is its grammar, if it has one."""
@@ -84,7 +84,7 @@ class Intake:
             return Refusal("never_fits", str(error))
 
     def submit(self, request: Request) -> Refusal | None:
-        """Hand a request to the engine; return the refusal when the engine does not take it."""
+        """Pass a request to the engine; return the refusal if the engine does not accept it."""
         try:
             self._engine.loop.submit(request)
         except NeverFits as error:
@@ -103,13 +103,13 @@ class Intake:
             return Refusal("never_fits", f"the grammar cannot be used: {error}")
 
     def close(self) -> None:
-        """Take no more grammars. Idempotent."""
+        """Accept no more grammars. Idempotent."""
         self._compilers.close()
 
     # --- the wire's requests -------------------------------------------------------------------------------
 
     def on_generate(self, ingress_id: str, request: Generate) -> None:
-        """Submit a request and tell its ingress, later if a grammar has to be compiled."""
+        """Submit a request and notify its ingress, later if a grammar must be compiled."""
         if request.sampling.grammar is None:
             return self._take(ingress_id, request)
         with self._lock:
@@ -167,7 +167,8 @@ class Intake:
         return None if request.trial == "alone" else wire.accept(request.request_id)
 
     def _open(self, ingress_id: str, request: Generate) -> Refusal | None:
-        """Open a request in the wire, or return why not: one to be tried alone is refused while another is tried.
+        """Open a request in the wire, or return why not: one that must be the only suspect is refused while
+        others run.
 
         Raises _SentAgain.
         """
@@ -210,5 +211,5 @@ class Intake:
 
 
 def source_of(origin: KVOrigin) -> KVSource:
-    """Return whom the engine is to ask for KV, as `KVFetcher` wants it."""
+    """Return the source that the engine should ask for KV, in `KVFetcher`'s form."""
     return KVSource(KVAddress(origin.endpoint, origin.secret, origin.public_key), origin.num_tokens)

@@ -1,15 +1,16 @@
-"""Tells routers of others which blocks of KV this replica holds: vLLM's KV events, on ZeroMQ.
+"""Announces the KV blocks that this replica holds to other systems' routers: vLLM's KV events, on ZeroMQ.
 
     engine's thread ──notes──▶ BlockEvents ──drain, once a period──▶ PUB      [topic, number, batch]
                                                        │
-                                                       └──▶ the last batches ──▶ ROUTER, to who missed some
+                                                       └──▶ the last batches ──▶ ROUTER, for replays
 
-Numbers are 8 bytes, big endian, from 0. A subscriber that notices a gap sends the number of the first batch it
-misses to the second socket, and gets `["", number, batch]` for each, then number -1 with an empty batch. If these
-are no longer kept, the first batch it gets clears all and stores what is held, under the number before the oldest
-that is kept: those that follow repeat what is true, so it knows what others know in the end.
+Numbers are 8 bytes, big endian, from 0. A subscriber that notices a gap sends the number of the first missing
+batch to the second socket, and receives `["", number, batch]` for each, then number -1 with an empty batch. If
+these are no longer kept, the first batch that it receives clears all and stores what is held, under the number
+before the oldest kept one: the following batches repeat known facts, so the subscriber has the same state as
+others in the end.
 
-The first batch of a process clears what subscribers know of the one before it.
+The first batch of a process clears subscribers' state from the process before it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class KvEventPublisher:
-    """Owns the sockets, which are bound when it is made, and a thread from `start` on."""
+    """Owns the sockets, which are bound in the constructor, and a thread after `start`."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class KvEventPublisher:
         logger.info("KV events are published on %s, replayed on %s", self.endpoint, self.replay_endpoint)
 
     def close(self) -> None:
-        """Publish what is left, end the thread and close the sockets. Idempotent."""
+        """Publish the rest, end the thread and close the sockets. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -103,7 +104,7 @@ class KvEventPublisher:
     # --- sockets -------------------------------------------------------------------------------------------
 
     def _bind(self, replica: str) -> tuple[Socket, Socket | None, int]:
-        """Bind to the first ports that are free; return the sockets, and how far the ports are from the given."""
+        """Bind to the first free ports; return the sockets, and the offset of the ports from the given ones."""
         settings, busy = self._settings, ""
         for index in range(settings.num_ports):
             publish, replay = self._socket(zmq.PUB), None
@@ -140,7 +141,7 @@ class KvEventPublisher:
         socket.setsockopt(zmq.RCVHWM, _MAX_WAITING_REQUESTS)
         socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_BYTES)
         if kind == zmq.ROUTER:
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raise when a peer is gone or takes nothing
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raise when a peer is gone or reads nothing
         return socket
 
     # --- the thread ----------------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ class KvEventPublisher:
 
 
 def _event(change: BlockChange, block_tokens: int, is_map: bool) -> Any:
-    """Return an event of vLLM's in an encoding: a list of its fields, or these by name."""
+    """Return one of vLLM's events in its encoding: a list of its fields, or a map of these by name."""
     fields: dict[str, Any]
     if change is None:
         fields = {"type": "AllBlocksCleared"}
@@ -228,18 +229,18 @@ def _event(change: BlockChange, block_tokens: int, is_map: bool) -> Any:
             "medium": MEDIUMS[change.tier],
             "lora_name": None,
         }
-        if change.salt:  # so that nobody takes it for a block of the same tokens without a salt
+        if change.salt:  # so it is not a block of the same tokens without a salt
             fields["extra_keys"] = [[_digest(change.salt)]] * len(change.blocks)
     return fields if is_map else list(fields.values())
 
 
 def _digest(salt: str) -> str:
-    """Return what stands for a salt, from which it cannot be read."""
+    """Return a digest of a salt, from which the salt cannot be read."""
     return hashlib.blake2b(salt.encode(), digest_size=16).hexdigest()
 
 
 def _at(endpoint: str, index: int, replica: str) -> str:
-    """Return an endpoint for one replica: its port moved by `index`, or its file named after the replica."""
+    """Return an endpoint for one replica: its port plus `index`, or its file named after the replica."""
     if not endpoint.startswith("tcp://"):
         return endpoint.replace("{replica}", replica)
     address, _, port = endpoint.rpartition(":")

@@ -1,6 +1,6 @@
-"""Proves that an engine computes: by one step before it takes requests, and by a file per replica afterwards.
+"""Proves that an engine computes: by one step before it accepts requests, and by a file per replica afterwards.
 
-The replica touches its file at each health check that it passes. A supervisor outside Serve (a Kubernetes probe,
+The replica touches its file at each successful health check. A supervisor outside Serve (a Kubernetes probe,
 `pod.py`) reads the file's age: without a recent one, no engine on this node finishes steps.
 """
 
@@ -23,16 +23,16 @@ class EngineUnhealthy(RuntimeError):
 
 
 class Beat:
-    """One replica's file, which is empty and as old as the last health check that passed."""
+    """One replica's file, which is empty and as old as the last successful health check."""
 
     def __init__(self, directory: str | None, replica: str) -> None:
-        """With None, no file is kept. Creates the directory if it is missing. Raises OSError."""
+        """With None, there is no file. Creates the directory if it is missing. Raises OSError."""
         self._path = None if directory is None else Path(directory, replica)
         if self._path is not None:
             make_folder(self._path.parent)
 
     def mark(self) -> None:
-        """Touch the file: the engine is healthy now. Where that fails the file grows old, as for a sick engine."""
+        """Touch the file: the engine is healthy. If that fails, the file becomes old, as for an unhealthy one."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.touch()
@@ -46,7 +46,7 @@ class Beat:
 def prove_step(engine: Engine) -> None:
     """Compute one token on an engine whose loop has not started. Raises EngineUnhealthy when that fails.
 
-    A failed step merely ends its requests, so an engine whose device is broken would otherwise look healthy.
+    A failed step only ends its requests, so an engine with a broken device would otherwise look healthy.
     """
     pooling = Pooling(by_head="embed" not in engine.tasks) if engine.is_encoder else None
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
@@ -57,5 +57,5 @@ def prove_step(engine: Engine) -> None:
         raise EngineUnhealthy(f"the engine's first step failed: {error}") from error
     if done.num_prompts != 1:
         raise EngineUnhealthy("the engine's first step failed: see the traceback above in this replica's log")
-    engine.cache.reset()  # no request will ask for that token
+    engine.cache.reset()  # no request will use that token
     engine.loop.forget_totals()

@@ -1,7 +1,7 @@
-"""An engine's load, in the form that each reader of it needs.
+"""An engine's load, in the form for each of its readers.
 
-LoadReporter   routers, with each heartbeat on the wire: the queue, the pages, and rates that only time shows
-WorkMeter      Serve's autoscaler: what comes, what waits, and the share of each capacity that is in use
+LoadReporter   routers, with each heartbeat on the wire: the queue, the pages, and rates measured over time
+WorkMeter      Serve's autoscaler: arriving work, waiting work, and the share of each capacity that is in use
 DrainRate      clients that were refused: when the queue will be shorter (Retry-After)
 """
 
@@ -20,7 +20,7 @@ from router.cost import evict_price
 MIN_MEASURED_TOKENS = 64
 """A step with at least this many prompt tokens measures the prefill rate, except for the first, which is slow."""
 MEASURED_FOR_S = 60.0
-"""Seconds for which a measured rate is valid; then it counts as unknown, and routers take the fleet's."""
+"""Seconds for which a measured rate is valid; then it counts as unknown, and routers use the fleet's."""
 SHARE_S = 5.0
 """Time constant of the share of time spent on prefill, in seconds."""
 
@@ -48,8 +48,8 @@ class LoadReporter:
         """`max_running` requests fill the batch, `max_waiting` the queue; `clock` is the engine's.
 
         `load_rates` returns the tokens/s that each tier below the device gives back, the fastest first, and
-        `fetch_rate` those that come from another replica, 0 where none do. `failing` returns why the engine
-        computes nothing, "" while it is well.
+        `fetch_rate` those that come from another replica, 0 if none do. `failing` returns why the engine
+        computes nothing, "" while it is healthy.
         """
         self._load_rates, self._fetch_rate = load_rates, fetch_rate
         self._max_running, self._finish_rate = max_running, finish_rate
@@ -70,10 +70,10 @@ class LoadReporter:
             self._share_at = self._clock()
 
     def read(self) -> Load:
-        """The engine's part of the load; the wire adds the requests that are on their way."""
+        """Return the engine's part of the load; the wire adds the requests that are on their way."""
         load = self._load()
         pages = load.pages
-        # Without an expiry, a replica that was slow once would get no more prompts that could show otherwise.
+        # Without an expiry, a replica that was slow once would receive no more prompts that could show otherwise.
         is_known = self._num_measured > 1 and self._clock() - self._measured_at < MEASURED_FOR_S
         rate = load.prefill_rate if is_known else 0.0
         return Load(
@@ -111,17 +111,17 @@ class _Mark:
     prefilled: int
     preemptions: int
     unserved: int
-    """Tokens that wait in the engine now, and those that waited in ingresses or were turned away there."""
+    """Tokens that wait in the engine now, and those that waited in ingresses or were rejected there."""
     turned_away: int
     unserved_requests: int
-    """As `unserved`, in requests."""
+    """Like `unserved`, in requests."""
     finished: int
 
 
 class WorkMeter:
     """The work that `deployments.replica.autoscaling` counts. Rates are averages since the last `read`.
 
-    `on_step` runs in the engine's thread, `read` in any one other.
+    `on_step` runs in the engine's thread, `read` in any single thread.
     """
 
     def __init__(self, page_size: int, max_running: int, now: float) -> None:
@@ -134,9 +134,9 @@ class WorkMeter:
         self._prefilled += stats.num_prefill_tokens
 
     def read(self, load: EngineLoad, backlog: BacklogTotals, now: float) -> dict[str, float]:
-        """The fields of `autoscaling.ReplicaWork`, and a count that makes Serve's records easier to read.
+        """Return the fields of `autoscaling.ReplicaWork`, and a count that makes Serve's records easier to read.
 
-        `backlog` is what waits in the ingresses that report to this replica.
+        `backlog` is the waiting work in the ingresses that report to this replica.
         """
         to_prefill, rate = load.waiting_prefill_tokens, load.prefill_rate
         unserved = to_prefill + backlog.unserved_tokens
@@ -175,16 +175,16 @@ class WorkMeter:
 
 
 class DrainRate:
-    """How fast an engine works off its queue. Belongs to one thread, except for the methods that only read."""
+    """The speed at which an engine reduces its queue. Belongs to one thread, except for methods that read."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int, int]] = deque()  # (time, prefill tokens, finished requests), totals
         self._prefill_tokens = 0
 
     def observe(self, now: float, prefill_tokens: int, num_finished: int) -> None:
-        """A step computed `prefill_tokens`; `num_finished` requests have ended since the engine started."""
+        """Note that a step computed `prefill_tokens`, and `num_finished` requests have ended since the start."""
         self._prefill_tokens += prefill_tokens
-        # A hundred marks to a window are enough.
+        # A hundred marks per window are enough.
         if self._marks and now - self._marks[-1][0] < WINDOW_S / 100:
             return
         self._marks.append((now, self._prefill_tokens, num_finished))
@@ -193,7 +193,7 @@ class DrainRate:
 
     @property
     def finish_rate(self) -> float:
-        """Requests finished per second in the last `WINDOW_S`; 0 before any."""
+        """Return the requests finished per second in the last `WINDOW_S`; 0 before any."""
         marks = list(self._marks)
         if len(marks) < 2:
             return 0.0
@@ -201,7 +201,7 @@ class DrainRate:
         return (finished - before) / max(ended - began, 1e-3)
 
     def retry_after_s(self, load: EngineLoad) -> float:
-        """Seconds until half of the queue is gone, by tokens or by requests, whichever is later. 1 to 60."""
+        """Return seconds until half of the queue is gone, by tokens or requests, whichever is more: 1 to 60."""
         marks = list(self._marks)
         if len(marks) < 2:
             return MIN_RETRY_S

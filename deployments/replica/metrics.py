@@ -25,7 +25,7 @@ class EngineMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        # Plain numbers, copied before each snapshot: updating a metric costs too much beside a small model's step.
+        # Plain numbers, copied before each snapshot: updating a metric costs too much in a small model's step.
         self._stage_seconds = StageSeconds(0.0)
         self._num_generated = self._num_steps = self._num_replayed = self._num_drafts = self._num_accepted = 0
         self._steps = {phase: [metrics.series(name, phase=phase) for name in _OF_STEPS] for phase in PHASES}
@@ -37,7 +37,7 @@ class EngineMetrics:
         self._metrics.set("kv_page_size_tokens", page_size)
 
     def on_warm_up(self, done: Precomputed) -> None:
-        """Count what was computed before the first request."""
+        """Count the prefixes computed before the first request."""
         self._metrics.inc("warm_up_prefixes_total", done.num_prompts)
         self._metrics.inc("warm_up_tokens_total", done.num_tokens)
         self._metrics.inc("warm_up_seconds_total", done.seconds)
@@ -55,7 +55,7 @@ class EngineMetrics:
         self._stage_seconds = StageSeconds(*map(add, self._stage_seconds, stats.stages))
 
     def on_events(self, events: Sequence[StreamDelta]) -> None:
-        """Count what a step produced for its requests."""
+        """Count the results of a step for its requests."""
         for event in events:
             self._num_generated += len(event.token_ids)
             for hypothesis in (event.alternatives or ())[1:]:
@@ -78,13 +78,13 @@ class EngineMetrics:
             self._metrics.observe("kv_page_idle_before_evict_seconds", page.idle)
 
     def on_grammars(self, compiler: Compiler) -> None:
-        """Set what is known of compiled grammars; called before each snapshot."""
+        """Set the metrics of compiled grammars; called before each snapshot."""
         self._metrics.set("grammar_cache_bytes", compiler.num_bytes)
         self._metrics.count_to("grammar_cache_requests_total", compiler.num_hits, result="hit")
         self._metrics.count_to("grammar_cache_requests_total", compiler.num_misses, result="miss")
 
     def on_kv_events(self, counts: Mapping[str, int]) -> None:
-        """Set what was told to routers of others; called before each snapshot."""
+        """Set the counts of events for other systems' routers; called before each snapshot."""
         for event in ("stored", "removed"):
             self._metrics.count_to("kv_event_blocks_total", counts[event], event=event)
         for outcome in ("buffered", "snapshot", "malformed", "broken_off"):

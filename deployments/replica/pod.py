@@ -3,7 +3,7 @@
 The pod is ready when its engine replica passed a health check within 30 s, so that its steps finish. (An ingress
 answers its own probe, at /ready.)
 
-As probes run every few seconds, this module imports the standard library alone. Exit status 0 means ready;
+Because probes run every few seconds, this module imports only the standard library. Exit status 0 means ready;
 otherwise stderr says why not.
 """
 

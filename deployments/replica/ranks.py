@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def load_engine(config: EngineConfig) -> Engine:
     """Load the engine of a Serve replica. Raises as `Engine.from_config` does."""
-    # What is imported and loaded stays, so collections would find nothing, and take a third of torch's import.
+    # Imported and loaded objects stay, so collections would find nothing, and take a third of torch's import.
     gc.disable()
     try:
         return Engine.from_config(config, launcher=RayRanks() if config.tensor_parallel_size > 1 else None)
@@ -32,16 +32,16 @@ def load_engine(config: EngineConfig) -> Engine:
 
 
 def bundles(config: EngineConfig, options: Mapping[str, Any]) -> list[dict[str, float]]:
-    """The resources of each of a replica's ranks, all the same; `options` are the replica's `ray_actor_options`.
+    """Return the resources of each of a replica's ranks, all the same; `options` are its `ray_actor_options`.
 
-    Raises ValueError where a rank reserves nothing, as Ray has no empty bundles.
+    Raises ValueError if a rank reserves nothing, because Ray has no empty bundles.
     """
     named = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
     each = {name: float(amount) for name, amount in named.items() if amount}
     if not each:
         raise ValueError(
             f"{config.name}: tensor_parallel_size is {config.tensor_parallel_size}, but its engines reserve "
-            "nothing that Ray could keep on one machine; set engines.num_cpus above 0, or device to cuda"
+            "no resource that Ray could keep on one machine; set engines.num_cpus above 0, or device to cuda"
         )
     return [each] * config.tensor_parallel_size
 
@@ -50,9 +50,9 @@ class Rank:
     """A rank after the first. It ends its process when rank 0 is gone."""
 
     def work(self, spec: RankSpec) -> None:
-        """Compute as rank 0 says, until it is gone."""
+        """Compute as rank 0 orders, until it is gone."""
         prepare_process()
-        from engine.ranks.worker import work  # imports torch, which reads how its threads wait
+        from engine.ranks.worker import work  # imports torch, which then reads how its threads wait
 
         work(spec, lambda: os._exit(0))
 
@@ -90,7 +90,7 @@ class RayActors:
         self._actors = actors
 
     def ended(self) -> str | None:
-        """Do what `Workers.ended` says."""
+        """Implement `Workers.ended`."""
         import ray
 
         calls = list(self._actors.values())
@@ -105,10 +105,10 @@ class RayActors:
         return f"rank {rank} ended"
 
     def close(self) -> None:
-        """Do what `Workers.close` says."""
+        """Implement `Workers.close`."""
         import ray
 
-        # When the process ends, Ray may be gone before; the ranks then end with their connections to rank 0.
+        # When the process ends, Ray may be gone earlier; the ranks then end with their connections to rank 0.
         with contextlib.suppress(Exception):
             for actor in self._actors:
                 ray.kill(actor)

@@ -1,4 +1,4 @@
-"""What an engine replica is told of the configuration."""
+"""The part of the configuration that an engine replica receives."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class ReplicaSettings:
     num_sharing: int | None = None
     """Engine ranks that share a machine's cores because they reserve none; None: each has its reserved ones."""
     ranks: Mapping[str, int] = field(default_factory=dict)
-    """Ranks of a replica of each engine deployment, by which these are counted anew when a replica starts."""
+    """Ranks of a replica of each engine deployment, with which these are counted again when a replica starts."""
     health: HealthSettings = field(default_factory=HealthSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
-    """Used where there is a hub to ask."""
+    """Used if there is a hub to ask."""
     chat: ChatSettings = field(default_factory=ChatSettings)
     """How conversations are turned into prompts; used for shared prefixes."""
     shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
     """Computed at the start, for all tenants; each has its text."""
     kv_events: KvEventSettings | None = None
-    """Where blocks of KV are told to routers of others, if anywhere."""
+    """Where blocks of KV are announced to other systems' routers, if anywhere."""
     kv_fetch: KvFetchSettings | None = None
     """How KV is exchanged with other replicas, if at all."""
     role: Role | None = None
-    """What its replicas do; None: both."""
+    """The role of its replicas; None: both."""
     cpu_policy: CpuPolicy = "normal"
-    """How the kernel gives cores to its threads."""
+    """How the kernel schedules its threads."""
     timings: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire; its heartbeat is `health.heartbeat_s`."""

@@ -1,9 +1,9 @@
-"""A new replica gets shared prefixes and the fleet's most valuable ones before it takes requests.
+"""A new replica gets shared prefixes and the fleet's most valuable ones before it accepts requests.
 
-Shared prefixes are those of the configuration, and stay as long as the replica lives. The others are known to the
-hub (`deployments/hub/warm_up_board.py`): without it, or before it has learned any, a replica starts without them.
-They are fetched from a replica that holds them where replicas do that (`deployments/replica/kv_fetch/`), and
-computed otherwise.
+Shared prefixes are those of the configuration, and stay as long as the replica lives. The hub knows the others
+(`deployments/hub/warm_up_board.py`): without it, or before it has learned any, a replica starts without them. They
+are fetched from a replica that holds them if replicas fetch KV (`deployments/replica/kv_fetch/`), and computed
+otherwise.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def share_prefixes(
 ) -> Precomputed:
     """Compute prefixes that all tenants share, on an engine whose loop has not started.
 
-    Raises ValueError when they do not fit, or cannot be prompts of this model: the replica must not start without.
+    Raises ValueError when they do not fit, or cannot be prompts of this model; the replica must not start then.
     """
     if not prefixes:
         return Precomputed()
-    # Only where there are any: other engines have no use for the API.
+    # Imported only if there are any: other engines do not use the API.
     from deployments.api.served.shared_prefixes import shared_prefix_ids
     from deployments.api.served.text_codec import TextCodec
 
@@ -59,7 +59,7 @@ async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomp
         with timeout(settings.ask_timeout_s):
             prefixes = await hub.hot_prefixes.remote(engine.config.name, max_tokens)
         done = await asyncio.to_thread(compute_prefixes, engine, prefixes, settings.max_seconds)
-    except EngineBroken:  # which Serve then starts again
+    except EngineBroken:  # Serve then restarts the replica
         raise
     except Exception as error:
         logger.warning("this replica starts cold: %s", str(error) or type(error).__name__)
@@ -70,7 +70,7 @@ async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomp
 
 
 def compute_prefixes(engine: Engine, prefixes: Iterable[HotPrefix], max_seconds: float) -> Precomputed:
-    """Compute prefixes in this order, each in its namespace, until the time is up; fetch what others lend.
+    """Compute prefixes in this order, each in its namespace, until the time is up; fetch those that others lend.
 
     Skips prefixes of another model and those with token ids that this model lacks; cuts one that is too long.
     """

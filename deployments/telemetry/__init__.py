@@ -1,1 +1,1 @@
-"""What processes report: the request log, traces, and metrics pushed to the hub; and how /metrics is read back."""
+"""Reports of processes: the request log, traces, and metrics pushed to the hub; and the reading of /metrics."""

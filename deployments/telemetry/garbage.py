@@ -1,9 +1,9 @@
-"""Garbage collection in a process that serves: what its start left is not looked at again, and pauses are counted.
+"""Garbage collection in a serving process: it skips objects from the process's start, and counts the pauses.
 
-A collection stops all threads for as long as it takes to look at every object of its generation. A process that
-has imported torch or Ray has several hundred thousand objects, none of which is garbage, so a full collection
-would take a tenth of a second. They are frozen once the process is ready. Most objects that a request makes are
-freed when the last reference to them goes; the rest (cycles in exceptions and tasks) die young.
+A collection stops all threads while it looks at every object of its generation. A process that has imported torch
+or Ray has several hundred thousand objects, none of which is garbage, so a full collection would take a tenth of a
+second. They are frozen once the process is ready. Most objects of a request are freed with the last reference to
+them; the rest (cycles in exceptions and tasks) die young.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ YOUNG = (1_000, 5)
 """Objects gained before a collection of the young ones, and how many of these precede one of the older ones: a
 thousand objects take a tenth of a millisecond, five thousand less than one."""
 RARE = 2_000
-"""Collections of older objects before a full one in an engine: what outlives those is mostly the tree of cached
+"""Collections of older objects before a full one in an engine: surviving objects are mostly the tree of cached
 prefixes, which can have millions of objects and no garbage. Python also waits until there are a quarter more."""
 OFTEN = 20
 """The same in an ingress, after 100,000 objects gained: it keeps little for long, so a full collection takes
@@ -34,13 +34,13 @@ class GarbagePauses:
 
     def __init__(self) -> None:
         self._began = 0.0
-        # A collection may begin while its thread holds any lock, so it takes none: `report` does the counting.
+        # A collection may begin while its thread holds any lock, so the callback takes none, and `report` counts.
         self._pauses: deque[tuple[int, float]] = deque(maxlen=_MAX_PENDING)
         gc.callbacks.append(self._on_collection)
 
     def settle(self, full: int = RARE) -> None:
-        """Collect what the start has left, freeze the rest and keep it in large pages. Call it when the process is
-        ready to serve. A full collection comes after `full` of older objects.
+        """Collect the garbage of the start, freeze the rest and keep it in large pages. Call it when the process
+        is ready to serve. A full collection comes after `full` of older objects.
         """
         gc.collect()
         gc.freeze()
@@ -57,7 +57,7 @@ class GarbagePauses:
         return [self._pauses.popleft() for _ in range(len(self._pauses))]
 
     def close(self) -> None:
-        """Measure no more. Idempotent."""
+        """Stop measuring. Idempotent."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 

@@ -1,4 +1,4 @@
-"""Lines that are appended to a file, several at a time, and dropped rather than waited with.
+"""Lines that are appended to a file, several at a time, and dropped instead of waiting.
 
 The file may be a pipe, whose reader may be slow or gone: no write waits for it.
 """
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 BATCH_S = 0.1
 """Seconds that a line may wait for others."""
 MAX_WAITING = 1024
-"""Lines that wait; of more in that time, the number is written."""
+"""Most waiting lines; of further lines in that time, only the number is written."""
 _PIPE_BYTES = 4096
-"""Bytes of a write that a pipe takes wholly or not at all, so that lines of several processes do not mix."""
+"""Bytes of a write that a pipe takes completely or not at all, so that lines of several processes do not mix."""
 
 
 class LineFile:
     """A file of lines. Lives on one event loop."""
 
     def __init__(self, path: str) -> None:
-        """The file is opened with the first line, and made if it is not there."""
+        """The file is opened with the first line, and created if it is missing."""
         self.path = path
         self._file: int | None = None
         self._waiting: list[bytes] = []
@@ -38,7 +38,7 @@ class LineFile:
             self._timer = asyncio.get_running_loop().call_later(BATCH_S, self.flush)
 
     def flush(self) -> None:
-        """Write the lines that wait, as far as the file takes them now."""
+        """Write the waiting lines, as many as the file takes now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -49,7 +49,7 @@ class LineFile:
         try:
             for block in _blocks(lines):
                 self._write(block)
-        except OSError:  # nobody reads, or the place is gone: the next line tries again
+        except OSError:  # no reader, or the place is gone: the next line retries
             self.close()
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class LineFile:
             self._file = os.open(self.path, flags, 0o600)
         try:
             os.write(self._file, b"".join(block))
-        except BlockingIOError:  # a pipe that is full: what its reader cannot read in time is only counted
+        except BlockingIOError:  # a full pipe: lines that its reader is too slow for are counted
             self._num_dropped += len(block)
 
 

@@ -1,7 +1,8 @@
-"""The level of what a process logs, which can change while it runs.
+"""The log level of a process, which can change while it runs.
 
-An ingress and the hub read it in their `user_config`, and the hub tells it to engines when they push metrics:
-Serve leaves a replica that it reconfigures out of its list for a moment, and an engine would get no requests.
+An ingress and the hub read it in their `user_config`, and the hub sends it to engines when they push metrics,
+because Serve briefly removes a replica that it reconfigures from its list, and an engine would then receive no
+requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class LiveLevel:
-    """The level of Serve's logger, through which everything here is logged. Make it once Serve has set it up."""
+    """The level of Serve's logger, through which all logs here go. Make it after Serve has set up the logger."""
 
     def __init__(self) -> None:
         self._usual = logger.level
@@ -34,7 +35,7 @@ class LiveLevel:
             self.told = level
 
     def take_over(self, user_config: Mapping[str, Any]) -> None:
-        """Set the level that the hub's `user_config` says. Raises ValueError for a wrong one."""
+        """Set the level in the hub's `user_config`. Raises ValueError for a wrong one."""
         check_live(user_config, LIVE_IN_HUB)
         try:
             given = LogSettings.model_validate(user_config.get("logging", {}))
@@ -44,17 +45,17 @@ class LiveLevel:
 
 
 class Reconfigured:
-    """Takes over each `user_config` of a process that Serve starts and reconfigures."""
+    """Applies each `user_config` of a process that Serve starts and reconfigures."""
 
     def __init__(self, take_over: Callable[[Mapping[str, Any]], None]) -> None:
         """`take_over` raises ValueError for a wrong one, and then has changed nothing."""
         self._take_over, self._has_begun = take_over, False
         self.is_refused = False
-        """Whether the process goes on with settings from before, as the last ones are wrong."""
+        """Whether the process keeps its previous settings, because the last ones are wrong."""
 
     def __call__(self, user_config: Mapping[str, Any] | None) -> None:
-        """Raises ValueError for a wrong one at the start. A process that runs then goes on with the one before,
-        because Serve would end it after an exception.
+        """Raises ValueError for a wrong one at the start. A running process keeps its previous settings, because
+        Serve would end it after an exception.
         """
         try:
             self._take_over(user_config or {})

@@ -1,10 +1,10 @@
-"""How late a process's event loop is: while one callback runs, every stream of the process waits.
+"""Lag of a process's event loop: while one callback runs, every stream of the process waits.
 
-A timer that should go off every 20 ms notes how late it does. A gap that is shorter may be missed; while no
-request is open, so that nobody waits, the timer goes off less often. A loop is late because of what its own
-process computes, in a long turn or in threads that hold the interpreter, or because the machine gives it no
-processor. Two numbers tell these apart: the processor time that the process has used meanwhile, and how long the
-kernel let the loop's thread wait for a processor.
+A timer that should go off every 20 ms notes how late it does. A shorter gap may be missed; while no request is
+open, so that no client waits, the timer goes off less often. A loop is late because of its own process's work, in
+a long turn or in threads that hold the interpreter, or because the machine gives it no processor. Two numbers
+distinguish these: the processor time that the process has used meanwhile, and how long the kernel let the loop's
+thread wait for a processor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from monitoring.metrics import Metrics
 PERIOD_S = 0.02
 IDLE_PERIOD_S = 0.1
 WINDOW_S = 60.0
-"""Seconds for which a delay is reported: longer than Prometheus takes between two looks."""
+"""Seconds for which a delay is reported: longer than Prometheus's scrape interval."""
 
 
 class LoopLag:
@@ -34,7 +34,7 @@ class LoopLag:
         is_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         """The first two return seconds since an earlier moment: how long this process has computed, and how long
-        the loop's thread has waited for a processor, which by default the kernel is asked.
+        the loop's thread has waited for a processor; by default the kernel reports the latter.
         """
         self._processor_time = processor_time
         self._queue: _RunQueue | None = None
@@ -57,7 +57,7 @@ class LoopLag:
         return 0.0 if self._loop is None else self._late.since(self._loop.time() - WINDOW_S)
 
     def longest_own_s(self) -> float:
-        """Return the same as far as this process's own work explains it."""
+        """Return the part of it that this process's own work explains."""
         return 0.0 if self._loop is None else self._own.since(self._loop.time() - WINDOW_S)
 
     def report(self, metrics: Metrics) -> None:
@@ -66,7 +66,7 @@ class LoopLag:
         metrics.set("ingress_loop_own_lag_seconds", self.longest_own_s())
 
     def close(self) -> None:
-        """Measure no more. Idempotent."""
+        """Stop measuring. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -75,7 +75,7 @@ class LoopLag:
             self._queue = self._waited = None
 
     def _wait(self, now: float, used: float, waited: float) -> None:
-        """Begin the next period, with what was read at the end of the one before: it takes system calls."""
+        """Begin the next period, with values read at the end of the last one: reading takes system calls."""
         assert self._loop is not None
         self._began, self._used_before, self._waited_before = now, used, waited
         due = now + (IDLE_PERIOD_S if self._is_idle() else PERIOD_S)
@@ -86,16 +86,16 @@ class LoopLag:
         now, used, waited = self._loop.time(), self._processor_time(), self._waited()
         computed, queued = used - self._used_before, waited - self._waited_before
         self._late.add(now, now - due)
-        # Other threads may have computed while this one waited for a processor: they did not hold up the loop.
+        # Other threads may have computed while this one waited for a processor: they did not delay the loop.
         self._own.add(now, max(0.0, min(now - due, computed, now - self._began - queued)))
         self._wait(now, used, waited)
 
 
 class _RunQueue:
-    """How long the calling thread has been ready to run without a processor, as Linux counts it.
+    """The time for which the calling thread was ready to run without a processor, as Linux counts it.
 
     The second number of /proc/thread-self/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
-    Where there is no such file, nothing is known, and it counts as zero.
+    Without that file, the time counts as zero.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Longest:
         self._delays: deque[tuple[float, float]] = deque()
 
     def add(self, now: float, delay: float) -> None:
-        """Note a delay, and forget those that will not be asked for."""
+        """Note a delay, and forget those that no query can need."""
         while self._delays and self._delays[-1][1] <= delay:
             self._delays.pop()
         self._delays.append((now, delay))

@@ -1,4 +1,4 @@
-"""Each process counts in memory and pushes a snapshot of its metrics to the hub at each beat (`hub/calls.py`)."""
+"""Pushes a snapshot of a process's metrics, counted in memory, to the hub at each beat (`hub/calls.py`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from deployments.wire.deadlines.time_limit import timeout
 logger = logging.getLogger("ray.serve")
 
 TIMEOUT_S = 5.0
-"""Seconds that the hub has to take a snapshot."""
+"""Seconds in which the hub must receive a snapshot."""
 
 
 class MetricsPusher:
-    """Pushes one process's metrics. While the hub is away, its page is merely older."""
+    """Pushes one process's metrics. While the hub is away, its page only becomes older."""
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class MetricsPusher:
         mirror_to_ray: bool = False,
         on_level: Callable[[str | None], None] = lambda level: None,
     ) -> None:
-        """`hub` is a `HubCalls`. With `mirror_to_ray` the metrics go to Ray's own as well. `on_level` is called
-        with the level at which the hub is told to log.
+        """`hub` is a `HubCalls`. With `mirror_to_ray` the metrics also go to Ray's own. `on_level` is called
+        with the log level that the hub sends.
         """
         self._hub, self._process, self._snapshot, self._on_level = hub, process, snapshot, on_level
         self._mirror: Callable[[bytes], None] | None = None
         if mirror_to_ray:
-            from monitoring.ray_mirror import RayMirror  # here alone, so that this module can be used without Ray
+            from monitoring.ray_mirror import RayMirror  # only here, so that the module works without Ray
 
             self._mirror = RayMirror().report
         self.num_failed = 0
@@ -66,6 +66,6 @@ class MetricsPusher:
             return
         try:
             self._mirror(snapshot)
-        except Exception:  # the page of the hub must not suffer from it
+        except Exception:  # it must not affect the hub's page
             logger.exception("Ray refused this process's metrics; it is sent none from now on")
             self._mirror = None

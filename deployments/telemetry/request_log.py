@@ -19,8 +19,8 @@ Serve's own fields (asctime, levelname, message, ...) and these:
     stream, num_choices
     replica, migrations, preemptions, and all other fields of `timings` (deployments/api/record/timings.py)
 
-No line contains text of prompts or answers, or keys. All other lines that ingresses and engines log for a request
-also bear its request_id: see `deployments/telemetry/serve_logging.py`.
+No line contains text of prompts or answers, or keys. All other log lines of ingresses and engines for a request
+also carry its request_id: see `deployments/telemetry/serve_logging.py`.
 """
 
 from __future__ import annotations

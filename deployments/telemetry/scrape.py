@@ -1,4 +1,4 @@
-"""Reads /metrics pages as numbers, and computes what happened between two of them.
+"""Reads /metrics pages as numbers, and computes the changes between two of them.
 
 Values are summed over all labels that a query does not name, so a page with additional labels gives the same
 results. NaN and infinite values are ignored.
@@ -46,7 +46,7 @@ class MetricsPage:
         return cls(samples, is_raydix)
 
     def series(self, name: str, **labels: str) -> Samples:
-        """The samples of a metric whose labels include these."""
+        """Return the samples of a metric whose labels include these."""
         wanted = labels.items()
         return {key: value for key, value in self._samples.get(name, {}).items() if wanted <= key}
 
@@ -55,28 +55,28 @@ class MetricsPage:
         return name in self._samples
 
     def total(self, name: str, **labels: str) -> float | None:
-        """The sum of these samples; None when there are none."""
+        """Return the sum of these samples; None if there are none."""
         values = self.series(name, **labels).values()
         return sum(values) if values else None
 
     def values(self, name: str, label: str) -> set[str]:
-        """The values of a label in a metric's samples."""
+        """Return the values of a label in a metric's samples."""
         return {value for key in self._samples.get(name, {}) for known, value in key if known == label}
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What happened between two pages, or since the processes started when there is no earlier page."""
+    """The changes between two pages, or since the processes started if there is no earlier page."""
 
     before: MetricsPage | None
     after: MetricsPage
     seconds: float | None
-    """Seconds between the pages; None without an earlier page, as no page tells when the processes started."""
+    """Seconds between the pages; None without an earlier page, because no page says when the processes started."""
 
     def increase(self, name: str, **labels: str) -> float | None:
-        """By how much a counter rose; None when the page lacks the metric, or samples with these labels.
+        """Return the growth of a counter; None when the page lacks the metric, or samples with these labels.
 
-        A sample that fell was reset. Samples that appeared or vanished are taken together with those of "gone"
+        A sample that fell was reset. Samples that appeared or vanished count together with those of "gone"
         replicas: the totals of a replica move there when it is given up, and back if it returns.
         """
         after = self.after.series(name, **labels)
@@ -89,22 +89,22 @@ class Interval:
         return risen + max(moved, 0.0)
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """The increase per second."""
+        """Return the increase per second."""
         increase = self.increase(name, **labels)
         return increase / self.seconds if increase is not None and self.seconds else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Increase for each value of a label, without those that did not rise, largest first."""
+        """Return the increase for each value of a label, without those that did not rise, largest first."""
         found = {value: self.increase(name, **{label: value}) or 0.0 for value in self.after.values(name, label)}
         return dict(sorted(((v, n) for v, n in found.items() if n > 0), key=lambda item: (-item[1], item[0])))
 
     def ratio(self, part: str, whole: str, **labels: str) -> float | None:
-        """One counter's increase as a share of another's; None when the other did not rise."""
+        """Return one counter's increase as a share of another's; None when the other did not rise."""
         of = self.increase(whole, **labels)
         return min((self.increase(part, **labels) or 0.0) / of, 1.0) if of else None
 
     def quantile(self, name: str, q: float, **labels: str) -> float | None:
-        """A histogram's q-quantile, 0 to 1, linear within a bucket; None when nothing was observed.
+        """Return a histogram's q-quantile, 0 to 1, linear within a bucket; None when nothing was observed.
 
         Observations above all bounds count as the highest bound, as in Prometheus' histogram_quantile.
         """
@@ -120,7 +120,7 @@ class Interval:
         return low
 
     def _bucket_counts(self, name: str, labels: Mapping[str, str]) -> dict[float, float]:
-        """New observations up to each bound, summed over all matching histograms."""
+        """Return new observations up to each bound, summed over all matching histograms."""
         counts: dict[float, float] = {}
         before = _histograms(self.before, name, labels) if self.before is not None else {}
         for key, buckets in _histograms(self.after, name, labels).items():
@@ -140,7 +140,7 @@ def _sum_without(samples: Samples, keys: set[Labels]) -> float:
 
 
 def _histograms(page: MetricsPage, name: str, labels: Mapping[str, str]) -> dict[Labels, dict[float, float]]:
-    """Cumulative counts by upper bound, for each histogram."""
+    """Return cumulative counts by upper bound, for each histogram."""
     found: dict[Labels, dict[float, float]] = {}
     for key, count in page.series(f"{name}_bucket", **labels).items():
         rest = frozenset(item for item in key if item[0] != "le")

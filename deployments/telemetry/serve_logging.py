@@ -1,6 +1,6 @@
-"""Sends what this application's processes log to Ray Serve's logger, in the encoding that Serve is told.
+"""Sends this application's log records to Ray Serve's logger, in Serve's configured encoding.
 
-In an ingress, log records of a request bear its x-request-id, because Serve knows the request there. A replica
+In an ingress, log records of a request carry its x-request-id, because Serve knows the request there. A replica
 names requests by their ids on the wire, "<response id>-<choice>".
 """
 
@@ -14,7 +14,7 @@ from deployments.config.settings import LogSettings
 
 _serve_logger = logging.getLogger("ray.serve")
 REPEAT_S = 60.0
-"""Fewest seconds between two messages of one kind from a library that repeats itself."""
+"""Minimum seconds between two messages of one kind from a library that repeats itself."""
 _PACKAGES = ("deployments", "engine", "router", "monitoring")
 
 
@@ -40,14 +40,14 @@ class _Seldom(logging.Filter):
 
 
 def log_through_serve() -> None:
-    """Write what Raydix's modules log in this process where Serve writes, in its encoding. Idempotent."""
+    """Write the logs of Raydix's modules in this process to Serve's log, in its encoding. Idempotent."""
     for package in _PACKAGES:
         if _join(package):
             logging.getLogger(package).setLevel(logging.DEBUG)
 
 
 def log_seldom_through_serve(package: str) -> None:
-    """Write what a library logs where Serve writes and nowhere else, a kind of message once every `REPEAT_S`."""
+    """Write a library's logs only to Serve's log, a kind of message once every `REPEAT_S`."""
     if _join(package, _Seldom()):
         logging.getLogger(package).propagate = False
 
@@ -65,7 +65,7 @@ def _join(package: str, *filters: logging.Filter) -> bool:
 
 
 def serve_logging(settings: LogSettings) -> dict[str, Any] | None:
-    """Serve's `logging_config` for a deployment; None leaves it to the application's."""
+    """Return Serve's `logging_config` for a deployment; None leaves it to the application's."""
     if settings == LogSettings(requests=settings.requests, access_log=settings.access_log):
         return None
     config: dict[str, Any] = {"log_level": settings.level, "logs_dir": settings.directory}

@@ -7,10 +7,10 @@
     └─ route ─ queue ─ prefill ─ decode       at r1, when r0 was lost
 
 From `admission` on there is one of each per choice, for the first few choices. An engine reports durations, which
-are laid out backwards from its last token's arrival: clocks of different machines are never compared, and network
-time falls to `route`. Attributes follow OpenTelemetry's conventions for generative AI (v1.41, in development); our
-own begin with "raydix.". They contain no text of prompts, answers or stop strings. Importing this module imports
-OpenTelemetry's SDK, so `deployments/telemetry/tracing.py` does so only when tracing is on.
+are counted back from its last token's arrival: clocks of different machines are never compared, and network
+time is part of `route`. Attributes follow OpenTelemetry's conventions for generative AI (v1.41, in development);
+our own begin with "raydix.". They contain no text of prompts, answers or stop strings. Importing this module
+imports OpenTelemetry's SDK, so `deployments/telemetry/tracing.py` does so only when tracing is on.
 """
 
 from __future__ import annotations

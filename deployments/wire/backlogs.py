@@ -1,8 +1,8 @@
-"""What waits in admission, as those ingresses report it to this replica that chose it.
+"""Requests that wait in the admission of ingresses, as reported by those that chose this replica.
 
-An ingress reports to one replica alone, or to one of each role (`deployments/client/remote_engines.py`), and each
-replica passes on to Serve's autoscaler what it was told, so a sum over the replicas of a deployment counts every
-ingress once. What an ingress reported counts until its session ends, or it is silent for `STALE_S`.
+An ingress reports to only one replica, or to one of each role (`deployments/client/remote_engines.py`), and each
+replica passes the reports on to Serve's autoscaler, so a sum over the replicas of a deployment counts every
+ingress once. A report counts until the ingress's session ends, or it is silent for `STALE_S`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from deployments.wire.messages import Backlog
 
 STALE_S = 3.0
-"""Seconds for which a report is believed; an ingress sends several in that time."""
+"""Seconds for which a report counts; an ingress sends several in that time."""
 
 
 class BacklogTotals(NamedTuple):
@@ -25,8 +25,8 @@ class BacklogTotals(NamedTuple):
     turned_away: int = 0
     """Requests that left without an engine, since the start."""
     unserved_tokens: int = 0
-    """Tokens by which the queues have become longer, and those of requests that were turned away, since the start.
-    An ingress that begins or ends to report here changes nothing."""
+    """Tokens by which the queues have become longer, and those of requests that left without an engine, since the
+    start. An ingress that begins or stops reporting here changes nothing."""
     unserved_requests: int = 0
     """The same in requests."""
 
@@ -39,7 +39,7 @@ class Backlogs:
         self._turned_away = self._unserved_tokens = self._unserved_requests = 0
 
     def take(self, ingress_id: str, report: Backlog, now: float) -> None:
-        """Take an ingress's report, and count what has changed since its last one."""
+        """Store an ingress's report, and count the changes since its last one."""
         self._drop_stale(now)
         if ingress_id in self._reports:
             _, last = self._reports[ingress_id]
@@ -51,11 +51,11 @@ class Backlogs:
         self._reports[ingress_id] = (now, report)
 
     def forget(self, ingress_id: str) -> None:
-        """Drop the report of an ingress whose session has ended. It may have made none."""
+        """Drop the report of an ingress whose session has ended. There may be none."""
         self._reports.pop(ingress_id, None)
 
     def totals(self, now: float) -> BacklogTotals:
-        """Return the sums over all reports that are believed."""
+        """Return the sums over all reports that still count."""
         self._drop_stale(now)
         waiting = [report for _, report in self._reports.values()]
         return BacklogTotals(

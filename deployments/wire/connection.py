@@ -25,14 +25,14 @@ logger = logging.getLogger("ray.serve")
 
 
 RESYNC_S = 3.0
-"""Seconds without the part of a snapshot that was asked for, after which a snapshot is asked for anew."""
+"""Seconds after which a requested part of a snapshot counts as lost, and a new snapshot is requested."""
 TURN_MESSAGES = 64
-"""Messages of one replica that are handled before all else that the event loop has to do."""
+"""Messages of one replica that are handled before other work of the event loop."""
 HELLO_S = 0.5
 """Seconds of silence after which an ingress says hello again."""
 SILENT_HELLOS = 5
-"""Hellos without any answer after which an ingress connects anew, under another identity: its connection may be
-half open, and after a failed handshake ZeroMQ tries no more.
+"""Hellos without any answer after which an ingress reconnects under another identity: its connection may be half
+open, and after a failed handshake ZeroMQ does not retry.
 """
 
 _hello_numbers = itertools.count(1)  # not the clock, which may step back
@@ -50,7 +50,7 @@ class WireListener(Protocol):
         ...
 
     def on_not_run(self, replica: str, message: messages.NotRun) -> None:
-        """Handle a request that the replica refused, or that does not go on there."""
+        """Handle a request that the replica refused, or cannot continue."""
         ...
 
     def unanswered(self, replica: str) -> Iterable[messages.Generate]:
@@ -62,7 +62,7 @@ class WireListener(Protocol):
         ...
 
     def on_prefix_tiers(self, name: str, hashes: Sequence[int], tiers: bytes) -> None:
-        """Handle the fastest tier in which each of some blocks lies that the cache holds, a byte each."""
+        """Handle the fastest tier of each of some blocks that the cache holds, a byte each."""
         ...
 
     def on_prefix_snapshot(
@@ -76,8 +76,8 @@ class WireListener(Protocol):
         ...
 
     def on_prefixes_unknown(self, replica: str, name: str) -> None:
-        """Handle that nothing is known for sure of what a replica tells of its cache, or of the store with that
-        name, as if no part of a snapshot had come yet.
+        """Handle that the known contents of a replica's cache, or of the store with that name, may be incomplete,
+        as if no part of a snapshot had come yet.
         """
         ...
 
@@ -96,17 +96,17 @@ class WireListener(Protocol):
 
 @dataclass(slots=True)
 class _Learned:
-    """What is known of what a replica tells."""
+    """The state of what is known of a replica's cache or store."""
 
     name: str
     """Of the replica, or of the store from which it reads."""
     snapshot: Literal["unknown", "begun", "whole"] = "unknown"
     asked_at: float | None = None
-    """Awake time at which a part of a snapshot was asked for that has not come."""
+    """Awake time at which the missing part of a snapshot was requested."""
 
 
 class WireConnection:
-    """One ingress's connection to one replica. Sends hello until answered, and again after each silence."""
+    """One ingress's connection to one replica. Sends hellos until answered, and again after each silence."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class WireConnection:
         self._ingress_id, self._listener = ingress_id, listener
         self._clock, self._lost_after_s = clock, lost_after_s
         self._last_hello = clock()
-        # What a replica sends while this process stands still arrives later: ZeroMQ's thread stands still too.
+        # A replica's messages to a suspended process arrive later, because ZeroMQ's thread is suspended too.
         self._awake = AwakeClock(clock)
         self._heard_at = self._awake.now()
         self._num_silent = 0  # hellos since the last message
@@ -154,7 +154,7 @@ class WireConnection:
         self.hello()
 
     def hello(self) -> None:
-        """Introduce this ingress; the replica then resends all tokens that were not received."""
+        """Introduce this ingress; the replica then sends all tokens again that were not received."""
         self._last_hello = self._clock()
         self._num_silent += 1
         self._hello_number = next(_hello_numbers)
@@ -168,14 +168,14 @@ class WireConnection:
         self._send(messages.Abort(request_id))
 
     def generate(self, request: messages.Generate) -> bool:
-        """Send a request. Return False when it cannot be sent, because the replica does not take in messages.
+        """Send a request. Return False when it cannot be sent, because the replica does not read messages.
 
-        Raises ValueError for one that is larger than a message may be.
+        Raises ValueError for a request that is larger than a message may be.
         """
         return self._send(request)
 
     def tell_backlog(self, backlog: messages.Backlog) -> None:
-        """Report what waits in this ingress."""
+        """Report this ingress's backlog."""
         self._send(backlog)
 
     @property
@@ -190,7 +190,7 @@ class WireConnection:
 
     @property
     def knows_hottest(self) -> bool:
-        """Whether the prefixes that the replica's cache used last are known here, and all changes since."""
+        """Whether the most recently used prefixes of the replica's cache are known here, and all changes since."""
         return self._cache.snapshot != "unknown"
 
     def ask_for_prefixes(self, *, is_store: bool = False) -> None:
@@ -206,7 +206,7 @@ class WireConnection:
         self._send(messages.Resume(received))
 
     def receive_all(self) -> None:
-        """Handle what has arrived; yield to the event loop after a turn, and when the turn's budget is spent."""
+        """Handle arrived messages; yield to the event loop after a turn, and when the turn's budget is spent."""
         for _ in range(TURN_MESSAGES):
             if not is_readable(self._socket):
                 return
@@ -226,7 +226,7 @@ class WireConnection:
         self._loop.call_soon(self.receive_all)
 
     def tick(self) -> None:
-        """Say hello again after silence, and detect that a replica is lost. Call a few times a second."""
+        """Say hello again after silence, and detect the loss of a replica. Call it a few times a second."""
         self.receive_all()
         if self._socket.closed:
             return
@@ -234,7 +234,7 @@ class WireConnection:
         silence = awake_s - self._heard_at
         if silence > HELLO_S and now - self._last_hello > HELLO_S:
             if self._num_silent >= SILENT_HELLOS:
-                self._connect_anew()
+                self._reconnect()
             self.hello()
         if silence > self._lost_after_s:
             self.suspect()
@@ -250,9 +250,9 @@ class WireConnection:
             self._listener.on_answering(self.address.replica, False)
 
     def doubt(self) -> None:
-        """Treat the replica as lost, because its process is said to be gone, until it answers a hello of now.
+        """Treat the replica as lost, as its process is reported gone, until it answers a later hello.
 
-        What it had sent before is dropped: it proves nothing.
+        Its earlier messages are dropped, because they prove nothing.
         """
         self.suspect()
         self.hello()
@@ -269,11 +269,11 @@ class WireConnection:
         self._fd = descriptor(self._socket)
         self._loop.add_reader(self._fd, self.receive_all)
 
-    def _connect_anew(self) -> None:
-        """Connect under a new identity. What was sent and not answered goes again after the replica's welcome."""
+    def _reconnect(self) -> None:
+        """Connect under a new identity. Unanswered messages are sent again after the replica's welcome."""
         if not self._was_lost:
             logger.warning(
-                "replica %s at %s has not answered %d hellos; connecting anew. If this goes on, check that the "
+                "replica %s at %s has not answered %d hellos; reconnecting. If this continues, check that the "
                 "ingress reaches the wire's port, and that both run the same version",
                 self.address.replica,
                 self.address.endpoint,
@@ -311,20 +311,20 @@ class WireConnection:
             self._lose_prefixes()
         elif isinstance(message, (messages.PrefixSnapshot, messages.PrefixDelta)):
             self._take_prefixes(message)
-        # Messages arrive in order, so each one also says that all earlier changes of the cache are known.
+        # Messages arrive in order, so each one also confirms that all earlier changes of the cache are known.
         if self.knows_hottest:
             self.cache_known_at = self.last_message_at
 
     def _has_proof(self, message: messages.ToIngress) -> bool:
-        """Return whether a message was sent after the replica was said to be gone."""
+        """Return whether a message was sent after the replica was reported gone."""
         if not isinstance(message, messages.Welcome) or message.hello < (self._proof or 0):
             return False
-        logger.warning("replica %s answers, although its process was said to be gone", self.address.replica)
+        logger.warning("replica %s answers, although its process was reported gone", self.address.replica)
         self._proof = None
         return True
 
     def _is_next(self, message: messages.Sequenced) -> bool:
-        """Return whether to handle a message, which is false for old ones and those of another epoch.
+        """Return whether to handle a message: not one that is old or of another epoch.
 
         A gap means lost messages, so all streams and a snapshot are requested again. A welcome restarts the count.
         """
@@ -372,7 +372,7 @@ class WireConnection:
         name = learned.name
         try:
             if isinstance(message, messages.PrefixDelta):
-                if learned.snapshot != "unknown":  # Otherwise the coming snapshot contains it.
+                if learned.snapshot != "unknown":  # otherwise the coming snapshot contains it
                     stored, evicted = (
                         messages.unpack_hashes(message.stored),
                         messages.unpack_hashes(message.evicted),
@@ -383,7 +383,7 @@ class WireConnection:
                 return
             hashes, is_first, is_last = messages.unpack_hashes(message.hashes), message.is_first, message.is_last
             if not is_first and learned.snapshot != "begun":
-                return  # It belongs to a snapshot that was given up.
+                return  # it belongs to an abandoned snapshot
             self._budget.spend(len(hashes))
             learned.asked_at, learned.snapshot = None, "whole" if is_last else "begun"
             self._listener.on_prefix_snapshot(name, hashes, self._block_tokens, is_first=is_first, is_last=is_last)
@@ -398,7 +398,7 @@ class WireConnection:
             self._listener.on_prefix_tiers(name, messages.unpack_hashes(hashes), tiers)
 
     def _send_unanswered(self) -> None:
-        """Send again what the replica may not have received, or its answer to it may not have arrived."""
+        """Send again all messages that the replica may not have received, or whose answer may be lost."""
         for request in self._listener.unanswered(self.address.replica):
             self._send(request)
 

@@ -1,18 +1,18 @@
-"""Who may connect to a replica's wire: both ends prove a key in ZeroMQ's handshake, before any message.
+"""Authentication at a replica's wire: both ends prove a key in ZeroMQ's handshake, before any message.
 
     replica, at its start    draws two key pairs: its own, and one for all of its ingresses
     Ray                      carries the replica's public key and the ingresses' secret key to the ingresses
     ingress ── CURVE handshake: encrypted for the replica, with the ingresses' key ──▶ replica: admitted
     stranger ── anything else ──▶ the connection ends, and none of its bytes becomes a message
 
-CURVE encrypts, and proves the replica to the ingress; by itself it admits everyone who knows the replica's public
-key. So the ingress has a key too, and ZeroMQ asks the `Doorkeeper` about it (ZAP, ZeroMQ's RFC 27). That is why no
-hello holds a secret: it would be looked at only after a stranger's messages had been received and decoded. All
-ingresses of a replica have one key, since they get it from the same place: with keys of their own, each would
+CURVE encrypts, and proves the replica to the ingress; by itself it admits every peer that knows the replica's
+public key. So the ingress has a key too, and ZeroMQ asks the `Doorkeeper` about it (ZAP, ZeroMQ's RFC 27). For
+this reason no hello holds a secret, which would be checked only after a stranger's messages had been received and
+decoded. All ingresses of a replica have one key, because they get it from the same place; separate keys would
 first have to be made known to every replica.
 
-With `wire.encrypt: false` the handshake is ZeroMQ's PLAIN: the same key is sent as a password, unencrypted, as is
-all that follows. Strangers are still kept out, unless they can listen.
+With `wire.encrypt: false` the handshake is ZeroMQ's PLAIN: the same key is sent as a password, unencrypted, like
+all messages after it. It still rejects strangers, unless they can eavesdrop.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Keys:
 
 
 class Doorkeeper:
-    """Says for each connection whether its peer has the ingresses' key. One for each ZeroMQ context.
+    """Decides for each connection whether its peer has the ingresses' key. One for each ZeroMQ context.
 
-    After `guard`, all belongs to the wire's thread.
+    After `guard`, everything here belongs to the wire's thread.
     """
 
     def __init__(self, context: Context, is_encrypted: bool, handshake_s: float) -> None:
@@ -80,14 +80,14 @@ class Doorkeeper:
 
     @property
     def socket(self) -> Socket:
-        """The socket at which ZeroMQ asks; call `answer` when it is readable."""
+        """The socket on which ZeroMQ asks; call `answer` when it is readable."""
         return self._questions
 
     def guard(self, socket: Socket) -> None:
         """Let only ingresses connect to a socket. Call it before the socket is bound."""
         socket.setsockopt(zmq.HANDSHAKE_IVL, max(1, round(self._handshake_s * 1000)))
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # admit nobody without an answer
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # admit no peer without an answer
         if self._is_encrypted:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
@@ -95,7 +95,7 @@ class Doorkeeper:
             socket.setsockopt(zmq.PLAIN_SERVER, 1)
 
     def answer(self) -> None:
-        """Answer what ZeroMQ asks, up to a number of questions; the others wait for the next call."""
+        """Answer ZeroMQ's questions, up to a limit; the others wait for the next call."""
         for _ in range(_ANSWERS_PER_TURN):
             try:
                 version, number, _domain, _address, _identity, mechanism, *proof = self._questions.recv_multipart(
@@ -107,7 +107,7 @@ class Doorkeeper:
             self._questions.send_multipart([version, number, status, b"", b"", b""])
 
     def close(self) -> None:
-        """Answer no more. Idempotent."""
+        """Stop answering. Idempotent."""
         self._questions.close()
 
     def _admits(self, mechanism: bytes, proof: list[bytes]) -> bool:
@@ -120,8 +120,8 @@ class Doorkeeper:
 
 
 def prove(socket: Socket, secret_key: str, public_key: str) -> None:
-    """Have a socket prove to a replica of that public key ("": not encrypted) that it may connect. Call it before
-    the socket connects.
+    """Make a socket prove to a replica with that public key ("": not encrypted) that it may connect. Call it
+    before the socket connects.
     """
     secret = secret_key.encode()
     if public_key:

@@ -13,14 +13,14 @@
                               ◀─────────── Tokens     accepted; with an empty delta when no token comes soon
                               ◀─────────── NotRun     or not: refused, or failed later
       Abort, Resume           ───────────▶
-      Backlog                 ───────────▶            what waits in its admission, to one replica of all
+      Backlog                 ───────────▶            its waiting requests, to one replica of all
 
-A request has an id of its own for each attempt. Sent again after a reconnect, it is not run twice: the replica
-answers with what it has of the stream. Every delta of a stream states the token at which it starts, so a receiver
+A request has a separate id for each attempt. Sent again after a reconnect, it is not run twice: the replica
+answers with the stream so far. Every delta of a stream states the token at which it starts, so a receiver
 detects lost and repeated tokens and requests the stream again (`Resume`): the replica keeps each request's tokens
-until it has ended. Every message bears (epoch, sequence): after a gap a prefix delta may be lost too, and `Resync`
-requests a snapshot anew. An ingress asks for its parts, the hottest first, when it has time for them: those of a
-large fleet would take it minutes. Between them it gets every delta, as after the last.
+until it has ended. Every message carries (epoch, sequence): after a gap a prefix delta may be lost too, and
+`Resync` requests a new snapshot. An ingress asks for its parts, the hottest first, when it has time for them,
+because those of a large fleet would take it minutes. Between them it receives every delta, as after the last part.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
-"""Number of tokens as an ingress may send it, bounded so that sums of many fit into a message."""
+"""Number of tokens in an ingress's message, bounded so that sums of many fit into a message."""
 
 
 Load = ReplicaLoad
-"""A replica's load, as one ingress needs it."""
+"""A replica's load, in the form for one ingress."""
 
 RefusalKind = Literal["never_fits", "queue_full", "stopped", "draining"]
-"""Why a replica does not take a request."""
+"""Why a replica does not accept a request."""
 
 Trial = Literal["alone", "beside"]
-"""How a request runs that may have ended an engine: where no other such request does, or anywhere."""
+"""Where a request runs that may have ended an engine: where no other such request does, or anywhere."""
 
 CLEARED_TOKENS = 8
-"""Tokens of a suspect, computed at another replica, after which it is none any more. A replica dies with a step
-that it has not sent, a token and up to `max_drafts` draft tokens: the next replica computes these again before it
-gets to what may have ended the first."""
+"""Tokens of a suspect, computed at another replica, after which it is cleared. A dying replica loses a step that
+it has not sent, a token and up to `max_drafts` draft tokens: the next replica computes these again before it
+reaches the cause of the first one's death."""
 
 
 class MalformedMessage(ValueError):
@@ -89,10 +89,10 @@ class Resume(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class Resync(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Send the first part of a snapshot: nothing is known of the cache yet, or a delta may have been lost."""
+    """Send the first part of a snapshot, because nothing is known of the cache yet, or a delta may be lost."""
 
     is_store: bool = False
-    """Whether this is about the files from which the replica reads, and not about its cache."""
+    """Whether this is about the files from which the replica reads, instead of its cache."""
 
 
 class NextPart(msgspec.Struct, tag=6, array_like=True, frozen=True):
@@ -109,11 +109,11 @@ class KVOrigin(msgspec.Struct, array_like=True, frozen=True):
     secret: str
     public_key: str
     num_tokens: Count
-    """Leading tokens that are there."""
+    """Leading tokens whose KV is there."""
 
 
 class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
-    """Run a request. Sent again under the same id it is not run again: its stream is sent from the start."""
+    """Run a request. Sent again under the same id, it is not run again: its stream is sent from the start."""
 
     number: Count
     """Counts the requests of this ingress to this replica, from 1."""
@@ -129,18 +129,18 @@ class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     priority: int = 0
     salt: str = ""
     tenant: str = ""
-    """Who shares the engine with others: a tenant, or an address where there are no tenants."""
+    """The party that shares the engine with others: a tenant, or an address where there are no tenants."""
     trial: Trial | None = None
     """How it runs if it may have ended another replica's engine, until it has CLEARED_TOKENS tokens. A replica
-    refuses one that is to run alone while it has others, and accepts it before its engine gets it."""
+    with other suspects refuses it if it must run without them, and accepts it before its engine receives it."""
     origin: KVOrigin | None = None
-    """Whom to ask for KV; None: nobody."""
+    """The source to ask for KV; None: no source."""
     is_deferrable: bool = False
-    """Whether it gives way to every request that is not."""
+    """Whether it yields to every request that is not deferrable."""
 
 
 class Backlog(msgspec.Struct, tag=5, array_like=True, frozen=True):
-    """What waits in the ingress's admission for an engine of this model, and what it has turned away so far."""
+    """Requests that wait in the ingress's admission for this model's engines, and a count of those that left."""
 
     num_requests: Count = 0
     num_tokens: Count = 0
@@ -180,7 +180,7 @@ class Unknown(msgspec.Struct, tag=14, array_like=True, frozen=True):
 
 
 class NotRun(msgspec.Struct, tag=17, array_like=True, frozen=True):
-    """The replica does not run the request: it refused it, "failed" to take it, or its engine has ended."""
+    """The replica does not run the request: it refused it, "failed" to accept it, or its engine has ended."""
 
     epoch: int
     seq: int
@@ -209,10 +209,10 @@ class Heartbeat(msgspec.Struct, tag=13, array_like=True, frozen=True):
 
 
 class PrefixSnapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
-    """Part of the block hashes of all prefixes a replica holds, those used last before others.
+    """Part of the block hashes of all prefixes that a replica holds, the most recently used first.
 
-    The first part replaces all that was known. One that was not asked for is empty: the replica could not send a
-    delta, and begins a new snapshot.
+    The first part replaces all that was known. An unrequested one is empty: the replica could not send a delta,
+    and begins a new snapshot.
     """
 
     epoch: int
@@ -233,12 +233,12 @@ class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
     epoch: int
     seq: int
     stored: bytes
-    """Block hashes, uint64, little endian. They are on the device unless `moved` has them too."""
+    """Block hashes, uint64, little endian. They are on the device unless `moved` also has them."""
     evicted: bytes
     moved: bytes = b""
-    """Block hashes of held blocks whose fastest tier is another from now on."""
+    """Block hashes of held blocks whose fastest tier has changed."""
     tiers: bytes = b""
-    """That tier, a byte for each block of `moved`."""
+    """Their new tier, a byte for each block of `moved`."""
     is_store: bool = False
     """As in `Resync`."""
 
@@ -250,7 +250,7 @@ ToIngress = Sequenced | Refused
 encode = msgspec.msgpack.Encoder().encode
 _to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
 _to_ingress: msgspec.msgpack.Decoder[ToIngress] = msgspec.msgpack.Decoder(ToIngress)
-# RecursionError: the decoder skips surplus fields however deeply they are nested.
+# RecursionError: the decoder skips surplus fields at any depth of nesting.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -293,7 +293,7 @@ def unpack_hashes(data: bytes) -> array[int]:
 
 
 def unpack_tiers(tiers: bytes, hashes: bytes) -> bytes:
-    """Return the tier of each hash. Raises MalformedMessage when there are not as many."""
+    """Return the tier of each hash. Raises MalformedMessage if their numbers differ."""
     if 8 * len(tiers) != len(hashes):
         raise MalformedMessage(f"{len(tiers)} tiers are given for {len(hashes)} bytes of hashes, 8 for each")
     return tiers

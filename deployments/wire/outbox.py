@@ -4,8 +4,8 @@
                sent ──────▲ num_sent: the next message starts here
 
 An ingress that is slow, away or reconnecting needs no queue of messages: its unsent tokens are one slice. Memory
-is bounded by the requests' own lengths, and a late ingress gets everything merged into one delta, or into a few
-where one would be too large: streams then take turns, so that a long one does not hold up the others.
+is bounded by the requests' own lengths, and a late ingress receives everything merged into one delta, or into a
+few if one would be too large: streams then take turns, so that a long one does not delay the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.values.logprobs import TokenLogprobs
 from engine.values.stream_delta import StreamDelta
 
 MAX_BATCH_BYTES = 2**20
-"""About the most bytes of tokens in a message: an ingress's event loop decodes it at once."""
+"""Approximate limit of the bytes of tokens in a message, which an ingress's event loop decodes in one piece."""
 _TOKEN_BYTES = 5
 """Bytes of a token id on the wire, at most."""
 
@@ -46,7 +46,7 @@ class StreamLog:
     has_ended: bool = False
     """Whether the request has ended, so that no tokens follow."""
     was_aborted: bool = False
-    """Whether the engine was told to abort it."""
+    """Whether the engine was asked to abort it."""
 
     def record(self, later: StreamDelta, now: float) -> None:
         """Append the next delta."""
@@ -61,14 +61,14 @@ class StreamLog:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether tokens, log-probabilities or the end were not sent."""
+        """Whether tokens, log-probabilities or the end are unsent."""
         scores = self.delta.prompt_logprobs
         is_prompt_sent = scores is None or self.prompt_sent >= scores.end
         return self.num_sent < self.delta.end or not is_prompt_sent or self.has_ended != self.is_end_sent
 
     def unsent(self, max_bytes: int) -> tuple[StreamDelta, int]:
-        """Return what was not sent, as one delta: all of it, or as much as has about `max_bytes` on the wire; and
-        its size there.
+        """Return the unsent output as one delta: all of it, or a part with about `max_bytes` on the wire; and its
+        size there.
         """
         unsent = self.delta.since(self.num_sent, self.prompt_sent)
         if not self.has_ended and self.timed_at <= self.num_sent:
@@ -100,14 +100,14 @@ class Outbox:
     def __init__(self) -> None:
         self._logs: dict[str, StreamLog] = {}
         self._by_ingress: dict[str, set[str]] = {}
-        self._dirty: dict[str, dict[str, None]] = {}  # ingress -> its streams with something to send, in order
+        self._dirty: dict[str, dict[str, None]] = {}  # ingress -> its streams with unsent output, in order
         self._ended: dict[str, None] = {}  # ended streams, in the order of their ends
         self._num_live_of: Counter[str] = Counter()
         self.num_live = 0
 
     @property
     def num_kept(self) -> int:
-        """Number of requests, those included that have ended and may be asked for again."""
+        """Number of requests, including those that have ended and may be requested again."""
         return len(self._logs)
 
     def open(self, request_id: str, ingress_id: str) -> None:
@@ -119,7 +119,7 @@ class Outbox:
         self._count_live(ingress_id, 1)
 
     def accept(self, request_id: str) -> None:
-        """Have an empty delta tell that the request was accepted, unless it has output, which tells as much."""
+        """Make an empty delta report the acceptance of a request, unless it has output, which also reports it."""
         log = self._logs.get(request_id)
         if log is not None and log.delta.is_empty:
             self._touch(log.ingress_id, request_id)
@@ -137,7 +137,7 @@ class Outbox:
         return log.ingress_id
 
     def resume(self, ingress_id: str, received: Mapping[str, int]) -> list[str]:
-        """Mark what these streams have not received as unsent; return the ids that are unknown here."""
+        """Mark the output that these streams have not received as unsent; return the ids that are unknown here."""
         unknown = []
         for request_id, num_received in received.items():
             log = self._logs.get(request_id)
@@ -163,11 +163,11 @@ class Outbox:
         return found
 
     def has_unsent(self, ingress_id: str) -> bool:
-        """Return whether there is anything to send to an ingress."""
+        """Return whether there is any output to send to an ingress."""
         return ingress_id in self._dirty
 
     def mark_sent(self, ingress_id: str, deltas: Iterable[StreamDelta]) -> None:
-        """Record that these deltas from `unsent` were sent. A stream with more to send goes behind the others."""
+        """Record that these deltas from `unsent` were sent. A stream with more to send moves behind the others."""
         for delta in deltas:
             self._clean(ingress_id, delta.request_id)
             log = self._logs[delta.request_id]
@@ -202,7 +202,7 @@ class Outbox:
     def take_unaborted(self, ingress_id: str) -> list[str]:
         """Return the unfinished requests of an ingress that were not returned before, for the engine to abort.
 
-        It takes them off its inbox only between steps, so each is asked for once.
+        It removes them from its inbox only between steps, so each is requested once.
         """
         found = [id_ for id_ in self.live_of(ingress_id) if not self._logs[id_].was_aborted]
         for request_id in found:
@@ -264,7 +264,7 @@ def size_of(delta: StreamDelta) -> int:
 def _beginning(delta: StreamDelta, max_bytes: int) -> StreamDelta:
     """Return the part of a delta that has about `max_bytes`, at least one token or one record of its prompt.
 
-    An end comes with the last token, and a search's only delta cannot be parted.
+    An end comes with the last token, and a search's only delta cannot be divided.
     """
     scores = delta.prompt_logprobs
     if scores is not None and len(scores.records) > max_bytes:

@@ -1,7 +1,7 @@
-"""A replica's TCP connections: failed handshakes are counted, and what never ends a message is cut.
+"""A replica's TCP connections: failed handshakes are counted, and connections with endless messages are closed.
 
 ZeroMQ bounds each part of a message (MAXMSGSIZE) and how many messages wait (RCVHWM), but not how many parts a
-message has, and it hands over none of them before the last has come. So a message that never ends is seen only
+message has, and it delivers none of them before the last has come. So an endless message is visible only
 from outside: the kernel counts more bytes from a connection than could wait in messages, and none was received.
 """
 
@@ -20,7 +20,7 @@ from deployments.wire.handshake import Socket
 from deployments.wire.sockets import MAX_REQUEST_BYTES, MAX_WAITING
 
 MAX_UNFINISHED_BYTES = (MAX_WAITING + 2) * MAX_REQUEST_BYTES
-"""What may come from a connection after the last message received from it: all that can wait, and one more."""
+"""Most bytes from a connection after the last message received from it: all that can wait, and one more."""
 CHECK_S = 0.1
 """Seconds between two looks at the connections."""
 
@@ -33,7 +33,7 @@ _FAILED = (
 _EVENTS_PER_TURN = 1000
 _EVENT = struct.Struct("=HI")
 _TCP_INFO: int | None = getattr(sockets, "TCP_INFO", None)
-"""The socket option; None where the system has none: there, messages that never end are not noticed."""
+"""The socket option; None where the system has none, so that endless messages are not noticed."""
 _RECEIVED_AT = 128  # offset of tcpi_bytes_received, u64, in Linux's struct tcp_info
 
 
@@ -41,7 +41,7 @@ class Peers:
     """The connections to one ROUTER socket, by file descriptor. Belongs to the wire's thread."""
 
     def __init__(self, socket: Socket, counts: Counter[str], max_unfinished_bytes: int | None = None) -> None:
-        """Watch a socket that is not bound yet; `counts` gets "handshake" and "endless"."""
+        """Watch a socket that is not bound yet; `counts` counts "handshake" and "endless"."""
         self._max_unfinished = max_unfinished_bytes or MAX_UNFINISHED_BYTES
         self._events: Socket = socket.get_monitor_socket(_ACCEPTED | _ENDED | _FAILED)
         self._router, self._counts = socket, counts
@@ -53,7 +53,7 @@ class Peers:
 
     @property
     def socket(self) -> Socket:
-        """The socket at which ZeroMQ reports; call `look` when it is readable."""
+        """The socket on which ZeroMQ reports; call `look` when it is readable."""
         return self._events
 
     def heard(self, connection: int) -> None:
@@ -61,7 +61,7 @@ class Peers:
         self._heard.add(connection)
 
     def look(self, now: float) -> None:
-        """Take in which connections began and ended; now and then, cut those that never end a message."""
+        """Note which connections began and ended; now and then, close those with endless messages."""
         for event, connection in self._news():
             if event & _FAILED:
                 self._counts["handshake"] += 1
@@ -83,20 +83,20 @@ class Peers:
         self._heard.clear()
 
     def cut(self, connection: int) -> None:
-        """End a connection; ZeroMQ then drops what it has of an unfinished message."""
+        """End a connection; ZeroMQ then drops its part of an unfinished message."""
         with contextlib.suppress(OSError), self._duplicate(connection) as ours:
-            # ZeroMQ closes it then; without the option, a peer that waits for room to send would hear of it late.
+            # ZeroMQ closes it then; without the option, a peer that waits for room to send would notice it late.
             ours.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
             ours.shutdown(sockets.SHUT_RDWR)
 
     def close(self) -> None:
-        """Watch no longer. Idempotent."""
+        """Stop watching. Idempotent."""
         if not self._events.closed:
             self._router.disable_monitor()
             self._events.close()
 
     def _news(self) -> Iterator[tuple[int, int]]:
-        """Yield what ZeroMQ has reported: an event, and the connection if the event has one."""
+        """Yield ZeroMQ's reports: an event, and the connection if the event has one."""
         for _ in range(_EVENTS_PER_TURN):
             try:
                 data, _endpoint = self._events.recv_multipart(zmq.NOBLOCK)
@@ -105,7 +105,7 @@ class Peers:
             yield _EVENT.unpack(data)
 
     def _bytes_received(self, connection: int) -> int:
-        """Return how many bytes the kernel has received from a connection; 0 if it cannot be told."""
+        """Return how many bytes the kernel has received from a connection; 0 if it is unknown."""
         if _TCP_INFO is None:
             return 0
         with contextlib.suppress(OSError), self._duplicate(connection) as ours:
@@ -116,9 +116,9 @@ class Peers:
 
     @contextlib.contextmanager
     def _duplicate(self, connection: int) -> Iterator[sockets.socket]:
-        """Hold a connection, so that its descriptor cannot become another's meanwhile. Raises OSError.
+        """Hold a connection, so that its descriptor is not reused meanwhile. Raises OSError.
 
-        ZeroMQ may have closed it just now, and the descriptor may be of any other file or connection.
+        ZeroMQ may have just closed it, and the descriptor may belong to any other file or connection.
         """
         with sockets.socket(fileno=os.dup(connection)) as ours:
             if ours.getsockname()[1] != self.port:

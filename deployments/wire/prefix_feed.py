@@ -4,9 +4,9 @@
     each period           delta ── delta ─────────── delta ── delta ── delta ─────────── delta ── delta ...
 
 Deltas and parts come from one thread and in one order. A part has only blocks that are held when it is sent, and
-what is stored after the first part is in a delta: so parts and deltas together are what the cache holds.
+blocks stored after the first part are in a delta, so parts and deltas together are the cache's contents.
 
-A second feed tells of the files from which the replica reads, to ingresses that ask it for them.
+A second feed reports the files from which the replica reads, to ingresses that ask it for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deployments.wire import messages
 from deployments.wire.session import Knowledge, Session
 
 PART_BLOCKS = 4096
-"""Most blocks of a message, which bounds the time for which reading one blocks an ingress."""
+"""Most blocks of a message, which bounds the time for which decoding it blocks an ingress."""
 
 Post = Callable[[str, Session, bytes], bool]
 """Sends a message to an ingress; returns False when it cannot be sent now."""
@@ -33,15 +33,15 @@ class PrefixSource(Protocol):
         ...
 
     def drain_moves(self) -> Mapping[int, int]:
-        """Return the blocks held at the last drain whose fastest tier is another than was told, with that tier."""
+        """Return the blocks held at the last drain whose reported tier is outdated, and their fastest tier."""
         ...
 
     def tiers(self, hashes: Sequence[int]) -> bytes:
-        """Return the tier that was told of each block, a byte each; empty where all are on the device."""
+        """Return the reported tier of each block, a byte each; empty if all are on the device."""
         ...
 
     def snapshot(self) -> Iterator[int]:
-        """Yield the hashes held at the last drain, the hottest first. Those evicted meanwhile are left out."""
+        """Yield the hashes held at the last drain, the hottest first, without those evicted meanwhile."""
         ...
 
 
@@ -80,16 +80,16 @@ class SnapshotPart(NamedTuple):
 
 
 class PrefixFeed:
-    """Follows what each ingress knows of the cache, or of a store. Belongs to the wire's thread."""
+    """Tracks what each ingress knows of the cache, or of a store. Belongs to the wire's thread."""
 
     def __init__(self, source: PrefixSource, period_s: float, *, is_store: bool = False) -> None:
         self._source, self._period_s, self._is_store = source, period_s, is_store
         self._next_at = 0.0
 
     def send_due(self, now: float, epoch: int, sessions: Mapping[str, Session], post: Post) -> None:
-        """Once a period, send what has changed to the ingresses whose snapshots have begun.
+        """Once a period, send the changes to the ingresses whose snapshots have begun.
 
-        One that misses a change begins anew: it gets an empty first part, and asks for the others.
+        An ingress that misses a change starts again: it receives an empty first part, and asks for the others.
         """
         if now < self._next_at:
             return
@@ -109,9 +109,9 @@ class PrefixFeed:
                         break
 
     def next_part(self, session: Session) -> SnapshotPart:
-        """Return the part that an ingress has asked for; call `sent` then. O(its blocks), for the first O(all)."""
+        """Return the part that an ingress has requested; call `sent` then. O(its blocks), for the first O(all)."""
         known = self._known(session)
-        is_first = known.wants_anew or known.knowledge != "current" or known.snapshot is None
+        is_first = known.wants_first or known.knowledge != "current" or known.snapshot is None
         if is_first:
             self._begin(known)
         assert known.snapshot is not None
@@ -122,7 +122,7 @@ class PrefixFeed:
     def sent(
         self, session: Session, part: SnapshotPart, is_sent: bool, otherwise: Literal["none", "outdated"] = "none"
     ) -> None:
-        """Note whether a part was sent. If not, an ingress that has asked for it asks again after a while."""
+        """Note whether a part was sent. If not, an ingress that has requested it asks again after a while."""
         known = self._known(session)
         if not is_sent:
             known.knowledge = otherwise
@@ -133,7 +133,7 @@ class PrefixFeed:
         return session.store if self._is_store else session.cache
 
     def _begin(self, known: Knowledge) -> None:
-        known.snapshot, known.knowledge, known.wants_anew = self._source.snapshot(), "current", False
+        known.snapshot, known.knowledge, known.wants_first = self._source.snapshot(), "current", False
 
 
 _Piece = tuple[bytes, bytes, bytes, bytes]

@@ -1,7 +1,7 @@
-"""Receives a replica's messages one by one, and ends connections whose messages have parts of their own.
+"""Receives a replica's messages one by one, and ends connections whose messages have several parts.
 
-An ingress's message has one part, before which ZeroMQ puts the sender's identity. What has more is none of ours,
-and may have millions: they are dropped one at a time, so that each counts for what a turn may take.
+An ingress's message has one part, before which ZeroMQ puts the sender's identity. A message with more is not from
+an ingress, and may have millions of parts: they are dropped one at a time, so that each counts for a turn's limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sends a replica's messages to its ingresses: their unsent tokens, the engine's load, heartbeats.
 
-A session lasts from an ingress's hello to its next one, or to the end of its connection. Its messages are counted,
-so that an ingress notices a lost one. Tokens that cannot be sent now stay in the outbox.
+A session lasts from an ingress's hello to its next one, or to the end of its connection. Its messages are
+numbered, so that an ingress notices a lost one. Tokens that cannot be sent now stay in the outbox.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sender:
         counts: Counter[str],
         on_end: Callable[[str], None],
     ) -> None:
-        """`counts` gets "congested"; `on_end` is called with each ingress whose session has ended."""
+        """`counts` counts "congested"; `on_end` is called with each ingress whose session has ended."""
         self._socket, self._epoch, self._outbox, self._heartbeat_s = socket, epoch, outbox, heartbeat_s
         self._engine_load, self._counts, self._on_end = engine_load, counts, on_end
         self.sessions: dict[str, Session] = {}
@@ -44,11 +44,11 @@ class Sender:
         self._is_closed = False
 
     def ingress_of(self, identity: bytes) -> str | None:
-        """Return the ingress whose connection that is; None before it has said hello."""
+        """Return the ingress that uses this connection; None before it has said hello."""
         return self._ingress_of.get(identity)
 
     def begin(self, ingress_id: str, identity: bytes, hello_number: int) -> Session:
-        """Begin an ingress's session, and end its earlier one. A connection is one ingress's."""
+        """Begin an ingress's session, and end its earlier one. A connection belongs to one ingress."""
         self.end(ingress_id)
         self.end(self._ingress_of.get(identity, ""))
         self.sessions[ingress_id] = session = Session(identity, hello_number)
@@ -56,14 +56,14 @@ class Sender:
         return session
 
     def end(self, ingress_id: str) -> None:
-        """End an ingress's session. It may have none."""
+        """End an ingress's session. There may be none."""
         session = self.sessions.pop(ingress_id, None)
         if session is not None:
             self._ingress_of.pop(session.identity, None)
             self._on_end(ingress_id)
 
     def flush(self, ingress_id: str, now: float) -> None:
-        """Send an ingress a message of unsent tokens. Those that it has no room for, and those that cannot be sent
+        """Send an ingress a message of unsent tokens. Those that do not fit into it, and those that cannot be sent
         now, stay in the outbox until the next one.
         """
         session = self.sessions.get(ingress_id)
@@ -74,14 +74,14 @@ class Sender:
             self._outbox.mark_sent(ingress_id, deltas)
 
     def beat(self, now: float) -> None:
-        """Send each ingress its unsent tokens, and a heartbeat when the load that it knows becomes old."""
+        """Send each ingress its unsent tokens, and a heartbeat when its view of the load becomes old."""
         for ingress_id, session in list(self.sessions.items()):
             self.flush(ingress_id, now)
             if now - session.last_load >= self._heartbeat_s * 0.8:
                 self._send(ingress_id, session, [], now)
 
     def post(self, ingress_id: str, session: Session, data: bytes) -> bool:
-        """Send a message with the session's next number. Return False when that is impossible now, or for ever."""
+        """Send a message with the session's next number. Return False when that is impossible now, or forever."""
         if self._is_closed:
             return False
         try:
@@ -99,7 +99,7 @@ class Sender:
         return True
 
     def close(self) -> None:
-        """Send nothing any more. The socket is its owner's."""
+        """Stop sending. The socket belongs to the owner."""
         self._is_closed = True
 
     def _send(self, ingress_id: str, session: Session, deltas: list[StreamDelta], now: float) -> bool:
@@ -117,7 +117,7 @@ class Sender:
         return is_sent
 
     def _load(self, ingress_id: str, session: Session, now: float) -> Load:
-        """Return the engine's load, as that ingress needs it. It is read once for all that are told at `now`."""
+        """Return the engine's load for that ingress. It is read once for all that receive it at `now`."""
         if self._load_read_at != now:
             self.last_load, self._load_read_at = self._engine_load(), now
         return structs.replace(

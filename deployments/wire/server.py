@@ -1,11 +1,11 @@
-"""The replica's end of the wire: a ROUTER socket that takes the ingresses' requests and sends them their tokens.
+"""The replica's end of the wire: a ROUTER socket that receives requests from ingresses and sends their tokens.
 
     wire's thread     receive ─▶ decode ─▶ on_generate, on_abort, the outbox; heartbeats
     engine's thread   publish ─▶ one message per ingress
 
 The engine's thread itself sends a step's tokens: another thread would first have to acquire Python's interpreter
-lock, which a busy engine seldom releases. It decodes nothing. A lock guards the socket and the outbox, and no code
-that holds it blocks.
+lock, which a busy engine seldom releases. It decodes no messages. A lock guards the socket and the outbox, and no
+code that holds it blocks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TURN_MESSAGES = 64
 TURN_BYTES = 2**22
 """Bytes of messages after which such a turn ends as well."""
 TURN_PAUSE_S = 0.001
-"""Pause after a full turn of messages, in which the engine's thread gets Python's interpreter lock."""
+"""Pause after a full turn of messages, in which the engine's thread can acquire Python's interpreter lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class WireTimings:
     keep_ended_s: float = 10.0
     """Time for which an ended stream can still be requested again."""
     absent_ingress_s: float = 10.0
-    """Time without its ingress after which a request is aborted, as no client would read it."""
+    """Time without its ingress after which a request is aborted, because no client would read it."""
     cache_period_s: float = 0.25
     """Time between two deltas of the prefix cache."""
 
 
 class RequestHandler(Protocol):
-    """Takes the ingresses' requests. The methods are called in the wire's thread, which they must not block."""
+    """Handles the ingresses' requests. The methods are called in the wire's thread, which they must not block."""
 
     def on_generate(self, ingress_id: str, request: Generate) -> None:
         """Answer with `WireServer.open` and `accept`, or with `refuse`, now or later. A request may come twice."""
@@ -92,7 +92,7 @@ class RequestHandler(Protocol):
 
 
 class WireServer:
-    """Takes requests and delivers their tokens. All methods are callable from any thread."""
+    """Receives requests and delivers their tokens. All methods are callable from any thread."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class WireServer:
         store: PrefixSource | None = None,
     ) -> None:
         """`load` returns the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`, `store`
-        the files from which it reads; `model` is the model's fingerprint, "" when it has none. Raises OSError when
+        the files from which it reads; `model` is the model's fingerprint, "" if it has none. Raises OSError when
         no port of `settings` is free.
         """
         self.replica = replica
@@ -127,7 +127,7 @@ class WireServer:
         self._absent_since: dict[str, float] = {}
         self._backlogs = Backlogs()
         self._lock = threading.RLock()
-        self._clock = AwakeClock(time.monotonic)  # no ingress is absent because this process stood still
+        self._clock = AwakeClock(time.monotonic)  # no ingress is absent because this process was suspended
         self._context = zmq.Context(io_threads=1)
         self._closing = threading.Event()
         self._open_socket(host)
@@ -174,14 +174,14 @@ class WireServer:
             return True
 
     def accept(self, request_id: str) -> None:
-        """Tell the ingress that the engine accepted an opened request: with its first tokens or before the next
-        heartbeat, because a message for this alone would cost as much as the one with the tokens.
+        """Notify the ingress that the engine accepted an opened request: with its first tokens or before the next
+        heartbeat, because a separate message would cost as much as the one with the tokens.
         """
         with self._lock:
             self._outbox.accept(request_id)
 
     def accept_now(self, request_id: str, ingress_id: str) -> None:
-        """Tell the ingress at once that the request is accepted, in a message of its own."""
+        """Notify the ingress immediately, in a separate message, that the request is accepted."""
         with self._lock:
             self._outbox.accept(request_id)
             self._sender.flush(ingress_id, self._now())
@@ -200,7 +200,7 @@ class WireServer:
         reason: str,
         retry_after_s: float = 1.0,
     ) -> None:
-        """Tell an ingress why the engine does not run its request."""
+        """Notify an ingress why the engine does not run its request."""
         with self._lock:
             session = self._sender.sessions.get(ingress_id)
             if session is not None:
@@ -214,7 +214,7 @@ class WireServer:
             self._outbox.forget([request_id])
 
     def fail_all(self, reason: str) -> None:
-        """Drop all unfinished requests, and tell their ingresses that they do not go on here."""
+        """Drop all unfinished requests, and notify their ingresses that this replica does not continue them."""
         with self._lock:
             for ingress_id in self._outbox.ingresses():
                 for request_id in self._outbox.live_of(ingress_id):
@@ -241,7 +241,7 @@ class WireServer:
 
     @property
     def num_kept(self) -> int:
-        """Number of requests whose output is kept, ended ones included."""
+        """Number of requests whose output is kept, including ended ones."""
         return self._outbox.num_kept
 
     @property
@@ -250,12 +250,12 @@ class WireServer:
         return len(self._sender.sessions)
 
     def has_streams_of(self, ingress_id: str) -> bool:
-        """Return whether any output of this ingress's requests is still to be produced or sent."""
+        """Return whether any output of this ingress's requests has yet to be produced or sent."""
         with self._lock:
             return self._outbox.num_live_of(ingress_id) > 0 or self._outbox.has_unsent(ingress_id)
 
     def backlog(self) -> BacklogTotals:
-        """Return what waits in the admission of the ingresses that report to this replica."""
+        """Return the waiting requests of the ingresses that report to this replica."""
         with self._lock:
             return self._backlogs.totals(self._now())
 
@@ -292,7 +292,7 @@ class WireServer:
             now = self._now()
             is_due, is_more = now >= tick_at, False
             try:
-                # To ask a socket that has nothing costs as much as to send a message.
+                # Asking a socket without messages costs as much as sending one.
                 if is_due or doorkeeper in signalled:
                     self._doorkeeper.answer()
                 if is_due or peers in signalled:
@@ -322,7 +322,7 @@ class WireServer:
     def _receive_turn(self) -> bool:
         """Handle messages that have arrived, in the wire's thread, which decodes them without the lock.
 
-        Return whether the turn is over before their end. ZeroMQ takes turns among the ingresses.
+        Return whether the turn ended before they did. ZeroMQ takes turns among the ingresses.
         """
         num_messages = num_bytes = 0
         while not self._closing.is_set():
@@ -364,13 +364,13 @@ class WireServer:
             session = self._sender.sessions[ingress_id]
             if isinstance(message, Resync | NextPart):
                 known = session.store if message.is_store else session.cache
-                known.wants_anew = known.wants_anew or isinstance(message, Resync)
+                known.wants_first = known.wants_first or isinstance(message, Resync)
                 self._asking[ingress_id, message.is_store] = session
                 return None
             session.dispatches_seen = max(session.dispatches_seen, message.number)
             if self._outbox.is_known(message.request_id):
                 return self._again(ingress_id, message)
-        # Making a long prompt's request takes milliseconds, in which the engine's thread can send.
+        # Building a long prompt's request takes milliseconds, in which the engine's thread can send.
         try:
             return self._handler.on_generate(ingress_id, message)
         except Exception:
@@ -378,9 +378,9 @@ class WireServer:
             raise
 
     def _send_parts(self) -> None:
-        """Send each ingress the part of a snapshot that it waits for: one, however often it has asked in the turn.
+        """Send each ingress the part of a snapshot that it waits for: one, however often it asked in this turn.
 
-        The part is made without the lock, so that the engine's thread can send.
+        The part is built without the lock, so that the engine's thread can send.
         """
         while self._asking:
             (ingress_id, is_store), session = self._asking.popitem()
@@ -394,7 +394,7 @@ class WireServer:
             feed.sent(session, part, is_sent)
 
     def _again(self, ingress_id: str, request: Generate) -> None:
-        """Answer a request that has come before, from this ingress or under an id that is another's."""
+        """Answer a repeated request, from this ingress or under an id that another ingress uses."""
         if self._outbox.owns(ingress_id, request.request_id):
             return self._resume(ingress_id, {request.request_id: 0})
         return self.refuse(ingress_id, request.request_id, "never_fits", "the request's id is already in use")
@@ -435,7 +435,7 @@ class WireServer:
             return self._clock.now()
 
     def _tick_period_s(self) -> float:
-        """Return the time until the next tick: an idle engine's load stays, and nothing is on its way."""
+        """Return the time until the next tick: an idle engine's load is constant, and no message is in transit."""
         period_s, load = self._timings.heartbeat_s / 2, self._sender.last_load
         if self._outbox.num_kept or load.num_running or load.num_waiting:
             return period_s

@@ -1,4 +1,4 @@
-"""One ingress's session at a replica: its address and what was sent to it."""
+"""One ingress's session at a replica: its address and the state of what was sent to it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Literal
 
 @dataclass(slots=True)
 class Knowledge:
-    """What an ingress was told of a cache, or of a store of files."""
+    """An ingress's knowledge of a cache, or of a store of files."""
 
     knowledge: Literal["none", "current", "outdated"] = "none"
-    """What the ingress knows of it: nothing, as no snapshot has begun; a part or all of it, with every
+    """The extent of it: nothing, because no snapshot has begun; a part or all of it, with every
     change since; or it lacks a change that could not be sent.
     """
     snapshot: Iterator[int] | None = None
-    """What is still to be sent of the snapshot; None when it has not begun or is whole."""
-    wants_anew: bool = False
-    """Whether the part of a snapshot that the ingress waits for is the first."""
+    """Rest of the snapshot to be sent; None when it has not begun or is complete."""
+    wants_first: bool = False
+    """Whether the ingress waits for the first part of a snapshot."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Session:
     identity: bytes
     """ZeroMQ's identity of the connection."""
     hello_number: int = 0
-    """Number of the hello with which it began; an earlier connection's, arriving late, has a smaller one."""
+    """Number of the hello with which it began; a late one of an earlier connection has a smaller number."""
     seq: int = 0
     """Sequence number of the next message."""
     last_load: float = 0.0

@@ -15,7 +15,7 @@ from deployments.wire.messages import MAX_MESSAGE_BYTES
 from router.addresses import KVAddress, ReplicaAddress
 
 MAX_REQUEST_BYTES = 16 * 2**20
-"""Largest message that an ingress may send: a request of four million tokens, or a hello that names streams."""
+"""Largest message of an ingress: a request of four million tokens, or a hello that names streams."""
 MAX_WAITING = 8
 """Messages of one ingress that wait in a replica's process; all others wait in TCP and at the ingress."""
 
@@ -31,12 +31,12 @@ def make_router(
 ) -> Socket:
     """Create a replica's socket, to which `doorkeeper` admits its peers. `bind` binds it.
 
-    Of a peer's messages, so many wait in this process, of so many bytes each.
+    The last two arguments limit the number of a peer's messages in this process, and the bytes of each.
     """
     socket = _make(context, zmq.ROUTER)
     doorkeeper.guard(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raise when a peer is gone or its pipe is full
-    # A peer that was suspended for long connects anew while its old connection still seems to be there.
+    # A peer that was suspended for long reconnects while its old connection still seems to exist.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.setsockopt(zmq.SNDHWM, 1000)
     socket.setsockopt(zmq.RCVHWM, max_waiting)
@@ -93,7 +93,7 @@ def connect_dealer(context: Context, address: ReplicaAddress) -> Socket:
 
 
 def connect_peer(context: Context, address: KVAddress, max_message_bytes: int) -> Socket:
-    """Create a replica's socket to another one, which lends it KV. Raises ZMQError for what is no address."""
+    """Create a replica's socket to another one, which lends it KV. Raises ZMQError for an invalid address."""
     socket = _make(context, zmq.DEALER)
     try:
         socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
@@ -113,7 +113,7 @@ def is_readable(socket: Socket) -> bool:
 
 
 def descriptor(socket: Socket) -> int:
-    """Return the file descriptor to poll; a readable one does not imply a message, see above."""
+    """Return the file descriptor to poll; if readable, it need not have a message, see above."""
     return int(socket.getsockopt(zmq.FD))
 
 

@@ -1,7 +1,7 @@
-"""How much is done in one turn of the event loop, by many callbacks that may all be due at once.
+"""A budget for one turn of the event loop, shared by many callbacks that may all be due together.
 
 Hundreds of connections may have news of caches, after a pause or when an ingress is new, and hundreds of streams
-may have lost their replica. One turn would then do all of it, while every other stream waits.
+may have lost their replica. Without the budget, one turn would do all of it, while every other stream waits.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ TURN_BLOCKS = 8192
 
 
 class TurnBudget:
-    """Counts what was done since the event loop's last turn. Lives on one event loop."""
+    """Counts the work done since the event loop's last turn. Lives on one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most, self._spent = most, 0
 
     @property
     def is_spent(self) -> bool:
-        """Whether all else has to wait for the next turn."""
+        """Whether all other work must wait for the next turn."""
         return self._spent >= self._most
 
     def spend(self, amount: int) -> None:
-        """Note that so much was done."""
+        """Note that so much work was done."""
         if amount and not self._spent:
-            # What waits for the next turn is called after this, as it is put off later.
+            # Work that waits for the next turn is called after this, because it is deferred later.
             asyncio.get_running_loop().call_soon(self._renew)
         self._spent += amount
 

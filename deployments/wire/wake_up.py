@@ -7,7 +7,7 @@ import os
 
 
 class WakeUp:
-    """A pipe beside a thread's sockets, which is readable once the thread was woken."""
+    """A pipe next to a thread's sockets, which is readable after the thread was woken."""
 
     def __init__(self) -> None:
         self.readable, self._writable = os.pipe()
@@ -15,16 +15,16 @@ class WakeUp:
         os.set_blocking(self._writable, False)
 
     def wake(self) -> None:
-        """Have the thread's poll return, now or when it begins. Never waits."""
+        """Make the thread's poll return, now or when it begins. Never waits."""
         with contextlib.suppress(BlockingIOError):  # it is awake
             os.write(self._writable, b"\0")
 
     def clear(self) -> None:
         """Note, in the thread, that it is awake."""
-        with contextlib.suppress(BlockingIOError):  # nobody woke it
+        with contextlib.suppress(BlockingIOError):  # it was not woken
             os.read(self.readable, 4096)
 
     def close(self) -> None:
-        """Close both ends, when nobody wakes the thread any more."""
+        """Close both ends, when no thread wakes this one any more."""
         os.close(self.readable)
         os.close(self._writable)

@@ -25,5 +25,5 @@ OBJECTIVE = 0.99
 
 
 def limit(value: float) -> tuple[Threshold, ...]:
-    """Return thresholds for a value that is good below the limit and bad from it on."""
+    """Return thresholds for a value that is good below the limit and bad from the limit on."""
     return (Threshold(value, "red"),)

@@ -25,7 +25,7 @@ _BATCH = PanelRow(
         Panel(
             "Running and waiting",
             "Requests in the batch, and those waiting: for room (capacity), or for another request that computes "
-            "the page they begin with (deferred). Much waiting for capacity beside a small batch: too few KV "
+            "the page they begin with (deferred). Much waiting for capacity with a small batch: too few KV "
             "pages.",
             Unit.COUNT,
             (
@@ -101,7 +101,7 @@ _STEPS = PanelRow(
         Panel(
             "Steps",
             "Steps per second by replica, and those that failed, by cause. None while requests wait means that an "
-            "engine stands still; one whose self-tests fail is replaced.",
+            "engine is stalled; an engine with failing self-tests is replaced.",
             Unit.EVENTS_PER_SECOND,
             (
                 Target(ENGINES.rate("engine_steps_total", "replica"), "{{replica}}"),
@@ -142,7 +142,7 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "Pages that requests use",
-            "Share of pages that are active, by replica. Near 100 % requests are preempted: run fewer at once, "
+            "Share of pages that are active, by replica. Near 100 % requests are preempted: run fewer at a time, "
             "shorten prompts, or add memory.",
             Unit.SHARE,
             (Target(_ACTIVE, "{{replica}}"),),
@@ -151,9 +151,9 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "Slots for recurrent states",
-            "Of models with recurrent layers alone: states of running requests, and snapshots, from which prompts "
-            "that begin alike go on. Without free slots, the snapshot that was not used for the longest time is "
-            "given up for a new one.",
+            "Only of models with recurrent layers: states of running requests, and snapshots, from which prompts "
+            "with the same beginning resume. Without free slots, the least recently used snapshot is given up for "
+            "a new one.",
             Unit.COUNT,
             (Target(ENGINES.gauge("state_slots", "state"), "{{state}}"),),
             is_stacked=True,
@@ -162,7 +162,7 @@ _MEMORY = PanelRow(
             "KV in host memory and files",
             "Host pages that hold the KV of preempted requests, and of prefixes that the device evicted, and all "
             "host pages, by replica. A preempted request takes pages of prefixes; when there are none, its KV is "
-            "computed again. Of files that replicas share, each counts all.",
+            "computed again. Each replica counts all of the files that it shares.",
             Unit.COUNT,
             (
                 Target(ENGINES.gauge("kv_pages", "replica", state="active", tier="host"), "{{replica}}, requests"),
@@ -173,7 +173,7 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "Preemptions",
-            "Requests put back in the queue for want of KV pages, per second. Now and then is fine; steadily "
+            "Requests put back in the queue for lack of KV pages, per second. Now and then is fine; steadily "
             "means that memory is too small for the load. Their KV is copied to host memory (swap) or computed "
             "again.",
             Unit.EVENTS_PER_SECOND,
@@ -181,8 +181,8 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "Evictions",
-            "Cached pages given up per second: for want of room (capacity), or because the cache was emptied "
-            "(reset). What a device gives up goes to host memory if several requests have used it.",
+            "Cached pages given up per second: for lack of room (capacity), or because the cache was emptied "
+            "(reset). The device's go to host memory if several requests have used them.",
             Unit.PAGES_PER_SECOND,
             (Target(ENGINES.rate("kv_evictions_total", "tier", "reason"), "{{tier}}, {{reason}}"),),
             is_stacked=True,
@@ -190,8 +190,8 @@ _MEMORY = PanelRow(
         Panel(
             "Pages moved",
             "KV pages copied per second: out of the device to host memory, from there to files, to replicas that "
-            "fetch them (peer), and in again when a prompt or a preempted request continues there. In without out "
-            "is best: what was copied once is used often. Those that failed were computed.",
+            "fetch them (peer), and in again when a prompt or a preempted request continues there. Many in and "
+            "few out are best: a page that was copied once is used often. Failed pages were computed.",
             Unit.PAGES_PER_SECOND,
             (
                 Target(ENGINES.rate("kv_transfer_pages_total", "tier", "direction"), "{{tier}}, {{direction}}"),
@@ -209,8 +209,8 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "Events for other routers",
-            "Blocks per second that routers of others were told of (engines.kv_events), and requests of theirs "
-            "for what they missed: kept events were sent, or all that is held (snapshot), or neither.",
+            "Blocks per second that were announced to other systems' routers (engines.kv_events), and their "
+            "requests for missed events: kept events were sent, or all that is held (snapshot), or neither.",
             Unit.EVENTS_PER_SECOND,
             (
                 Target(ENGINES.rate("kv_event_blocks_total", "event"), "blocks {{event}}"),

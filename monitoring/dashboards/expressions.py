@@ -1,6 +1,6 @@
 """Build PromQL over Raydix's metrics. A name that is not in the table of metrics raises KeyError.
 
-The replica "gone" holds the counts of replicas that ended. It jumps when one ends, so rates leave it out.
+The replica "gone" holds the counts of replicas that ended. It jumps when one ends, so rates omit it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ WINDOW = "$__rate_interval"
 
 
 class Expressions:
-    """Expressions restricted to what a dashboard's variables choose.
+    """Expressions restricted to the choices in a dashboard's variables.
 
     `per_replica` restricts the engines' counters and gauges to the chosen replicas. Histograms are merged over
     replicas, and the ingresses' metrics belong to no replica.

@@ -1,4 +1,4 @@
-"""The model of a dashboard: rows of panels on a grid of 24 columns. Becomes Grafana's JSON or a picture."""
+"""The model of a dashboard: rows of panels on a grid of 24 columns, converted to Grafana's JSON."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Target:
     legend: str
     """A series' name; {{label}} stands for a label's value."""
     is_sparse: bool = False
-    """Whether the query has no data until an event that a healthy application may never see."""
+    """Whether the query has no data until an event that may never occur in a healthy application."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A value from which on a panel shows a colour."""
+    """A value from which a panel shows a colour."""
 
     value: float
     color: Literal["green", "orange", "red"]
@@ -53,11 +53,11 @@ class Panel:
 
     title: str
     description: str
-    """What the panel shows, what is good, and where to look when it is not."""
+    """The content of the panel, which values are good, and where to look when they are not."""
     unit: Unit
     targets: tuple[Target, ...]
     width: int = 8
-    """Width in columns, of which the grid has 24."""
+    """Width in columns; the grid has 24."""
     kind: Literal["timeseries", "stat"] = "timeseries"
     is_stacked: bool = False
     base: Literal["green", "orange", "red"] = "green"

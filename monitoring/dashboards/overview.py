@@ -1,4 +1,4 @@
-"""The Overview dashboard: how good the service is to its users, and how much it does."""
+"""The Overview dashboard: the service's quality for its users, and its throughput."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ _THROUGHPUT = PanelRow(
         ),
         Panel(
             "Length of requests",
-            "Median and 95th percentile of tokens in prompts and answers. A change of latency should be judged "
-            "beside it.",
+            "Median and 95th percentile of tokens in prompts and answers. Judge a change of latency together with "
+            "it.",
             Unit.TOKENS,
             tuple(
                 Target(FLEET.quantile(q, f"request_{part}_tokens"), f"{part} p{q * 100:g}")
@@ -201,7 +201,7 @@ _GRAMMARS = PanelRow(
     "Structured output",
     (
         Panel(
-            "Grammars by what came of them",
+            "Grammars by result",
             "Requests whose answer must match a grammar, per second. hit: known to be usable; miss: checked and "
             "usable; rejected: not usable, a 400; timeout: too complex, a 400 as well.",
             Unit.REQUESTS_PER_SECOND,
@@ -271,8 +271,8 @@ _ERRORS = PanelRow(
         ),
         Panel(
             "Delay of event loops",
-            "The longest of the last minute, by ingress: no token of any of its streams goes on meanwhile. Below "
-            "0.05 s on a machine that has a core for it. Its own part is what the ingress computed; in the rest "
+            "The longest of the last minute, by ingress: all its streams pause meanwhile. Below "
+            "0.05 s on a machine that has a core for it. Its own part is the ingress's computing; in the rest "
             "it waited for a processor.",
             Unit.SECONDS,
             (

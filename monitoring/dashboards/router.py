@@ -1,4 +1,4 @@
-"""The Router dashboard: where requests go, why, and how good the decisions are."""
+"""The Router dashboard: which replicas receive requests, why, and how good the decisions are."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DECISIONS = PanelRow(
     (
         Panel(
             "Decisions by reason",
-            "Why requests went where they went, per second. holder: the replica with the longest cached prefix; "
+            "Why requests went to their replicas, per second. holder: the replica with the longest cached prefix; "
             "cheaper: it costs less although it holds less; cold: no replica holds any of it; session, hash: the "
-            "session or prefix belongs there; rule: a policy of your own.",
+            "session or prefix belongs there; rule: a custom policy.",
             Unit.REQUESTS_PER_SECOND,
             (Target(FLEET.rate("router_decisions_total", "reason"), "{{reason}}"),),
             width=12,
@@ -120,7 +120,7 @@ _KNOWLEDGE = PanelRow(
             is_stacked=True,
         ),
         Panel(
-            "Messages not taken in",
+            "Rejected messages",
             "Messages dropped on the wire between ingresses and replicas, per second. Gaps and congestion heal by "
             "themselves; unauthenticated and malformed messages should never occur.",
             Unit.EVENTS_PER_SECOND,

@@ -13,7 +13,7 @@ from monitoring.grafana.rules import rule_group
 from monitoring.rules import RULES
 
 _MONITORING = Path(__file__).parent.parent
-# The files are published, rather than what the code generates, because the files were reviewed.
+# The committed files are published, rather than generated ones, because they were reviewed.
 DASHBOARDS = _MONITORING / "dashboards" / "json"
 PROVISIONING = _MONITORING / "provisioning"
 

@@ -1,4 +1,4 @@
-"""The uids of everything that Raydix publishes to Grafana, which never change, and the type of its JSON."""
+"""The permanent uids of everything that Raydix publishes to Grafana, and the type of its JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Publish to Grafana: compare the wanted with the existing content, and write where they differ.
 
-Every object is found by its uid. Fields that Grafana adds (ids, versions, defaults) are no difference, so a
-second run writes nothing.
+Every object is found by its uid. Fields that Grafana adds (ids, versions, defaults) do not count as differences,
+so a second run writes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from monitoring.grafana.names import FOLDER_UID, RULE_GROUP, JsonObject
 from monitoring.grafana.rules import seconds
 
 MESSAGE = "raydix dashboards push"
-"""Message of our versions in a dashboard's history; versions without it were saved by somebody else."""
+"""Message of our versions in a dashboard's history; versions without it were saved by another user."""
 
 DEFAULT_PROMETHEUS = "http://localhost:9090"
 
@@ -65,7 +65,7 @@ class Publisher:
         return self._twice(lambda: self._folder(title), f"the folder {title!r}")
 
     def dashboard(self, wanted: JsonObject, *, force: bool = False) -> Published:
-        """Publish a dashboard in our folder. Edits that somebody else saved are overwritten only with `force`."""
+        """Publish a dashboard in our folder. Edits that another user saved are overwritten only with `force`."""
         return self._twice(lambda: self._dashboard(wanted, force), f"the dashboard {wanted['title']!r}")
 
     def rules(self, wanted: JsonObject) -> Published:
@@ -123,7 +123,7 @@ class Publisher:
             )
 
     def _twice(self, write: Any, what: str) -> Published:
-        """Write, and try once more after a conflict: somebody else wrote between our read and our write."""
+        """Write, and retry once after a conflict: another user wrote between our read and our write."""
         try:
             return self._once(write)
         except ConflictError:

@@ -1,4 +1,4 @@
-"""Inline recording rules into expressions, as the Prometheus that Grafana queries need not have loaded them."""
+"""Inlines recording rules into expressions, because Grafana's Prometheus may not have loaded them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Prometheus fires for every series that an expression returns; Grafana fires for every series whose value is not 0,
 and treats an empty result as missing data. A rule therefore has three steps, as Grafana's own import creates them:
-the query, "is there a value", and a threshold on that.
+the query, "is there a value", and a threshold on the result.
 """
 
 from __future__ import annotations
@@ -92,5 +92,5 @@ def _step(name: str, datasource_uid: str, model: JsonObject) -> JsonObject:
 
 
 def _template(text: str) -> str:
-    """Replace $value, in Grafana a text that lists all steps, by the query's value, which Prometheus means."""
+    """Replace $value, which in Grafana lists all steps, by the query's value, as in Prometheus."""
     return re.sub(r"\$value\b", "$values.query.Value", text)

@@ -1,4 +1,4 @@
-"""From which replicas and files a prompt's KV can be fetched, as far as this process knows, and what is fetched.
+"""The replicas and files from which a prompt's KV can be fetched, as this process knows them, and planned fetches.
 
 Rates are in tokens/s and sizes in tokens here, as replicas report them: the KV of every token has the same bytes.
 """
@@ -19,32 +19,32 @@ from router.fleet import Fleet
 from router.overlap import Overlap
 
 NUM_SOURCES = 2
-"""Holders of a prompt's beginning among which a replica has the choice."""
+"""Most holders of a prompt's beginning from which a replica may fetch."""
 _MOST_ASKED = 8
-"""Replicas that are expected to hold it, of which is looked up what they have reported."""
+"""Replicas expected to hold it whose own reports are looked up."""
 
 
 class PlannedFetch(NamedTuple):
-    """What a request's replica is to fetch."""
+    """A fetch for a request by its replica."""
 
     source: str
     """The replica that has it, or the store of files."""
     address: KVAddress | None
-    """Where it is asked for; None for files, in which the replica looks by itself."""
+    """The source's address; None for files, which the replica reads by itself."""
     num_tokens: int
-    """Leading tokens of the prompt that it has."""
+    """Leading tokens of the prompt that the source has."""
     fetched: int
-    """Those of them that the request's replica has not."""
+    """Those of them that the request's replica lacks."""
 
 
 class ReadableFiles(Mapping[str, Source]):
-    """By replica, how far the files that it reads would bring it. Each is found when it is asked for."""
+    """By replica, how much of a prompt it has with the files that it reads. Computed on demand."""
 
     def __init__(
         self, stores: Mapping[str, str], replicas: Candidates, overlap: Overlap, reach: Callable[[str, int], int]
     ) -> None:
-        """`stores` is by replica. `reach` returns how many leading tokens there are with those in a store, given
-        the first ones.
+        """`stores` is by replica. `reach` returns how many leading tokens there are together with a store's files,
+        given the number that the replica has.
         """
         self._stores, self._replicas, self._overlap, self._reach = stores, replicas, overlap, reach
         self._reached: dict[tuple[str, int], int] = {}
@@ -75,16 +75,16 @@ class FetchSources:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._transfers: Counter[str] = Counter()
-        """Fetches under way, planned by this process, at either end."""
+        """Fetches in progress that this process planned, counted at both ends."""
         self._planned: dict[str, tuple[PlannedFetch, str]] = {}
-        """Fetches of open requests without a token yet, and who fetches."""
+        """Fetches of open requests without a token yet, and the replica that fetches."""
 
     def query(
         self, query: RouteQuery, overlap: Overlap, replicas: Candidates, reach: Callable[[str, int], int]
     ) -> RouteQuery:
-        """Return the prompt with the best holders and the files as its sources; as it is where there are none.
+        """Return the prompt with the best holders and the files as its sources; unchanged if there are none.
 
-        `reach` is that of `ReadableFiles`, and returns of a replica what it has reported.
+        `reach` is that of `ReadableFiles`; for a replica, it returns how much that has reported.
         """
         stores = self._fleet.stores()
         peers = self._peers(overlap, reach)
@@ -104,7 +104,7 @@ class FetchSources:
         )
 
     def _peers(self, overlap: Overlap, reach: Callable[[str, int], int]) -> list[Source]:
-        """Return the deepest holders that lend, as far as they have reported: what a replica is about to compute
+        """Return the deepest holders that lend, by their own reports: KV that a replica is about to compute
         is not there yet.
         """
         lenders, rate = self._fleet.lenders(), self._fleet.fetch_rate()
@@ -120,14 +120,14 @@ class FetchSources:
             yield from sorted(same, key=self._transfers.__getitem__)
 
     def best_holder(self, overlap: Overlap) -> tuple[KVAddress, int] | None:
-        """Return who lends most of a prompt, and how many of its tokens."""
+        """Return the replica that lends most of a prompt, and how many of its tokens."""
         lenders = self._fleet.lenders()
         name = next((name for name in overlap if name in lenders), None) if lenders else None
         return None if name is None else (lenders[name], overlap[name])
 
     def plan(self, request_id: str, query: RouteQuery, replica: str, replicas: Candidates) -> PlannedFetch | None:
-        """Return what `replica`, one of `replicas`, had best fetch for a request, which counts until `end`; None:
-        nothing.
+        """Return the fetch that `replica`, one of `replicas`, should make for a request, if any; it counts until
+        `end`.
         """
         self.end(request_id)
         candidate = replicas.serving.get(replica) if isinstance(query, FetchQuery) else None
@@ -135,7 +135,7 @@ class FetchSources:
         if fetch is None:
             return None
         address = self._fleet.lenders().get(fetch.source.name)
-        if address is None and not is_store(fetch.source.name):  # it has left meanwhile
+        if address is None and not is_store(fetch.source.name):  # it has left since
             return None
         self._transfers.update(_ends(fetch.source.name, replica))
         planned = PlannedFetch(fetch.source.name, address, fetch.source.tokens, fetch.tokens)
@@ -157,7 +157,7 @@ class FetchSources:
 
 
 def _ends(source: str, reader: str) -> tuple[str, ...]:
-    """Return whose bandwidth a transfer takes: where files are read the reader's, which was measured beside
-    others'.
+    """Return the owners of the bandwidth that a transfer uses. For files it is only the reader's, which was
+    measured with other readers' transfers in progress.
     """
     return (reader,) if is_store(source) else (source, reader)

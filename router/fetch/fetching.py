@@ -1,10 +1,10 @@
-"""Fetch or compute: what a prompt costs on a replica that can take KV from where it lies.
+"""Fetch or compute: the cost of a prompt on a replica that can fetch KV from another place.
 
-    compute   Q          + w*P(what the replica lacks)        + D + X
-    fetch     max(Q, T)  + w*P(what the source lacks as well) + D + X      T = latency + bytes / bandwidth
+    compute   Q          + w*P(tokens that the replica lacks)        + D + X
+    fetch     max(Q, T)  + w*P(tokens that the source lacks as well) + D + X      T = latency + bytes / bandwidth
 
-A transfer goes on while the prompt waits for those before it, so only what T exceeds Q by delays it. The cheaper
-one counts. Transfers at one replica share its bandwidth. All functions are pure, as those of `router/cost.py`.
+A transfer continues while the prompt waits for those before it, so only the excess of T over Q delays it. The
+cheaper one counts. Transfers at one replica share its bandwidth. All functions are pure, as in `router/cost.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Source(Struct, frozen=True, gc=False):
     name: str
     """A replica, or a store of files."""
     tokens: int
-    """Leading tokens of the prompt that it can give, with those that the reader has already."""
+    """Leading tokens of the prompt that it can give, including those that the reader has already."""
     bandwidth: float
     """Bytes/s of a single transfer. Above 0."""
     latency: float
@@ -41,23 +41,23 @@ class Source(Struct, frozen=True, gc=False):
 
 
 class FetchQuery(RouteQuery, frozen=True, gc=False):
-    """A prompt to place, and where its KV can be fetched from."""
+    """A prompt to place, and the places from which its KV can be fetched."""
 
     peers: Sequence[Source] = ()
     """Replicas that hold most of it. A replica does not fetch from itself."""
     files: Mapping[str, Source] | None = None
     """By replica, the files that it can read."""
     transfers: Mapping[str, int] | None = None
-    """Transfers in progress at each replica; 0 may be left out."""
+    """Transfers in progress at each replica; zeros may be omitted."""
     kv_bytes_per_token: float = 0.0
 
 
 class Fetch(NamedTuple):
-    """What is taken from where, and when it is there."""
+    """A fetch: its source, size and duration."""
 
     source: Source
     seconds: float
-    """From now until all of it has come."""
+    """From now until all of it has arrived."""
     tokens: int
     """Tokens that are fetched."""
 
@@ -67,7 +67,7 @@ class FetchTerms(Terms):
     """A replica's cost for a prompt of which it fetches a part, in seconds."""
 
     fetch: float
-    """What the transfer lasts longer than the queue. It is the sixth part of the total."""
+    """Seconds by which the transfer outlasts the queue: the sixth term of the total."""
     source: str
     fetched_tokens: int
 
@@ -104,7 +104,7 @@ def fetch_or_compute(
 
 
 def best_fetch(query: RouteQuery, replica: Candidate, settings: CostSettings = DEFAULT_COST) -> Fetch | None:
-    """Return what `replica` had best fetch for a prompt; None if computing costs no more. O(peers)."""
+    """Return the fetch that `replica` should make for a prompt; None if computing costs no more. O(peers)."""
     if not isinstance(query, FetchQuery) or not (query.peers or query.files):
         return None
     own = query.files.get(replica.replica) if query.files else None
@@ -124,7 +124,7 @@ def best_fetch(query: RouteQuery, replica: Candidate, settings: CostSettings = D
 
 
 def transfer_seconds(query: FetchQuery, source: Source, reader: str, num_tokens: int) -> float:
-    """Return the seconds until so many tokens' KV has come, with equal shares for all transfers at either end.
+    """Return the seconds until so many tokens' KV has arrived, with equal shares for all transfers at either end.
 
     Raises ValueError for a bandwidth that is not above 0.
     """

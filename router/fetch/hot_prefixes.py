@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from cache import Namespace
 from router.addresses import KVAddress
 
-# The weight of a new use grows with time in place of all others' decay; all are scaled down before they overflow.
+# The weight of a new use grows with time instead of decaying all others; all are scaled down before they overflow.
 _MAX_DOUBLINGS = 64.0
 
 
@@ -41,7 +41,7 @@ class HotPrefix:
     The uses of a part that several prefixes share are listed in one of them only.
     """
     source: tuple[KVAddress, int] | None = None
-    """Where its KV can be fetched, and how many of its tokens are there; None where nobody lends it."""
+    """Where its KV can be fetched, and how many of its tokens are there; None if no replica lends it."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -107,7 +107,7 @@ class HotPrefixes:
         self._use(namespace, token_ids, chain, self._unit(now), 1)
 
     def merge(self, prefix: HotPrefix, chain: Sequence[int], now: float, weight: float = 1.0) -> None:
-        """Add what another process recorded, as if it had been recorded here; `weight` scales its uses."""
+        """Add a prefix that another process recorded, as if recorded here; `weight` scales its uses."""
         per_use = weight * self._half_life / math.log(2) * self._unit(now)
         for length, rate in prefix.uses:
             beginning = chain[: length // self.block_tokens]
@@ -140,7 +140,7 @@ class HotPrefixes:
         return run
 
     def _split(self, run: _BlockRun, length: int) -> _BlockRun:
-        """Split off the first `length` blocks of a run and return them as a run."""
+        """Split off the first `length` blocks of a run and return them as a new run."""
         if length == len(run.hashes):
             return run
         assert run.parent is not None
@@ -191,7 +191,7 @@ class HotPrefixes:
     # --- what is worth most --------------------------------------------------------------------------------
 
     def top(self, max_tokens: int, now: float) -> list[HotPrefix]:
-        """Return the most valuable prefixes of at most `max_tokens` tokens together, the best first.
+        """Return the most valuable prefixes, at most `max_tokens` tokens together, the best first.
 
         A part that several of them share counts once. The last one may be cut at a block. O(runs · log runs).
         """
@@ -251,8 +251,8 @@ class HotPrefixes:
 
 
 def _common(hashes: Sequence[int], chain: Sequence[int], start: int) -> int:
-    """Count how many of `hashes` the chain has from `start` on, at least one: chains equal at one block are equal
-    before it.
+    """Count how many of `hashes` match the chain from `start` on, at least one: chains equal at one block are
+    equal before it.
     """
     low, high = 1, min(len(hashes), len(chain) - start)
     while low < high:

@@ -1,7 +1,7 @@
-"""Prefill and decode apart: which replicas a prompt may go to where they have roles.
+"""Prefill and decode apart: the replicas that a prompt may go to where replicas have roles.
 
-    a prompt of which much is cached nowhere that decodes ──▶ "prefill": computes it, sends the first token
-                                                                  │ the KV goes along
+    a prompt of which little is cached on decode replicas ───▶ "prefill": computes it, sends the first token
+                                                                  │ the KV is sent too
     any other prompt, and the rest of that stream ───────────▶ "decode" ◀──┘
 
 Where one side has no replica that can serve, the other one does both: service comes before roles.
@@ -19,14 +19,14 @@ Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = get_args(Role)
 WORTH_S = 0.25
 """Seconds of prefill, at the fleet's measured rate, above which a prompt goes apart if no number of tokens is set:
-so long a prefill is worth a transfer, and would hold back the streams beside it."""
+so long a prefill is worth a transfer, and would hold back the streams next to it."""
 
 
 class Pools:
     """Chooses the pool of replicas for each prompt of one deployment."""
 
     def __init__(self, fleet: Fleet, above_tokens: int | None) -> None:
-        """`above_tokens` are the tokens to compute above which a prompt goes apart; None: what takes `WORTH_S`."""
+        """`above_tokens`: more tokens to compute than this go apart; None: as many as take `WORTH_S`."""
         self._fleet, self._above_tokens = fleet, above_tokens
 
     def choose(
@@ -38,7 +38,7 @@ class Pools:
         is_resumed: bool,
     ) -> tuple[Collection[str], bool]:
         """Return those of the candidates among which a prompt of `num_tokens` is placed, and whether the stream
-        goes on elsewhere after its first token.
+        moves to another replica after its first token.
         """
         prefill, decode = self._serving("prefill", candidates, avoid), self._serving("decode", candidates, avoid)
         if not decode:

@@ -1,4 +1,4 @@
-"""Shared prefixes as the fleet holds them: who lends them to a new replica, and which are lost with a replica."""
+"""Shared prefixes as the fleet holds them: the lenders for a new replica, and what is lost with a replica."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.prefix_index import PrefixIndex
 
 
 class WorthHolding:
-    """The prefixes most worth holding of one fleet. Thread-safe, but for `record`."""
+    """The prefixes of one fleet that are most worth holding. Thread-safe, except for `record`."""
 
     def __init__(
         self,
@@ -27,19 +27,19 @@ class WorthHolding:
         lock: threading.Lock,
         clock: Callable[[], float],
     ) -> None:
-        """`lock` is held while any of the others is read or changed; `hot` is None where no use is tracked."""
+        """`lock` is held while any argument is read or changed; `hot` is None where no use is tracked."""
         self._fleet, self._index, self._sources, self._hot = fleet, index, sources, hot
         self._lock, self._clock = lock, clock
         self.shared = SharedPrefixes()
-        """What the operator puts in front of prompts, by which their blocks are hashed."""
+        """The operator's prefixes of prompts, by which their blocks are hashed."""
 
     def record(self, namespace: Namespace, tokens: Sequence[int], chain: Sequence[int], now: float) -> None:
-        """Note that a prompt has come. Its owner holds the lock."""
+        """Note that a prompt has come. The caller holds the lock."""
         if self._hot is not None:
             self._hot.record(namespace, tokens, chain, now)
 
     def top(self, max_tokens: int) -> list[HotPrefix]:
-        """Return the most valuable, at most `max_tokens` tokens together, and who lends them.
+        """Return the most valuable, at most `max_tokens` tokens together, and the replicas that lend them.
 
         O(tokens) where replicas lend KV.
         """
@@ -47,8 +47,8 @@ class WorthHolding:
         return [self._with_source(prefix) for prefix in prefixes] if self._fleet.lenders() else prefixes
 
     def only_held_by(self, replica: str, max_tokens: int) -> list[HotPrefix]:
-        """Return those of which a replica holds more than any other of the fleet, as far as it does, the most
-        valuable first: of the top `max_tokens` tokens. O(tokens).
+        """Return those of which a replica holds more than any other of the fleet, cut where its part ends, the
+        most valuable first: of the top `max_tokens` tokens. O(tokens).
         """
         others, alone = self._fleet.names() - {replica}, []
         for prefix in self._top(max_tokens):

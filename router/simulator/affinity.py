@@ -1,16 +1,16 @@
 """Ray Serve LLM's PrefixCacheAffinityRouter, with its real prefix tree where Ray has it.
 
-Its tree (ray.llm ... prefix_aware.prefix_tree.PrefixTree) is a plain class and is driven as it is. The class
-around it needs a running Serve controller and an actor, so its rule is written here after the documentation and
+Its tree (ray.llm ... prefix_aware.prefix_tree.PrefixTree) is a plain class and is used unchanged. The class
+around it needs a running Serve controller and an actor, so its rule is reimplemented from the documentation and
 behaviour of Ray 2.60:
 
 1. queue lengths differ by more than `imbalanced_threshold` (default infinity: never) -> power of two choices
 2. less than `match_rate_threshold` (0.1) of the prompt found in the tree -> the replicas with the smallest trees
 3. else all replicas that have the matched text
-and of the replicas a rule names, the one with the shortest queue. The prompt goes into the tree when it is routed;
-nothing ever leaves it by default. One tree serves all ingresses at once.
+and, of the replicas named by a rule, the one with the shortest queue. The prompt goes into the tree when it is
+routed; nothing ever leaves it by default. One tree serves all ingresses.
 
-A character of the tree is a block of the trace here, so a match is exact to a block instead of to a character.
+A block of the trace is a character of the tree, so a match is exact to a block instead of to a character.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_BLOCKS = 0x110000 - len(_SURROGATES)
 
 
 class AffinityPolicy:
-    """One for the whole fleet: the tree is an actor that all routers ask (and, kindly, answers at once)."""
+    """One policy for the whole fleet: the tree is an actor that all routers ask (here it answers immediately)."""
 
     is_shared = True
 
@@ -40,7 +40,7 @@ class AffinityPolicy:
         self._tree = _new_tree()
         self._members: set[str] = set()
         self._characters: dict[int, str] = {}
-        self._routed = 0.0  # the tree orders by time; the count of prompts is one
+        self._routed = 0.0  # the tree orders by time, for which prompts are counted
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Choose, and put the prompt into the tree."""
@@ -60,7 +60,7 @@ class AffinityPolicy:
         return split.decision(names, "rule", "affinity", query)
 
     def _named(self, text: str, queues: dict[str, int]) -> list[str]:
-        """The replicas among which the shortest queue decides; none: power of two."""
+        """Return the replicas among which the shortest queue decides; empty: power of two."""
         if not text or not queues or max(queues.values()) - min(queues.values()) > self._imbalanced_threshold:
             return []
         matched, owners = self._tree.prefix_match(text, list(queues))
@@ -80,7 +80,7 @@ class AffinityPolicy:
         if character is None:
             number = len(self._characters)
             if number >= _MAX_BLOCKS:
-                raise ValueError(f"affinity's tree of characters can tell {_MAX_BLOCKS} blocks apart, not more")
+                raise ValueError(f"affinity's tree of characters can distinguish {_MAX_BLOCKS} blocks, not more")
             character = chr(number if number < _SURROGATES.start else number + len(_SURROGATES))
             self._characters[block] = character
         return character
@@ -91,5 +91,5 @@ def _new_tree() -> Any:
         return prefix_tree()
     except ImportError as error:
         raise ValueError(
-            f"affinity needs the prefix tree of Ray 2.60 (ray.llm), which does not import here: {error}"
+            f"affinity needs the prefix tree of Ray 2.60 (ray.llm), which cannot be imported here: {error}"
         ) from None

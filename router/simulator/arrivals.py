@@ -1,4 +1,4 @@
-"""Compute when requests reach the fleet: a trace's ticks spread out, its clock scaled to a load, bursts added."""
+"""Arrival times of requests: a trace's ticks spread out, its clock scaled to a load, bursts added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.simulator.trace import Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """A time in which requests come `factor` times as fast."""
+    """A period in which requests come `factor` times as fast."""
 
     factor: float
     start: float
@@ -36,7 +36,7 @@ class Burst:
         return cls(float(found[1]), float(found[2]), float(found[3]))
 
     def moved(self, time: float) -> float:
-        """Return when a request comes that would come at a time without the burst. It never falls."""
+        """Return when a request comes that would come at `time` without the burst. Monotonic."""
         inside = max(0.0, min(time - self.start, self.seconds * self.factor))
         return time - inside + inside / self.factor
 
@@ -52,7 +52,7 @@ class Arrivals:
     """Seconds of the trace per second of the simulation."""
 
     def with_burst(self, burst: Burst) -> Arrivals:
-        """Return the same requests, of which those in the burst come closer together and later ones earlier."""
+        """Return the same requests, with those in the burst closer together and later ones earlier."""
         return replace(self, times=tuple(map(burst.moved, self.times)))
 
 

@@ -1,4 +1,4 @@
-"""Bounds that no placement exceeds by much: what one cache of the fleet's size finds, and the shortest waits."""
+"""Bounds that no placement exceeds by much: the hits of one cache of the fleet's size, and the shortest waits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from router.simulator.trace import Trace
 def pooled_hit_rate(trace: Trace, cache_tokens: int) -> float:
     """Return the token hit rate of one LRU cache of `cache_tokens` that serves the trace in its order.
 
-    It is not a strict bound, as LRU is not optimal, but what free transfer between replicas would give.
+    It is not a strict bound, because LRU is not optimal, but the result of free transfers between replicas.
     """
     return sum(_hits(trace, cache_tokens)) / trace.num_prompt_tokens
 
 
 def ttft_without_queue(trace: Trace, service: ServiceModel, share: float) -> float:
-    """Return a percentile of the seconds that prompts take to compute when nothing that was ever computed is lost
-    and no prompt waits: what remains however KV is kept and moved.
+    """Return a percentile of the seconds that prompts take to compute when no KV that was ever computed is lost
+    and no prompt waits: the part that remains however KV is kept and moved.
     """
     hits = _hits(trace, 2**60)
     lasting = (request.num_tokens - hit for request, hit in zip(trace.requests, hits, strict=True))

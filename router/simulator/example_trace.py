@@ -1,9 +1,9 @@
-"""The trace that `raydix simulate` takes where none is given: an hour of a small service's made-up conversations.
+"""The default trace of `raydix simulate`: an hour of a small service's made-up conversations.
 
     assistants (system prompts) ─┬─ conversations: question, answer, question, ...   most requests
                                  └─ documents ── conversations about them             long prompts, shared by some
 
-Nobody's traffic is in it: `python -m router.simulator.example_trace` draws it from a fixed seed. Lengths and
+It has no recorded traffic: `python -m router.simulator.example_trace` draws it from a fixed seed. Lengths and
 pauses are log-normal, as in published traces; conversations begin at random, twice as often in the busiest minutes
 as in the quietest.
 """
@@ -29,7 +29,7 @@ _MEAN_TURNS = 3.5
 _MAX_PROMPT = 60_000
 """Tokens after which a conversation ends."""
 _ASSISTANTS = ((1400, 8), (2600, 5), (600, 4), (5200, 2), (900, 1))
-"""Of each assistant: tokens of its system prompt and tools, and how much it is used."""
+"""For each assistant: tokens of its system prompt and tools, and how much it is used."""
 _DOCUMENT_SHARE = 0.2
 """Conversations that are about a document."""
 _NUM_DOCUMENTS = 60
@@ -58,7 +58,7 @@ def _conversation(
 ) -> Iterator[tuple[float, int, int, list[Hashable]]]:
     """Yield time, prompt tokens, output tokens and the names of the prompt's blocks of each turn."""
     shared: list[tuple[Hashable, int]] = []
-    """What the prompt begins with that others share, and where each part ends, in tokens."""
+    """The beginning of the prompt that others share, and where each part ends, in tokens."""
     if rng.random() < _DOCUMENT_SHARE:
         chosen = min(int(rng.paretovariate(0.9)) - 1, _NUM_DOCUMENTS - 1)
         assistant, length = documents[chosen]
@@ -90,7 +90,7 @@ def _blocks(shared: list[tuple[Hashable, int]], number: int, num_tokens: int) ->
 
 
 def _start(rng: random.Random) -> float:
-    """Return when a conversation begins, in seconds: three waves in the hour, by rejection."""
+    """Return when a conversation begins, in seconds: three waves in the hour, by rejection sampling."""
     while True:
         time = rng.uniform(0, _DURATION_S)
         if rng.random() < (3 + math.sin(6 * math.pi * time / _DURATION_S)) / 4:

@@ -3,8 +3,8 @@
     ingress: fetch or compute ─▶ begin ─▶ sender's pages held, receiver's taken ─▶ Links ─▶ inserted: it may begin
     the host takes an evicted prefix ─▶ write ─▶ Links ─▶ found in the files
 
-What is served is what really lies there when a transfer begins, whatever an ingress believed; a transfer that ends
-early means computing.
+A transfer serves the KV that is at the source when it begins, whatever an ingress believed; if it ends early, the
+KV is computed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fetches:
         self._replicas: dict[str, SimulatedReplica] = {}
 
     def join(self, replica: SimulatedReplica) -> None:
-        """Give a replica its links, and files. Those of one that died in its place are there still."""
+        """Give a replica its links, and files. Files of a replica that died in its position remain."""
         name, tiers = replica.name, self._tiers
         self._replicas[name] = replica
         if tiers.peer_bandwidth is not None:
@@ -66,7 +66,7 @@ class Fetches:
         return STORE if self._tiers.is_file_store_shared else own_files(name)
 
     def begin(self, job: Job, receiver: SimulatedReplica, source: Source, now: float) -> None:
-        """Begin to fetch for a job that is about to be submitted to `receiver`, if there is what was promised."""
+        """Begin to fetch for a job that is about to be submitted to `receiver`, if the source has it."""
         wanted = min(-(-source.tokens // self._block_tokens), len(job.request.blocks))
         if source.name in self._files:
             self._from_files(job, receiver, source.name, wanted, now)
@@ -109,9 +109,9 @@ class Fetches:
         release: Callable[[float], None],
         now: float,
     ) -> None:
-        """Have the receiver get the blocks before `num_blocks` that it lacks, if there are any and it has room.
+        """Send the receiver the blocks before `num_blocks` that it lacks, if there are any and it has room.
 
-        `release` is called when the sender is needed no more; the job's `counter` grows when they have arrived.
+        `release` is called when the sender is no longer needed; the job's `counter` grows when they have arrived.
         """
         missing = num_blocks > receiver.held_blocks(job)
         reserved = receiver.reserve(job, num_blocks, now) if missing else None
@@ -137,7 +137,7 @@ class Fetches:
             self._on_change(replica, now)
 
     def write(self, replica: SimulatedReplica, now: float) -> None:
-        """Write to files what the replica's host has taken in since the last call."""
+        """Write to files the blocks that the replica's host has stored since the last call."""
         hashes = replica.drain_kept()
         if not hashes or not self._tiers.file_tokens:
             return

@@ -1,6 +1,7 @@
-"""A tier of files: which blocks' KV has been written, the least recently used of which go first.
+"""A tier of files: the blocks whose KV has been written, of which the least recently used are given up first.
 
-It takes what the host takes, as soon as that is written. It is one replica's own, or a store of the whole fleet.
+It stores the blocks that the host stores, once they are written. It is one replica's own, or a store of the whole
+fleet.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ class FileTier:
     """The engine's PageTier over blocks that are known by their hashes."""
 
     def __init__(self, num_pages: int) -> None:
-        """`num_pages`: blocks that it has room for."""
+        """`num_pages`: number of blocks that fit."""
         self._news = _Changes()
         self._tier = PageTier(self._news)
         self._free = list(range(num_pages))
         self._hash_of: dict[int, int] = {}
 
     def begin_write(self, hashes: Sequence[int]) -> list[int]:
-        """Return the places of the blocks that are not here yet, as many as there is room for."""
+        """Return the places of the blocks that are not here yet, as many as fit."""
         places = []
         for block in hashes:
             if self._tier.has(_name(block)):
@@ -50,7 +51,7 @@ class FileTier:
             self._free += self._tier.drop(places)
 
     def count(self, chain: Sequence[int], first: int, stop: int) -> int:
-        """Count the blocks of a prompt from `first` on, before `stop`, that are here without a gap."""
+        """Count the blocks of a prompt, from `first` on and before `stop`, that are here without a gap."""
         return self._tier.count(_Chain(chain), first, stop)
 
     def pin(self, chain: Sequence[int], first: int, stop: int) -> list[TierPage]:
@@ -73,7 +74,7 @@ def _name(block: int) -> bytes:
 
 
 class _Chain(PageKeys):
-    """A prompt's block hashes as names of pages. They may collide, which in a simulation does no harm."""
+    """A prompt's block hashes as names of pages. They may collide, which is harmless in a simulation."""
 
     def __init__(self, chain: Sequence[int]) -> None:
         super().__init__(_NOWHERE, (), 1)
@@ -84,7 +85,7 @@ class _Chain(PageKeys):
 
 
 class _Changes(PrefixLog):
-    """What was written and given up, while nobody holds it elsewhere."""
+    """Blocks written and given up; this log has no other holder of them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from router.simulator.scenario import Scenario
 from router.simulator.trace import Trace, TraceRequest
 
 Action = Callable[[float], None]
-"""What happens at a time, which is its argument."""
+"""An event, called with its time."""
 
 
 def simulate(trace: Trace, scenario: Scenario, name: str, policy: Callable[[], Policy]) -> Result:
@@ -40,14 +40,14 @@ def simulate(trace: Trace, scenario: Scenario, name: str, policy: Callable[[], P
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A replica, or what has come in the place of one that died, and what ingresses know of it."""
+    """A replica, or its successor after it died, and what ingresses know of it."""
 
     replica: SimulatedReplica
     member: KnownReplica
     next_work: float = math.inf
-    """Time of the replica's next event, for which the queue has an entry."""
+    """Time of the replica's next event that is in the queue."""
     earlier_prefill_s: float = 0.0
-    """Prefill time of those that died here."""
+    """Prefill time of its predecessors."""
 
 
 class SimulatedFleet:
@@ -103,25 +103,25 @@ class SimulatedFleet:
 
     @property
     def prefill_seconds(self) -> list[float]:
-        """Prefill time of each replica, those that died in its place included."""
+        """Prefill time of each replica, including its predecessors that died."""
         return [place.earlier_prefill_s + place.replica.prefill_seconds for place in self._places]
 
     # Events
 
     def at(self, time: float, action: Action) -> None:
-        """Have something happen at a time."""
+        """Schedule an action."""
         self._num_pushed += 1
         heapq.heappush(self._heap, (time, self._num_pushed, action))
 
     def run_until(self, time: float) -> None:
-        """Let happen what is due by a time."""
+        """Process all events that are due by a time."""
         while self._heap and self._heap[0][0] <= time:
             now, _, action = heapq.heappop(self._heap)
             action(now)
 
     def _work(self, index: int, now: float) -> None:
         place = self._places[index]
-        if place.next_work == now:  # else the replica has changed since
+        if place.next_work == now:  # otherwise the replica has changed since
             place.next_work = math.inf
             for job in place.replica.advance(now):
                 self._ingresses[job.ingress].finish(job, place.replica.name)
@@ -162,7 +162,7 @@ class SimulatedFleet:
                 self.at(due, self._move_transfers)
 
     def _move_transfers(self, now: float) -> None:
-        if self._next_transfer == now:  # else the transfers have changed since
+        if self._next_transfer == now:  # otherwise the transfers have changed since
             self._next_transfer = math.inf
             self._fetches.links.advance(now)
             self._plan_transfers()
@@ -178,7 +178,7 @@ class SimulatedFleet:
         return self._places[0].replica.fits(job)
 
     def submit(self, job: Job, now: float) -> None:
-        """Have the request's ingress place it; it waits while no replica takes any."""
+        """Have the request's ingress place it; it waits while no replica accepts any."""
         if not any(place.member.is_serving for place in self._known):
             self._parked.append(job)
             return
@@ -194,9 +194,9 @@ class SimulatedFleet:
         self._changed(index, now)
 
     def _among(self, job: Job, ingress: SimulatedIngress, now: float) -> Collection[str] | None:
-        """Name the replicas that may compute a request, and set where it decodes if that is elsewhere.
+        """Return the replicas that may compute a request, and set where it decodes if that is elsewhere.
 
-        With no replica left for one of the roles, all do both.
+        With no replica left for one of the roles, all replicas do both.
         """
         job.decodes_at = None
         roles = self._scenario.roles
@@ -221,7 +221,7 @@ class SimulatedFleet:
         return self._informed(job.ingress, now).uncached_tokens(job, now)
 
     def _informed(self, ingress: int, now: float) -> SimulatedIngress:
-        """Return an ingress after it has heard the news that have reached their delays."""
+        """Return an ingress after it has received the news that are older than their delays."""
         until = now - self._scenario.load_delay
         for place in self._known:
             reports = place.replica.reports
@@ -230,7 +230,7 @@ class SimulatedFleet:
         self._ingresses[ingress].hear(self._news, self._members, now)
         return self._ingresses[ingress]
 
-    # Replicas that come and go
+    # Replicas that join, leave and die
 
     def join(self, now: float) -> int:
         """Add a replica that serves from now on, and return its number."""
@@ -245,7 +245,7 @@ class SimulatedFleet:
         return index
 
     def drain(self, index: int) -> None:
-        """Give a replica no more requests."""
+        """Send a replica no more requests."""
         self._places[index].member.is_draining = True
 
     def leave(self, index: int) -> None:
@@ -264,7 +264,7 @@ class SimulatedFleet:
     # Failures
 
     def _kill(self, index: int, now: float) -> None:
-        """Kill a replica. Ingresses notice the broken connection at once, and place its requests again."""
+        """Kill a replica. Ingresses notice the broken connection immediately, and place its requests again."""
         place = self._places[index]
         member, replica = place.member, place.replica
         if not member.is_alive:

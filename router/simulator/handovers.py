@@ -1,4 +1,4 @@
-"""Requests between their prefill on one replica and their decodes on another.
+"""Requests between prefill on one replica and decode on another.
 
 first token at the sender ─▶ waiting for room at the receiver ─▶ KV on its way ─▶ decoding there
                                                                       └─ a death: computed at the receiver,
@@ -41,7 +41,7 @@ class Handovers:
         self._open: list[_Handover] = []
 
     def begin(self, job: Job, sender: SimulatedReplica, receiver: SimulatedReplica | None, now: float) -> None:
-        """Send a request's KV on, as soon as the receiver has room; None: the receiver has died meanwhile."""
+        """Send a request's KV when the receiver has room; None: the receiver has died meanwhile."""
         assert job.lease is not None
         lease, job.lease = job.lease, None
         sender.count_transfer(1, now)
@@ -69,7 +69,7 @@ class Handovers:
                 return  # one of the two died, which `lose` has settled
             self._open.remove(handover)
             sender.sent(handover.lease, at)
-            receiver.go_on(job, arrived, at)
+            receiver.decode_or_compute(job, arrived, at)
             self._on_change(sender, at)
             self._on_change(receiver, at)
 
@@ -77,14 +77,14 @@ class Handovers:
         self._links.start(links, num_blocks * self._block_bytes, now, self._latency_s, done)
 
     def lose(self, replica: SimulatedReplica, now: float) -> list[Job]:
-        """Settle what a replica that died was part of; return the requests that need another place."""
+        """Settle the handovers of a replica that died; return the requests that need another replica."""
         homeless = []
         for handover in [each for each in self._open if replica in (each.sender, each.receiver)]:
             self._open.remove(handover)
             job, receiver = handover.job, handover.receiver
             job.moves += 1
             if replica is handover.sender and handover.is_moving:
-                receiver.go_on(job, False, now)
+                receiver.decode_or_compute(job, False, now)
                 self._on_change(receiver, now)
             else:
                 job.lease, job.decodes_at = None, None

@@ -1,4 +1,4 @@
-"""A simulated ingress: it decides by an index and a view of the load of its own, both a little old."""
+"""A simulated ingress: it decides by its own index and its own view of the load, both slightly outdated."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from router.simulator.scenario import Scenario
 from router.simulator.utilisation import Utilisation
 
 NUM_PEERS = 2
-"""Holders of a prompt's beginning that a replica may fetch it from."""
+"""Most holders of a prompt's beginning from which a replica may fetch it."""
 KEY_BLOCKS = 2
-"""Blocks of a prompt that its place is found by: one more than the system prompt that all may share."""
+"""Blocks of a prompt that determine its rendezvous place: one more than the system prompt that all may share."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheNews:
-    """What a replica stored and evicted since its last news."""
+    """The blocks that a replica stored and evicted since its last news."""
 
     time: float
     replica: str
@@ -36,7 +36,7 @@ class CacheNews:
 
 @dataclass(frozen=True, slots=True)
 class FileNews:
-    """What was written to a store of files, or given up there, since its last news."""
+    """The blocks written to a store of files, or given up there, since its last news."""
 
     time: float
     store: str
@@ -57,7 +57,7 @@ class KnownReplica:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes requests."""
+        """Whether it accepts requests."""
         return self.is_alive and not self.is_draining
 
 
@@ -73,7 +73,7 @@ class SimulatedIngress:
         self._files: dict[str, set[int]] = {}
         self._utilisation = Utilisation()
         self._rng = random.Random(seed)
-        self._sent: dict[str, deque[tuple[float, int]]] = {}  # dispatches no report tells of: (time, tokens)
+        self._sent: dict[str, deque[tuple[float, int]]] = {}  # dispatches that no report includes: (time, tokens)
         self._read = 0
         self._reuse_s = reuse_s
 
@@ -98,7 +98,7 @@ class SimulatedIngress:
     def place(
         self, job: Job, members: Sequence[KnownReplica], now: float, among: Collection[str] | None = None
     ) -> tuple[Decision, Source | None]:
-        """Choose a replica, of those named in `among`, and what it had best fetch; count the dispatch at once."""
+        """Choose a replica of those in `among`, and what it should fetch; count the dispatch immediately."""
         candidates = [self._candidate(each, now) for each in members if among is None or each.name in among]
         query = self._query(job, members, self._utilisation.observe(candidates, now), now)
         decision = self._policy.decide(query, candidates, self._rng)
@@ -111,7 +111,7 @@ class SimulatedIngress:
         return decision, None if fetch is None else fetch.source
 
     def finish(self, job: Job, replica: str) -> None:
-        """Tell a policy that counts its requests itself that one has ended at a replica."""
+        """Report to a policy with its own count of requests that one has ended at a replica."""
         if (finished := getattr(self._policy, "finished", None)) is not None:
             finished(job.chain, replica)
 
@@ -121,7 +121,7 @@ class SimulatedIngress:
         return min(map(queue_seconds, serving), default=0.0)
 
     def decoder(self, job: Job, members: Sequence[KnownReplica], now: float) -> str:
-        """Choose which of these decodes a request that another replica computes: by load and memory."""
+        """Choose which of `members` decodes a request that another replica computes: by load and memory."""
         least = min(
             (self._candidate(member, now) for member in members),
             key=lambda one: (decode_slowdown(job.num_tokens, one), one.num_running, -one.pages_free, one.replica),
@@ -130,7 +130,7 @@ class SimulatedIngress:
         return least.replica
 
     def uncached_tokens(self, job: Job, now: float, among: Collection[str] | None = None) -> int:
-        """Return the prompt tokens that the best holder, of those named in `among`, would have to compute."""
+        """Return the prompt tokens that the best holder of those in `among` would have to compute."""
         holders = self._index.match(job.chain, now).items()
         held = max((blocks for name, blocks in holders if among is None or name in among), default=0)
         return uncached_tokens(job.num_tokens, held * self._block_tokens)
@@ -162,7 +162,7 @@ class SimulatedIngress:
         return [Source(name, overlap[name], bandwidth, latency) for name in holders[:NUM_PEERS]]
 
     def _readable(self, job: Job, held: Mapping[str, int], alive: Mapping[str, KnownReplica]) -> dict[str, Source]:
-        """Return how far each replica would get with the files that it can read, after what it has itself."""
+        """Return how much of a prompt each replica has with the files that it can read after its own part."""
         tiers, chain = self._scenario.tiers, job.chain
         found = {}
         for name in alive:

@@ -1,15 +1,15 @@
-"""Ray Serve LLM's KVAwareRouter (alpha in Ray 2.60), which has Dynamo's selection service choose the replica.
+"""Ray Serve LLM's KVAwareRouter (alpha in Ray 2.60), which asks Dynamo's selection service for the replica.
 
-Ray's class itself only asks that service, a compiled library of the package ai-dynamo that `ray[llm]` does not
-bring, so its rule is written here after Dynamo's documentation and source, with the defaults that Ray leaves as
-they are; the service of ai-dynamo-runtime 1.6.1 chose alike wherever it was asked. Least of
+Ray's class itself only asks that service, a compiled library of the package ai-dynamo, which `ray[llm]` does not
+include, so its rule is reimplemented here from Dynamo's documentation and source, with the defaults that Ray
+keeps; the service of ai-dynamo-runtime 1.6.1 chose the same in every comparison. Least of
 
-    prefill    tokens that wait there and this prompt's, less what is cached there of the prompt
-    decode     tokens of the blocks that requests there use, this prompt's included; shared blocks count once
+    prefill    tokens that wait there and this prompt's, minus the part of the prompt that is cached there
+    decode     tokens of the blocks that requests there use, including this prompt's; shared blocks count once
 
-and ties by chance. A request counts from its placement to its end, with its prompt alone, as Ray reports no
-progress of decoding by default. All ingresses tell each other of placements: one policy serves the whole fleet
-here, so these arrive at once. Left out is that Dynamo holds requests back while all replicas have more than
+and ties by chance. A request counts from its placement to its end, but only with its prompt, because Ray reports
+no progress of decoding by default. All ingresses notify each other of placements: one policy serves the whole
+fleet here, so these arrive immediately. Not modelled: Dynamo holds requests back while all replicas have more than
 sixteen steps of prefill to do.
 """
 
@@ -24,7 +24,7 @@ from router.policies import Decision, Split
 
 
 class KVAwarePolicy:
-    """One for the whole fleet. `finished` tells it which requests have ended."""
+    """One policy for the whole fleet. Callers report each ended request to `finished`."""
 
     is_shared = True
 
@@ -32,7 +32,7 @@ class KVAwarePolicy:
         self._blocks: dict[str, Counter[int]] = {}
         """How many requests use each block, by replica."""
         self._placed: dict[tuple[int, ...], list[str]] = {}
-        """Replicas of the requests with a prompt."""
+        """Replicas of the open requests, by prompt."""
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Order by the sum, and count the request where it goes."""
@@ -56,7 +56,7 @@ class KVAwarePolicy:
         return split.decision([one.replica for one in serving], "rule", "kv_aware", query)
 
     def _update_members(self, names: Sequence[str]) -> None:
-        """A replica that has gone takes its requests with it, which are placed again."""
+        """Forget replicas that have gone, with their requests, which are placed again."""
         gone = self._blocks.keys() - set(names)
         self._blocks = {name: self._blocks.get(name, Counter()) for name in names}
         if gone:
@@ -64,7 +64,7 @@ class KVAwarePolicy:
             self._placed = {chain: at for chain, at in placed.items() if at}
 
     def finished(self, chain: Sequence[int], replica: str) -> None:
-        """A request with this prompt has ended at `replica`."""
+        """Note that a request with this prompt has ended at `replica`."""
         placed = self._placed.get(tuple(chain), [])
         if replica not in placed:
             return

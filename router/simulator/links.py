@@ -2,8 +2,8 @@
 
     rate of a transfer = least, over its links, of bandwidth / transfers on it
 
-So a link never moves more than its bandwidth, and what the slowest link of a transfer leaves of the others is not
-given to anybody, which real networks would.
+So a link never moves more than its bandwidth. Bandwidth that a transfer's slowest link leaves unused on its other
+links is not redistributed, as it would be in real networks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Transfer:
 
 
 class Links:
-    """All transfers of a fleet, on the caller's clock: `next_event` says when `advance` has something to do."""
+    """All transfers of a fleet, on the caller's clock: `next_event` is the time of the next change."""
 
     def __init__(self) -> None:
         self.moved: dict[str, float] = {}
@@ -56,15 +56,15 @@ class Links:
         self._share(now)
 
     def count(self, link: str) -> int:
-        """Count the transfers on a link, those included whose first byte has not moved."""
+        """Count the transfers on a link, including those whose first byte has not moved."""
         return sum(link in transfer.links for transfer in self._transfers)
 
     def next_event(self) -> float:
-        """Return when the next transfer starts or ends; infinity without any."""
+        """Return when the next transfer starts or ends; infinity if there is none."""
         return min((t.ends if t.rate else t.starts for t in self._transfers), default=math.inf)
 
     def advance(self, now: float) -> None:
-        """Start and end what is due."""
+        """Start and end the transfers that are due."""
         self._move(now)
         self._end([transfer for transfer in self._transfers if transfer.rate and transfer.ends <= now], now, True)
 
@@ -80,7 +80,7 @@ class Links:
             transfer.done(now, arrived)
 
     def _move(self, now: float) -> None:
-        """Account for what has moved since the last change."""
+        """Account for the bytes moved since the last change."""
         passed, self._at = now - self._at, now
         for transfer in self._transfers:
             if transfer.rate:
@@ -90,7 +90,7 @@ class Links:
                     self.moved[link] += moved
 
     def _share(self, now: float) -> None:
-        """Give each transfer its part of the links."""
+        """Assign each transfer its share of the links."""
         active = [transfer for transfer in self._transfers if transfer.starts <= now]
         users = Counter(link for transfer in active for link in transfer.links)
         for transfer in active:

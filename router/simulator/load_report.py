@@ -1,4 +1,4 @@
-"""What a simulated replica tells ingresses of its load."""
+"""The load that a simulated replica reports to ingresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class LoadReport:
 
     time: float
     waiting_tokens: float
-    """Uncached prompt tokens that wait, as expected when their requests arrived."""
+    """Uncached prompt tokens that wait, as estimated when their requests arrived."""
     prefill_ends: float
     """Time at which the current prefill ends."""
     num_running: int
@@ -20,4 +20,4 @@ class LoadReport:
     eviction_age: float | None
     """Time since the last use of the next page to be evicted; None while pages are free."""
     num_transfers: int = 0
-    """Transfers to and from it."""
+    """Transfers from and to it."""

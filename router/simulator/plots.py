@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INK, QUIET, PALE = "#1f2430", "#8a90a0", "#d7dae2"
 HIGHLIGHT, RIVAL = "#d1495b", "#5b7a99"
-"""The policy that is looked at, and all others."""
+"""The colours of the policy in question, and of all others."""
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
@@ -43,7 +43,7 @@ _HEADING: dict[str, Any] = {"loc": "left", "fontsize": 11, "color": INK, "fontwe
 
 
 def _hit_rates(axes: Axes, rows: Sequence[Result], pooled: float, highlight: str) -> None:
-    """Bars with their values, and the bound they run up to."""
+    """Draw bars with their values, and the bound on them."""
     _prepare(axes, rows, highlight)
     widest = max(pooled, *(row.hit_rate for row in rows)) * 1.06 + 0.001
     for position, row in enumerate(rows):
@@ -64,7 +64,7 @@ def _hit_rates(axes: Axes, rows: Sequence[Result], pooled: float, highlight: str
 
 
 def _waits(axes: Axes, rows: Sequence[Result], highlight: str, limits: tuple[float, float]) -> None:
-    """A line from p50 to p99 with p95 marked, on a logarithmic scale."""
+    """Draw a line from p50 to p99 with p95 marked, on a logarithmic scale."""
     _prepare(axes, rows, highlight)
     for position, row in enumerate(rows):
         if math.isnan(row.ttft_p50):
@@ -94,7 +94,7 @@ def _waits(axes: Axes, rows: Sequence[Result], highlight: str, limits: tuple[flo
 
 
 def _prepare(axes: Axes, rows: Sequence[Result], highlight: str) -> None:
-    """Policies down the side, nothing else around the data."""
+    """Put the policies at the side, and nothing else around the data."""
     axes.set_yticks(range(len(rows)), [row.policy for row in rows], fontsize=10)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_color(_colour(row, highlight) if row.policy == highlight else INK)
@@ -149,7 +149,7 @@ def draw_loads(path: Path, results: Sequence[Result], title: str, highlight: str
 
 
 def _apart(values: Sequence[float], factor: float) -> list[float]:
-    """Sorted values moved up where they are closer than `factor` to the one before."""
+    """Return sorted values, moved up where they are closer than `factor` to the one before."""
     moved: list[float] = []
     for value in values:
         moved.append(max(value, moved[-1] * factor) if moved else value)

@@ -1,6 +1,6 @@
-"""A simulated replica: one prefill queue, decodes beside it, KV in the real radix tree.
+"""A simulated replica: one prefill queue, concurrent decodes, KV in the real radix tree.
 
-    submit ─▶ waiting ─▶ prefilling (one at a time, FCFS) ─▶ decoding (all at once) ─▶ done
+    submit ─▶ waiting ─▶ prefilling (one at a time, FCFS) ─▶ decoding (all together) ─▶ done
                          match, lock, extend                  insert                   finish
                          load from the host
 
@@ -26,7 +26,7 @@ from router.simulator.trace import TraceRequest
 
 NAMESPACE = Namespace("simulated")
 LAST_TOKEN = -1
-"""Token after a prompt's blocks, so that all blocks can be found: a match always leaves one token to compute."""
+"""Token after a prompt's blocks, so that all blocks can match: a match always leaves one token to compute."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,21 +42,21 @@ class Job:
     """Tokens that its client already has; more than 0 after a migration."""
     moves: int = 0
     expected_tokens: int = 0
-    """Uncached tokens, as the replica expected when the request arrived."""
+    """Uncached tokens, as the replica estimated when the request arrived."""
     hit_tokens: int | None = None
     """Tokens found in the cache when the request was first admitted; None before that."""
     host_tokens: int = 0
-    """Those of them that lay in this replica's host memory alone."""
+    """Those of them that were only in this replica's host memory."""
     file_tokens: int = 0
     """Tokens fetched from files."""
     peer_tokens: int = 0
     """Tokens fetched from other replicas."""
     fetching: Lease | None = field(default=None, repr=False)
-    """Pages for what is being fetched, while that is on its way."""
+    """Pages for KV that is being fetched; None when there is none."""
     num_coming: int = 0
-    """Blocks of the prompt that are there then."""
+    """Blocks of the prompt that are there after the fetch."""
     decodes_at: str | None = None
-    """Replica that gets its KV after its prefill and generates the rest; None: where it was computed."""
+    """Replica that receives its KV after its prefill and generates the rest; None: where it was computed."""
     regret_tokens: int = 0
     """Tokens that the best replica known to the ingress held beyond the chosen one, at the last placement."""
     first_token_at: float | None = None
@@ -65,12 +65,12 @@ class Job:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens needed in memory before the next one: the prompt and those emitted elsewhere."""
+        """Tokens whose KV the next token needs: the prompt and those emitted elsewhere."""
         return self.request.num_tokens + self.emitted
 
 
 class Reserved(NamedTuple):
-    """What a replica has begun to get for a job."""
+    """KV that a replica has begun to get for a job."""
 
     copying_s: float
     """Seconds in which the host copies its part."""
@@ -81,7 +81,7 @@ class Reserved(NamedTuple):
 
 
 class SimulatedReplica:
-    """A replica on the caller's clock: `next_event` says when `advance` has something to do."""
+    """A replica on the caller's clock: `next_event` is the time of the next change."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class SimulatedReplica:
         self._service = service
         self._block_tokens = block_tokens
         self._num_transfers = 0
-        self._leaving: list[Job] = []  # with a first token, to be decoded elsewhere
-        self._num_sending = 0  # of those, whose KV is still here
+        self._leaving: list[Job] = []  # they have a first token, and are decoded elsewhere
+        self._num_sending = 0  # those whose KV is still here
         self._waiting: deque[Job] = deque()
         self._waiting_tokens = 0.0
         self._prefilling: Job | None = None
         self._prefill_ends = 0.0
-        self._decoding: list[tuple[float, int, Job]] = []  # ordered by the decode position at which each is done
-        self._position = 0.0  # number of tokens of a request that decodes since the start
+        self._decoding: list[tuple[float, int, Job]] = []  # ordered by the position at which each ends
+        self._position = 0.0  # tokens of a request that has decoded since the start
         self._position_at = now
         self._count = 0
         self._report(now)
@@ -121,7 +121,7 @@ class SimulatedReplica:
         return self._pages(job) <= self._cache.num_pages
 
     def submit(self, job: Job, now: float) -> None:
-        """Put the request in the queue."""
+        """Append the request to the queue."""
         held = max(self.held_blocks(job), job.num_coming if job.fetching is not None else 0)
         job.expected_tokens = max(job.num_tokens - held * self._block_tokens, 1)
         self._waiting.append(job)
@@ -141,7 +141,7 @@ class SimulatedReplica:
         return min(prefill, self._next_finish())
 
     def advance(self, now: float) -> list[Job]:
-        """Process the events that are due; returns the requests that are done."""
+        """Process the events that are due; return the requests that are done."""
         done = []
         while self._decoding and self._next_finish() <= now:
             self._move_position(self._next_finish())
@@ -158,7 +158,7 @@ class SimulatedReplica:
         return done
 
     def lose(self, now: float) -> list[Job]:
-        """Let the replica die; returns its unfinished requests, each with the number of tokens its client has."""
+        """Let the replica die; return its unfinished requests, each with the number of tokens its client has."""
         self._move_position(now)
         lost = [*self._waiting, *([self._prefilling] if self._prefilling else ())]
         for ends, _, job in sorted(self._decoding, key=lambda entry: entry[1]):
@@ -169,7 +169,7 @@ class SimulatedReplica:
             job.moves += 1
         return lost
 
-    # What it reports of its work
+    # Reports of its work
 
     @property
     def is_idle(self) -> bool:
@@ -181,7 +181,7 @@ class SimulatedReplica:
         return (self.prefill_seconds - self._left_s(now)) * self._service.prefill_rate
 
     def engine_load(self, now: float) -> EngineLoad:
-        """Return its load in the form in which an engine has it."""
+        """Return its load in the form of an engine's report."""
         is_prefilling = self._prefilling is not None
         left = self._left_s(now) * self._service.prefill_rate
         return EngineLoad(
@@ -194,7 +194,7 @@ class SimulatedReplica:
         )
 
     def _left_s(self, now: float) -> float:
-        """Seconds that the present prefill still takes."""
+        """Return the seconds that the present prefill still takes."""
         return 0.0 if self._prefilling is None else max(0.0, self._prefill_ends - now)
 
     # Prefill
@@ -232,10 +232,10 @@ class SimulatedReplica:
         self.prefill_seconds += seconds
         self._prefilling, self._prefill_ends = job, now + seconds
 
-    # KV that goes elsewhere, and comes from there
+    # KV that is sent elsewhere and received from there
 
     def lend(self, job: Job, num_blocks: int, now: float) -> tuple[int, Callable[[float], None]]:
-        """Keep the blocks before `num_blocks` that are here for a reader; return how many, and what ends that."""
+        """Keep the blocks before `num_blocks` for a reader; return how many are here, and what ends it."""
         cache, host, tokens = self._cache, self._host, (*job.request.blocks[:num_blocks], LAST_TOKEN)
         match = cache.match(NAMESPACE, tokens, now)
         lease = cache.lock(match)
@@ -268,14 +268,14 @@ class SimulatedReplica:
         return Reserved(copying, reached - match.length, num_blocks - reached)
 
     def receive(self, job: Job, num_blocks: int, arrived: bool, now: float) -> None:
-        """Note that what was fetched for a waiting job has come, or never will."""
+        """Note that the KV fetched for a waiting job has arrived, or never will."""
         assert job.fetching is not None
         self._cache.finish(job.fetching, job.request.blocks[:num_blocks] if arrived else (), now)
         job.fetching = None
         self.count_transfer(-1, now)
 
     def count_transfer(self, change: int, now: float) -> None:
-        """Note that a transfer begins (1) or ends (-1) here, whose pages others may wait for."""
+        """Note that a transfer begins (1) or ends (-1) here; requests may wait for its pages."""
         self._num_transfers += change
         if change < 0:
             self._begin_prefill(now)
@@ -289,13 +289,13 @@ class SimulatedReplica:
         return leaving
 
     def sent(self, lease: Lease, now: float) -> None:
-        """Note that a request's KV is needed here no more: it has arrived, or never will."""
+        """Note that a request's KV is no longer needed here: it has arrived, or never will."""
         self._cache.finish(lease, (), now)
         self._num_sending -= 1
         self.count_transfer(-1, now)
 
     def take_in(self, job: Job, now: float) -> int | None:
-        """Take pages for a request that was computed elsewhere; return the blocks of it that are not here.
+        """Take pages for a request that was computed elsewhere; return how many of its blocks are missing here.
 
         None while there is no room.
         """
@@ -310,8 +310,8 @@ class SimulatedReplica:
         self.count_transfer(1, now)
         return len(job.request.blocks) - match.length
 
-    def go_on(self, job: Job, arrived: bool, now: float) -> None:
-        """Decode a request whose KV has come; or compute its prompt here, if it never will."""
+    def decode_or_compute(self, job: Job, arrived: bool, now: float) -> None:
+        """Decode a request whose KV has arrived; or compute its prompt here, if it never will."""
         assert job.lease is not None
         lease, job.decodes_at = job.lease, None
         if arrived:
@@ -324,13 +324,13 @@ class SimulatedReplica:
         self.count_transfer(-1, now)
 
     def drain_kept(self) -> list[int]:
-        """Return the hashes of the blocks that the host has taken in since the last call."""
+        """Return the hashes of the blocks that the host has stored since the last call."""
         return [] if self._host is None else self._host.drain_kept()
 
     # Decode
 
     def _begin_decode(self, job: Job, now: float) -> bool:
-        """Emit the first token; returns whether it was the last."""
+        """Emit the first token; return whether it was the last."""
         assert job.lease is not None
         self._cache.insert(job.lease, job.request.blocks, now)
         if job.first_token_at is None:

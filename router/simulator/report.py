@@ -12,7 +12,7 @@ from router.simulator.result import Result
 
 LEGEND = """\
 hits    prompt tokens found in the cache; pooled: hits over those of one LRU cache of the fleet's size
-host    prompt tokens that host memory alone held; files, peers: those that came from there
+host    prompt tokens held only by host memory; files, peers: those that came from there
 p50..   percentiles of the time to first token, seconds
 skew    prefill work of the busiest replica over the mean
 regret  prompt tokens that the best known replica held and the chosen one did not; spills: requests with any"""
@@ -41,7 +41,7 @@ _AFTER_A_FAILURE: tuple[_Column, ...] = (
 
 
 def tables(results: Sequence[Result], pooled: float) -> Iterator[Table]:
-    """One table per load, one row per policy, the lowest TTFT p95 first; the best of a column stands out."""
+    """Yield one table per load, one row per policy, the lowest TTFT p95 first; the best of a column stands out."""
     has_failures = any(result.num_moved or result.num_failed for result in results)
     lower = [column for column in _LOWER if any(column[1](result) for result in results)]
     columns = (_COLUMNS[0], *lower, *_COLUMNS[1:], *(_AFTER_A_FAILURE if has_failures else ()))

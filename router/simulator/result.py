@@ -20,9 +20,9 @@ class Result:
     load: float
     num_requests: int
     hit_rate: float
-    """Cached tokens of all prompt tokens, as of each request's first admission."""
+    """Cached tokens as a share of all prompt tokens, as of each request's first admission."""
     host_share: float
-    """Those of them that the replica's host memory alone held, of all prompt tokens."""
+    """Those of them that were only in the replica's host memory, of all prompt tokens."""
     file_share: float
     """Those that were read from files."""
     peer_share: float
@@ -34,9 +34,9 @@ class Result:
     prefill_skew: float
     """Prefill work of the busiest replica over the mean."""
     utilisation: float
-    """Prefill work over what the fleet could have done while requests arrived."""
+    """Prefill work as a share of what the fleet could have done while requests arrived."""
     regret_share: float
-    """Tokens that the best replica known held and the chosen one did not, of all prompt tokens."""
+    """Tokens that the best known replica held and the chosen one did not, as a share of all prompt tokens."""
     num_spills: int
     """Requests with any regret."""
     num_moved: int
@@ -75,7 +75,7 @@ def summarise(policy: str, scenario: Scenario, jobs: Sequence[Job], prefill_seco
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Of sorted values, the smallest that at least `share` of them do not exceed; NaN for none."""
+    """Return the smallest of sorted values that at least `share` of them do not exceed; NaN for none."""
     if not values:
         return math.nan
     return values[max(math.ceil(share * len(values)) - 1, 0)]

@@ -1,9 +1,9 @@
 """The rules of other routers, for comparison, with the same knowledge as Raydix's own policies.
 
-Each is the published rule with its published defaults. It is given the best that its system could know: exact
-cached prefix lengths from the replicas (where some systems only estimate them from what they routed themselves),
-loads as fresh as any, and its own dispatches counted at once. The comparison measures the rule, and not its
-system's knowledge of the cache, which would be worse.
+Each is the published rule with its published defaults. It has the best knowledge that its system could have: exact
+cached prefix lengths from the replicas (some systems only estimate them from their own routing), the most recent
+loads, and its own dispatches counted immediately. The comparison measures the rule, and not its system's
+knowledge of the cache, which would be worse.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from router.simulator.kv_aware import KVAwarePolicy
 
 
 class RoundRobinPolicy:
-    """Chooses the replicas one after the other."""
+    """Chooses the replicas in turn."""
 
     def __init__(self) -> None:
         self._turn = itertools.count()
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """Order from the next replica on; each ingress has a counter of its own."""
+        """Order from the next replica on; each ingress has its own counter."""
         split = Split(replicas)
         names = [candidate.replica for candidate in split.serving]
         first = next(self._turn) % len(names) if names else 0
@@ -34,7 +34,7 @@ class RoundRobinPolicy:
 
 
 class PowerOfTwoPolicy:
-    """Ray Serve's default: of two replicas drawn by chance the one with fewer requests (Mitzenmacher 2001)."""
+    """Ray Serve's default: the one with fewer requests of two replicas drawn by chance (Mitzenmacher 2001)."""
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Order by two draws; the others follow by chance."""
@@ -48,8 +48,9 @@ class PowerOfTwoPolicy:
 class ThresholdPolicy:
     """SGLang's cache-aware rule: longest match if it covers enough of the prompt, else the least loaded.
 
-    With loads out of balance the shortest queue is taken and the cache ignored. Load is requests in flight.
-    Given: true prefix lengths instead of its own routing history; ties of the longest match go to the less loaded.
+    With unbalanced loads it takes the shortest queue and ignores the cache. Load is requests in flight.
+    Improved here: true prefix lengths instead of its own routing history; ties of the longest match go to the less
+    loaded replica.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class ThresholdPolicy:
 class LinearPolicy:
     """Dynamo's KV router: least of prefill blocks + decode blocks, with its default weight of 1 and temperature 0.
 
-    Prefill is what waits there and this prompt's uncached part, decode the KV that running requests hold. The unit
-    cancels: tokens here. Given: true prefix lengths and loads as from its event plane, none of it delayed more
-    than Raydix's.
+    Prefill is the work that waits there and this prompt's uncached part, decode the KV that running requests hold.
+    The unit cancels: tokens here. Improved here: true prefix lengths and loads as from its event plane, none of it
+    delayed more than Raydix's.
     """
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
@@ -95,8 +96,8 @@ class LinearPolicy:
 class ProductPolicy:
     """LMetric (arXiv 2603.15202): least of new prefill tokens x batch size, the request counted in; no knobs.
 
-    The paper's new tokens are the prompt's own uncached ones. `with_queue` is the reading of an `lmetric` for
-    Dynamo: what waits there is new as well, which brings the queue in and makes it a much better rule.
+    The paper's new tokens are the prompt's own uncached ones. `with_queue` follows an `lmetric` for Dynamo: work
+    that waits there is new as well, so the queue counts, which makes it a much better rule.
     """
 
     def __init__(self, with_queue: bool = False) -> None:
@@ -116,9 +117,10 @@ class StickyPolicy:
     """llm-d's token-aware routing, its default: stay with the cache until its holders are saturated.
 
     Holders of at least `affinity` of the prompt are kept, unless the least of their waiting prefill, in seconds,
-    exceeds that of the others by more than `max_penalty_s`; then all are. Of those kept, least of the waiting
-    prefill tokens and this prompt's uncached ones; from `most_tokens` on all count alike. By default it never
-    explores. Given: true prefix lengths, and each replica's true prefill rate, which llm-d's users measure.
+    exceeds that of the others by more than `max_penalty_s`; then all replicas are kept. It chooses the one with
+    the least waiting prefill tokens and uncached tokens of this prompt; from `most_tokens` on all count alike. By
+    default it never explores. Improved here: true prefix lengths, and each replica's true prefill rate, which
+    llm-d's users measure.
     """
 
     def __init__(self, affinity: float = 0.8, max_penalty_s: float = 18.0, most_tokens: int = 4_194_304) -> None:
@@ -179,4 +181,4 @@ RIVALS: Mapping[str, Callable[[], Policy]] = MappingProxyType(
 SIMULATED: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {**POLICIES, "cost": CostPolicy, "cost_fetch": POLICIES["cost"], **RIVALS}
 )
-"""Everything that can be simulated: Raydix's policies, `cost` that counts on fetches, and the rivals' rules."""
+"""All policies that can be simulated: Raydix's, `cost` that counts on fetches, and the rivals' rules."""

@@ -1,4 +1,4 @@
-"""Prefill and decode apart: which replicas do which, and which prompts are worth sending from one to the other."""
+"""Prefill and decode apart: the roles of replicas, and the prompts worth sending from one to the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The first `prefill` replicas compute long prompts, the `decode` after them the answers and short prompts."""
+    """The first `prefill` replicas compute long prompts, the next `decode` ones the answers and short prompts."""
 
     prefill: int
     decode: int
@@ -26,7 +26,7 @@ class Roles:
             raise ValueError(f"apart_above_tokens must be at least 0, got {self.apart_above_tokens}")
 
     def check(self, num_replicas: int, has_links: bool) -> None:
-        """Raise ValueError if they do not fit the fleet."""
+        """Raise ValueError if the roles do not fit the fleet."""
         if self.prefill + self.decode != num_replicas:
             raise ValueError(
                 f"roles for {self.prefill} + {self.decode} replicas, but the fleet has {num_replicas}: name all"
@@ -36,7 +36,7 @@ class Roles:
 
     @classmethod
     def parse(cls, text: str, apart_above_tokens: int = 2048) -> Roles:
-        """From "prefill=P,decode=D". Raises ValueError for anything else."""
+        """Read "prefill=P,decode=D". Raises ValueError for anything else."""
         found = re.fullmatch(r"prefill=(\d+),decode=(\d+)", text.replace(" ", ""))
         if found is None:
             raise ValueError(f"roles are prefill=P,decode=D, such as prefill=10,decode=6; got {text!r}")

@@ -21,7 +21,7 @@ class Kill:
 
     @classmethod
     def parse(cls, text: str) -> Kill:
-        """From "REPLICA@SECONDS", such as "2@600". Raises ValueError for anything else."""
+        """Read "REPLICA@SECONDS", such as "2@600". Raises ValueError for anything else."""
         found = re.fullmatch(r"(\d+)@(\d+(?:\.\d+)?)", text.strip())
         if found is None:
             raise ValueError(f"expected REPLICA@SECONDS, such as 2@600, got {text!r}")
@@ -39,23 +39,23 @@ class Scenario:
     """Offered prompt tokens/s as a share of the fleet's prefill rate: what it would compute without any cache."""
     num_ingresses: int = 1
     cache_delay: float = 1.0
-    """Seconds until an ingress hears what a replica stored or evicted."""
+    """Seconds until an ingress learns which blocks a replica stored or evicted."""
     load_delay: float = 0.05
-    """Seconds until an ingress hears of a replica's load. Its own dispatches count at once."""
+    """Seconds until an ingress learns of a replica's load. Its own dispatches count immediately."""
     service: ServiceModel = field(default_factory=ServiceModel)
     tiers: Tiers = field(default_factory=Tiers)
-    """Where KV lies beside the device, and how fast it moves."""
+    """Where else than on the device KV can be, and how fast it moves."""
     roles: Roles | None = None
-    """Which replicas compute prompts, and which answers; None: all do both."""
+    """Which replicas compute prompts, and which decode; None: all do both."""
     kills: tuple[Kill, ...] = ()
     restart_s: float = 30.0
     """Seconds from a replica's death until it serves again, empty."""
     seed: int = 0
-    """Of the arrivals, the choice of ingress and the policies' chance."""
+    """Of the arrivals, the choice of ingress and the randomness of policies."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose KV the whole fleet has room for, in all tiers."""
+        """Tokens whose KV fits into the whole fleet, in all tiers."""
         tiers = self.tiers
         num_stores = 1 if tiers.is_file_store_shared else self.num_replicas
         return self.num_replicas * (self.cache_tokens + tiers.host_tokens) + num_stores * tiers.file_tokens

@@ -1,4 +1,4 @@
-"""The simulator's model of a replica's speed, and the calibration file that it is read from."""
+"""The simulator's model of a replica's speed, and the calibration file that has it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
-    """One replica's speed. Prefill is served first come, first served; decodes run beside it.
+    """One replica's speed. Prefill is served first come, first served; decodes run at the same time.
 
     TTFT = wait for the prefill queue + own uncached tokens / prefill_rate. A decode step takes
     decode_base_s + decode_per_request_s x requests decoding, and gives each of these one token.
-    The defaults are of the order of an 8B model in bfloat16 on a current GPU.
+    The defaults have the order of magnitude of an 8B model in bfloat16 on a current GPU.
     """
 
     prefill_rate: float = 12_000.0

@@ -23,10 +23,10 @@ _ANY = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """What KV weighs, where it can lie beside the device, and how fast it moves. Sizes are in tokens."""
+    """The size of KV, where else than on the device it can be, and how fast it moves. Sizes are in tokens."""
 
     host_tokens: int = 0
-    """Room in each replica's host memory; 0: no host tier."""
+    """Tokens that fit into each replica's host memory; 0: no host tier."""
     host_min_uses: int = 2
     """Requests that must have used an evicted prefix for it to be kept: `engine.host_kv_min_uses`."""
     host_bandwidth: float = 25e9
@@ -35,7 +35,8 @@ class Tiers:
     """Bytes of KV of a token in all layers; the default is that of an 8B model in bfloat16."""
 
     file_tokens: int = 0
-    """Room in each replica's files, or in the store that all share; 0: none. They take what the host takes."""
+    """Tokens that fit into each replica's files, or into the store that all share; 0: none. They store what the
+    host stores."""
     is_file_store_shared: bool = False
     """Whether all replicas read the same files."""
     file_bandwidth: float = 3e9
@@ -43,7 +44,7 @@ class Tiers:
     file_latency_s: float = 0.001
     """Seconds until the first byte of a file."""
     peer_bandwidth: float | None = None
-    """Bytes/s of a replica to its peers, in each direction; None: replicas fetch nothing from each other."""
+    """Bytes/s of a replica to its peers, in each direction; None: replicas fetch no KV from each other."""
     peer_latency_s: float = 0.002
     """Seconds until the first byte of a peer."""
 
@@ -54,7 +55,7 @@ class Tiers:
             raise ValueError(f"file_tokens must be at least 0, which means no files, got {self.file_tokens}")
         if self.file_tokens and not self.host_tokens:
             raise ValueError(
-                "file_tokens without host_tokens: what is evicted reaches files through host memory, so give that "
+                "file_tokens without host_tokens: evicted KV reaches files through host memory, so give that "
                 "a size too"
             )
         if self.is_file_store_shared and not self.file_tokens:
@@ -72,7 +73,7 @@ class Tiers:
 
     @property
     def title(self) -> str:
-        """What there is beside the device, for the title of a table; empty for nothing."""
+        """The tiers below the device, for the title of a table; empty for none."""
         host = f" + {self.host_tokens / 1e6:.1f}M on the host" if self.host_tokens else ""
         whose = "files that all share" if self.is_file_store_shared else "files"
         files = f" + {self.file_tokens / 1e6:.1f}M in {whose}" if self.file_tokens else ""
@@ -81,11 +82,11 @@ class Tiers:
 
     @property
     def has_fetches(self) -> bool:
-        """Whether replicas take KV from anywhere but their own memory."""
+        """Whether replicas take KV from anywhere except their own memory."""
         return bool(self.file_tokens) or self.peer_bandwidth is not None
 
     def check(self, block_tokens: int) -> None:
-        """Raise ValueError for a tier without room for a block."""
+        """Raise ValueError for a tier that is smaller than a block."""
         for name, what in (("host_tokens", "host tier"), ("file_tokens", "files")):
             if 0 < getattr(self, name) < block_tokens:
                 raise ValueError(
@@ -95,7 +96,7 @@ class Tiers:
 
 
 class HostTier:
-    """One replica's host memory, which `cache` evicts to. Blocks are pages here; a prompt is its blocks."""
+    """One replica's host memory, to which `cache` evicts. Blocks are pages here; a prompt is its blocks."""
 
     def __init__(
         self, cache: KVCacheManager, namespace: Namespace, tiers: Tiers, block_tokens: int, prefill_rate: float
@@ -114,19 +115,19 @@ class HostTier:
         cache.on_evict = self._prefixes.on_evict
 
     def reader(self, request_id: str, tokens: Sequence[int]) -> Request:
-        """Return a prompt as the engine's classes want it; the last of its tokens is always computed."""
+        """Return a prompt as the engine's classes expect it; the last of its tokens is always computed."""
         return Request.make(request_id, tokens, _ANY, arrival=0.0, seed=0, namespace=self._namespace)
 
     def reach(self, reader: Request, num_found: int) -> int:
-        """Count the leading blocks that the device, which has `num_found`, and the host hold, if a copy is
-        sooner there than they are computed.
+        """Count the leading blocks held by the device, which has `num_found`, and by the host, if copying is
+        faster than computing.
         """
         reached = self._prefixes.reach(reader, CachedPrefix(num_found, num_found), self._blocks_per_second)
         self._prefixes.forget(reader.request_id)
         return reached
 
     def begin(self, reader: Request, num_found: int) -> int:
-        """Return what `reach` does, and keep it there until `load` or `forget`."""
+        """Return the same as `reach`, and keep these blocks until `load` or `forget`."""
         self._prefixes.begin_step()
         found = CachedPrefix(num_found, num_found)
         reached = self._prefixes.reach(reader, found, self._blocks_per_second)
@@ -135,11 +136,11 @@ class HostTier:
         return reached
 
     def forget(self, reader: Request) -> None:
-        """Let go of what was kept for a prompt that is not begun after all."""
+        """Release the blocks kept for a prompt that is not begun after all."""
         self._prefixes.forget(reader.request_id)
 
     def load(self, reader: Request, lease: Lease) -> float:
-        """Copy what was kept to the pages of a lease, and what these pages have lost to the host; return the
+        """Copy the kept blocks to the pages of a lease, and the pages' previous content to the host; return the
         seconds that both take.
         """
         loads = self._prefixes.load(reader.request_id, lease).pages
@@ -150,13 +151,13 @@ class HostTier:
         return (len(loads) + len(copies)) * self.page_seconds
 
     def drain_kept(self) -> list[int]:
-        """Return the hashes of the blocks that it has taken in since the last call."""
+        """Return the hashes of the blocks stored since the last call."""
         kept, self._log.kept = self._log.kept, []
         return kept
 
 
 class _Kept(PrefixLog):
-    """Tells a cache's log of what the host holds, and remembers what it took in."""
+    """Reports what the host holds to a cache's log, and remembers what the host has stored."""
 
     def __init__(self, log: PrefixLog) -> None:
         super().__init__()
@@ -169,5 +170,5 @@ class _Kept(PrefixLog):
         self.kept += hashes
 
     def drop(self, hashes: Sequence[int], tier: Tier = Tier.HOST) -> None:
-        """Record blocks that are kept no longer."""
+        """Record blocks that are no longer kept."""
         self._told.drop(hashes, tier)

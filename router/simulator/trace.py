@@ -1,11 +1,11 @@
 """Recorded traffic: when requests arrived, how long they were and which prompts shared prefixes.
 
-Two formats, each plain or gzipped, told apart by their first character (docs/routing.md has their fields):
+Two formats, each plain or gzipped, distinguished by their first character (docs/routing.md has their fields):
 
 - Mooncake JSONL (github.com/kvcache-ai/Mooncake): `timestamp` in ms, `input_length` and `output_length` in tokens,
   `hash_ids`: one number per block of the prompt, equal numbers for equal prefixes. The last block may be partial.
-- Azure CSV (github.com/Azure/AzurePublicDataset): `TIMESTAMP,ContextTokens,GeneratedTokens`. It says nothing about
-  prefixes, so hit rates measured on it mean nothing.
+- Azure CSV (github.com/Azure/AzurePublicDataset): `TIMESTAMP,ContextTokens,GeneratedTokens`. It has no information
+    about prefixes, so hit rates measured on it mean nothing.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 class _Records:
-    """Turns lines into requests. Block numbers are renumbered, so they are small whatever the file has."""
+    """Turns lines into requests. Block numbers are renumbered, so they are small for every file."""
 
     def __init__(self, path: Path, block_tokens: int) -> None:
         self._path = path

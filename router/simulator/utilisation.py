@@ -11,11 +11,12 @@ from router.cost import Candidate
 class Utilisation:
     """The share of replicas with prefill work, averaged over the time before.
 
-    Looked at whenever a prompt comes, which for chance arrivals sees what an average over time would (Wolff 1982).
+    It is sampled whenever a prompt comes, which for chance arrivals sees what an average over time would (Wolff
+    1982).
     """
 
     def __init__(self, horizon_s: float = 10.0) -> None:
-        """`horizon_s`: seconds after which a look counts 1/e."""
+        """`horizon_s`: seconds after which a sample counts 1/e."""
         if not horizon_s > 0.0:
             raise ValueError(f"the horizon must be above 0 s, got {horizon_s}")
         self._horizon_s = horizon_s
@@ -24,12 +25,12 @@ class Utilisation:
         self._last = -math.inf
 
     def observe(self, replicas: Sequence[Candidate], now: float) -> float:
-        """Look at the replicas that can serve; returns the average, 0..1. `now` in seconds, never falling."""
+        """Sample the replicas that can serve; return the average, 0..1. `now` in seconds, never falling."""
         serving = [candidate for candidate in replicas if candidate.is_available]
         if serving:
             busy = sum(candidate.queued_prefill_tokens > 0.0 for candidate in serving) / len(serving)
             kept = math.exp((self._last - now) / self._horizon_s)
-            # The weight is what keeps the first looks from being averaged with looks that never were.
+            # The weight keeps the first samples from being averaged with samples that never were.
             self._weight = self._weight * kept + 1.0
             self._value += (busy - self._value) / self._weight
             self._last = now

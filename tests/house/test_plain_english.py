@@ -9,7 +9,21 @@ import pytest
 from tests.house.support.plain_english import REPLACEMENTS, faults, texts_of_module
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("cache",)
+PACKAGES = (
+    "cache",
+    "router",
+    "monitoring",
+    "training",
+    "k8s",
+    "deployments/admission",
+    "deployments/batch",
+    "deployments/cli",
+    "deployments/client",
+    "deployments/control",
+    "deployments/replica",
+    "deployments/telemetry",
+    "deployments/wire",
+)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

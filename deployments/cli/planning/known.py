@@ -42,7 +42,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model's facts and where they come from."""
+    """A model's facts and their source."""
 
     name: str
     """Directory or hub id that an engine loads."""
@@ -71,7 +71,7 @@ def known_models() -> Mapping[str, Any]:
 
 def planned_model(model: str, config: Path | None = None) -> PlannedModel:
     """Return the facts of `model` from `config` (a config.json or its directory), else from its own directory,
-    the models known here, or the hub. Raises ModelLoadError that says what was tried.
+    the models known here, or the hub. Raises ModelLoadError that lists the attempts.
     """
     if config is not None:
         path = config / "config.json" if config.is_dir() else config
@@ -105,7 +105,7 @@ def _check_generates(model: str, config: Path) -> None:
     try:
         encoder = encoder_of(parse_json(config))
     except (OSError, ValueError):
-        return  # what is wrong with the file is said when it is read as a model's that generates
+        return  # the error is raised when the file is read as a generating model's
     if encoder is not None:
         raise ModelLoadError(
             f"there is nothing to plan for {model}: {encoder} is an encoder, which keeps no KV and runs wherever "
@@ -114,7 +114,7 @@ def _check_generates(model: str, config: Path) -> None:
 
 
 def _known_name(model: str) -> str | None:
-    """Return the known hub id that `model` names, ignoring case; its owner may be left out."""
+    """Return the known hub id that `model` names, ignoring case; its owner may be omitted."""
     asked = model.lower()
     for name in known_models():
         if asked in (name.lower(), name.lower().rpartition("/")[2]):

@@ -5,9 +5,9 @@
     running  arrivals * time of a request in the batch                Little's law; decodes get the idle share
     KV       running * pages of a request halfway through / pages     or running / places in the batch, if larger
 
-One replica's part of the load must need at most one replica, which is where the autoscaler arrives from below with
-the same load, where it gives queues no time to become shorter (`catch_up_s` 0): in a plan they are as long as they
-stay. Prefixes that running requests share are counted for each, so high hit rates need less memory.
+One replica's part of the load must need at most one replica. The autoscaler reaches the same number from below
+with the same load if it gives queues no time to become shorter (`catch_up_s` 0), because queues in a plan are
+stationary. Prefixes that running requests share are counted for each, so high hit rates need less memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deployments.cli.planning.replica import ReplicaPlan
 from deployments.replica.autoscaling import ReplicaWork, Targets, needed_replicas
 
 STEADY = Targets(catch_up_s=0.0)
-"""The autoscaler's targets for a load that does not change, whose queues do not become shorter either."""
+"""The autoscaler's targets for a constant load, whose queues do not become shorter either."""
 _ROUNDING = 1e-9
 _ROUNDS = 50
 MAX_REPLICAS = 1 << 20
@@ -27,7 +27,7 @@ MAX_REPLICAS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """The shape that all requests of a load have. Raises ValueError for impossible values."""
+    """The shape of all requests of a load. Raises ValueError for impossible values."""
 
     prompt_tokens: int = 1024
     output_tokens: int = 256
@@ -76,7 +76,7 @@ class Operation:
 
 
 def operate(replica: ReplicaPlan, request: RequestShape, requests_per_s: float) -> Operation:
-    """Return the state of one replica that gets `requests_per_s` requests."""
+    """Return the state of one replica that receives `requests_per_s` requests."""
     prefill_s = request.uncached_tokens / replica.prefill_tokens_per_s(request.prompt_tokens)
     busy = requests_per_s * prefill_s
     idle = 1.0 - busy

@@ -1,6 +1,6 @@
 """Computes what fits in one replica of a model on one or several GPUs, and how fast it can be.
 
-    memory of a GPU  =  weights / tp  +  reserve  +  free;   pages = what `kv_memory_share` of free holds
+    memory of a GPU  =  weights / tp  +  reserve  +  free;   pages = those that fit into `kv_memory_share` of free
     decode step      =  max( (weights read + KV of all running requests) / tp / (bandwidth * efficiency),
                              2 * active parameters * running / tp / (FLOPS * mfu) )
     prefill tokens/s =  tp * FLOPS * mfu / (2 * active parameters + 2 * layers * heads * head_dim * prompt)
@@ -8,7 +8,7 @@
 A mixture of experts has all of its weights in memory; a token uses only some (active), and a decode step reads
 those that any of its tokens uses.
 
-Sizes are exact. Speeds are estimates by the roofline (Williams et al. 2009): what the hardware allows, times an
+Sizes are exact. Speeds are estimates by the roofline (Williams et al. 2009): the hardware's limits times an
 efficiency that is assumed, not measured. Communication between GPUs is not counted.
 """
 
@@ -29,7 +29,7 @@ from engine.settings.config import DType, EngineConfig, WindowedKV
 
 _ANYWHERE = frozenset(get_args(DType)) - {"auto"} | {"fp8", "int4"}
 RUNS_WEIGHT_TYPES: Mapping[str, frozenset[str]] = {"cuda": _ANYWHERE, "cpu": _ANYWHERE | {"int8"}}
-"""Types of weights with which this version computes, by device. int8 is for the native kernels of CPUs."""
+"""Types of weights that this version can compute with, by device. int8 is for the native kernels of CPUs."""
 MAX_GPUS = 8
 """Maximum number of GPUs in one replica: those of one machine."""
 
@@ -104,7 +104,7 @@ class ReplicaPlan:
 
     @property
     def num_pages(self) -> int:
-        """KV pages, as the engine itself would count them on each of its GPUs."""
+        """KV pages, counted as the engine counts them on each of its GPUs."""
         free = beside_slots(self.engine, self.free_bytes, self.num_state_slots * self.state_bytes // self.tp)
         per_token, groups = self.kv_bytes_per_token // self.tp, self.layer_groups
         per_token = per_token if groups is None else groups.bytes_per_token(per_token)
@@ -112,12 +112,12 @@ class ReplicaPlan:
 
     @property
     def layer_groups(self) -> LayerGroups | None:
-        """Groups of layers with page tables of their own, as the engine itself would have them; None for one."""
+        """Groups of layers with page tables of their own, as in the engine; None for one group."""
         groups = layer_groups(self.engine, self.facts, self.longest_request)
         return None if isinstance(groups, str) else groups
 
     def with_windowed_kv(self, setting: WindowedKV) -> ReplicaPlan:
-        """Return the same replica with layers that have a window in pages of their own, or not."""
+        """Return the same replica, where layers with a window have pages of their own, or not."""
         return replace(self, engine=replace(self.engine, windowed_kv=setting))
 
     @property
@@ -127,7 +127,7 @@ class ReplicaPlan:
 
     @property
     def num_state_slots(self) -> int:
-        """Slots for recurrent states, as the engine itself would count them."""
+        """Slots for recurrent states, counted as the engine counts them."""
         return slots_for(self.engine, self.free_bytes, self.state_bytes // self.tp) if self.state_bytes else 0
 
     @property
@@ -139,16 +139,16 @@ class ReplicaPlan:
         return groups.most_tokens(self.num_pages, size, self.engine.max_step_tokens)
 
     def pages_of(self, num_tokens: float) -> int:
-        """Return the number of pages that a request of `num_tokens` holds."""
+        """Return the number of pages that a request of `num_tokens` needs."""
         count, size, groups = math.ceil(num_tokens), self.engine.page_size, self.layer_groups
         return -(-count // size) if groups is None else groups.pages_for(count, size)
 
     def fits(self, num_tokens: int) -> int:
-        """Return how many requests of that length the pages hold."""
+        """Return how many requests of that length fit into the pages."""
         return self.num_pages // self.pages_of(num_tokens)
 
     def concurrent_requests(self, num_tokens: int) -> int:
-        """Return how many requests of that length can run at once within the pages and `max_running`."""
+        """Return how many requests of that length can run concurrently within the pages and `max_running`."""
         return min(self.fits(num_tokens), self.engine.max_running)
 
     @property
@@ -174,11 +174,11 @@ class ReplicaPlan:
 
     @property
     def decode_flops(self) -> int:
-        """Operations per generated token, attention aside."""
+        """Operations per generated token, without attention."""
         return 2 * self.facts.active_parameters
 
     def prefill_tokens_per_s(self, prompt_tokens: float) -> float:
-        """Return the prefill rate for prompts of that length, half of which each token attends to on average."""
+        """Return the prefill rate for prompts of that length; a token attends to half of it on average."""
         return self.flops / (2 * self.facts.active_parameters + 2 * self.facts.attended_numbers * prompt_tokens)
 
 
@@ -201,5 +201,5 @@ def smallest_replica(
         reasons.append(f"on {tp} GPUs weights take {replica.weight_share:.0%} of the memory")
     raise ValueError(
         f"{facts.num_parameters / 1e9:.1f}B parameters do not fit on up to {MAX_GPUS} {gpu.title} that share the "
-        f"model's {facts.num_heads} heads: {reasons[-1]}; take a larger GPU"
+        f"model's {facts.num_heads} heads: {reasons[-1]}; choose a larger GPU"
     )

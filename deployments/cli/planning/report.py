@@ -39,7 +39,7 @@ class CapacityPlan:
 def plan_for(
     model: PlannedModel, replica: ReplicaPlan, request: RequestShape, requests_per_s: float, targets: Targets
 ) -> CapacityPlan:
-    """Plan as many replicas as the load needs. Raises ValueError if no number of them carries it."""
+    """Plan as many replicas as the load needs. Raises ValueError if no number of them can carry it."""
     count = replicas_for(replica, request, requests_per_s, targets)
     each = operate(replica, request, requests_per_s / count)
     return CapacityPlan(model, replica, count, request, Demand(requests_per_s, targets, each))
@@ -58,13 +58,13 @@ def weight_table(plan: CapacityPlan) -> dict[str, int]:
 
 
 def warnings(plan: CapacityPlan) -> list[str]:
-    """Return problems that the plan has, most serious first."""
+    """Return the plan's problems, most serious first."""
     found = []
     replica = plan.replica
     if replica.num_tokens < replica.longest_request:
         found.append(
             f"A request may have {replica.longest_request:,} tokens, but {replica.num_tokens:,} fit: longer ones "
-            "are refused. Set --max-model-len, or take a larger GPU."
+            "are refused. Set --max-model-len, or choose a larger GPU."
         )
     if replica.weight_share > replica.assumed.max_weight_share:
         found.append(f"Weights take {replica.weight_share:.0%} of the memory, which leaves little for KV.")
@@ -119,8 +119,8 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
 
 
 def with_and_without(replica: ReplicaPlan, num_tokens: int) -> list[tuple[str, int]]:
-    """Return how many requests of that length the pages hold, whatever `max_running` is, if layers with a window
-    have pages of their own ("on"), and if they have not ("off"). Empty where the model or a setting rules it out.
+    """Return how many requests of that length fit into the pages, whatever `max_running` is, if layers with a
+    window have pages of their own ("on"), and if not ("off"). Empty where the model or a setting rules it out.
     """
     settings: tuple[WindowedKV, WindowedKV] = ("on", "off")
     try:
@@ -130,5 +130,5 @@ def with_and_without(replica: ReplicaPlan, num_tokens: int) -> list[tuple[str, i
 
 
 def full_batch(plan: CapacityPlan) -> int:
-    """Return how many requests of the stated shape run at once in a replica, at least 1."""
+    """Return how many requests of the stated shape run concurrently in a replica, at least 1."""
     return max(plan.replica.concurrent_requests(plan.request.num_tokens), 1)

@@ -1,1 +1,1 @@
-"""Autoscaling tried on recorded traffic: the real policy, over simulated replicas that take time to boot."""
+"""Autoscaling tried on recorded traffic: the real policy, with simulated replicas that take time to boot."""

@@ -1,6 +1,6 @@
 """A simulated ingress's admission: the real queue and its bounds, on simulated time instead of an event loop.
 
-The rules are those of `deployments/admission/admission.py`, for one tenant whose requests are all alike.
+The rules are those of `deployments/admission/admission.py`, for one tenant with equal requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from router.simulator.fleet import SimulatedFleet
 from router.simulator.replica import Job
 
 TICK_S = 0.05
-"""Seconds between two looks at the engines' load while requests wait; the simulated load comes no more often."""
+"""Seconds between two looks at the engines' load while requests wait; simulated reports come no more often."""
 
 
 class SimulatedAdmission:
@@ -30,7 +30,7 @@ class SimulatedAdmission:
         self._has_tick = False
 
     def arrive(self, job: Job, now: float) -> None:
-        """Send a request at once, have it wait, or turn it away."""
+        """Send a request immediately, let it wait, or refuse it."""
         entry = Waiting(job, "", max(1, self._fleet.uncached_tokens(job, now)))
         if not self._waiting and self._has_room(now):
             self._fleet.submit(job, now)
@@ -53,7 +53,7 @@ class SimulatedAdmission:
             self._fleet.at(now + TICK_S, self._tick)
 
     def backlog(self) -> Backlog:
-        """Return what an ingress reports."""
+        """Return the report that an ingress would send."""
         waiting, tokens = self._queue.num_waiting, self._queue.num_tokens
         return Backlog(waiting, tokens, self._turned_away, self._turned_away_tokens)
 

@@ -1,4 +1,4 @@
-"""Serve's controller, as far as it scales one deployment: reports of replicas in, a target out.
+"""Serve's controller, reduced to the scaling of one deployment: reports of replicas in, a target out.
 
     replicas ── stats, every report_s ──▶ mean over look_back_s ──▶ WorkPolicy ──▶ Serve's delays ──▶ target
 
@@ -33,7 +33,7 @@ class ScalingContext:
 
 
 class SimulatedController:
-    """Keeps replicas' reports, and decides how many there should be. `now` never falls."""
+    """Stores replicas' reports, and decides how many replicas there should be. `now` never falls."""
 
     def __init__(self, settings: AutoscalingSettings, target: int) -> None:
         self.target = target
@@ -43,14 +43,14 @@ class SimulatedController:
         self._reports: dict[int, deque[tuple[float, Stats]]] = {}
 
     def record(self, replica: int, stats: Stats, now: float) -> None:
-        """Take what a replica reports. Decisions know it a period later: the replica records first, then sends."""
+        """Store a replica's report. Decisions use it a period later: the replica first records, then sends."""
         reports = self._reports.setdefault(replica, deque())
         reports.append((now, stats))
         while reports[0][0] < now - self._settings.look_back_s:
             reports.popleft()
 
     def decide(self, running: Sequence[int], now: float) -> int:
-        """Return the new target. Of replicas that do not run any more, no report counts."""
+        """Return the new target. Reports of replicas that no longer run do not count."""
         self._reports = {replica: self._reports[replica] for replica in running if replica in self._reports}
         context = ScalingContext(self._means(now), self.target, len(running), 0, self._settings.max)
         desired, _ = self._policy(context)
@@ -70,7 +70,7 @@ class SimulatedController:
 
 
 def time_weighted_mean(series: list[tuple[float, float]], now: float) -> float:
-    """Return the mean of a value that changes at some times and stays in between, from the first one to now."""
+    """Return the mean, from the first time until now, of a value that stays constant between its changes."""
     ends = [*(time for time, _ in series[1:]), max(now, series[-1][0] + 1e-3)]
     total = sum(value * (end - time) for (time, value), end in zip(series, ends, strict=True))
     return total / (ends[-1] - series[0][0])

@@ -1,4 +1,4 @@
-"""The replicas that Serve starts and stops: each boots, serves, drains, and is paid for all the while."""
+"""The replicas that Serve starts and stops: each boots, serves, drains, and costs money throughout."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class _Life:
 
 
 class ReplicaSet:
-    """Keeps as many replicas as were asked for last."""
+    """Keeps as many replicas as the last target says."""
 
     def __init__(self, fleet: SimulatedFleet, num_initial: int, boot_s: float) -> None:
-        """The fleet has `num_initial` replicas, which serve."""
+        """The fleet has `num_initial` replicas that serve."""
         self._fleet, self._boot_s = fleet, boot_s
         self._lives = [_Life(0.0, index) for index in range(num_initial)]
 
     @property
     def running(self) -> list[int]:
-        """Numbers of the replicas that take requests, in the order of their starts."""
+        """Numbers of the replicas that accept requests, in the order of their starts."""
         return [life.index for life in self._lives if life.index is not None and not life.is_stopping]
 
     @property
@@ -38,7 +38,7 @@ class ReplicaSet:
         return all(self._is_idle(life) for life in self._lives)
 
     def scale(self, target: int, now: float) -> None:
-        """Start what is missing, or stop what is too much: first those that boot, then the newest."""
+        """Start missing replicas, or stop surplus ones: booting ones first, then the newest."""
         kept = [life for life in self._lives if not life.is_stopping]
         for _ in range(target - len(kept)):
             life = _Life(now)
@@ -52,7 +52,7 @@ class ReplicaSet:
         self.settle(now)
 
     def settle(self, now: float) -> None:
-        """End those that are to stop and have no request left."""
+        """End the replicas that are stopping and have no request left."""
         for life in self._lives:
             if life.is_stopping and life.ended is None and self._is_idle(life):
                 life.ended = now
@@ -60,7 +60,7 @@ class ReplicaSet:
                     self._fleet.leave(life.index)
 
     def seconds(self, end: float) -> float:
-        """The seconds of all replicas together from their beginnings to their ends, or to `end`."""
+        """Return the seconds of all replicas together from their beginnings to their ends, or to `end`."""
         ends = ((life, end if life.ended is None else min(life.ended, end)) for life in self._lives)
         return sum(max(0.0, until - life.began) for life, until in ends)
 

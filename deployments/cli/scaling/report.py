@@ -10,8 +10,8 @@ from rich.table import Table
 from deployments.cli.scaling.result import ScalingResult
 
 LEGEND = """\
-met       requests whose first token came within the objective, of all; p50, p95: time to first token, seconds
-refused   requests that admission turned away
+met       share of requests whose first token came within the objective; p50, p95: time to first token, seconds
+refused   requests that admission refused
 hours     replica-hours, from the decision to start a replica until it has drained; most: the highest target"""
 
 _COLUMNS: tuple[tuple[str, Callable[[ScalingResult], float], str], ...] = (
@@ -25,7 +25,7 @@ _COLUMNS: tuple[tuple[str, Callable[[ScalingResult], float], str], ...] = (
 
 
 def scaling_table(title: str, results: Sequence[ScalingResult]) -> Table:
-    """One row per routing policy and setting, in the order given."""
+    """Return one row per routing policy and setting, in the order given."""
     out = Table(title=title, title_justify="left", title_style="bold")
     out.box, out.padding, out.show_edge = box.SIMPLE_HEAD, (0, 0), False
     out.add_column("setting")

@@ -1,4 +1,4 @@
-"""The figures of a run: how many requests met the objective, and what the replicas cost."""
+"""The figures of a run: how many requests met the objective, and the cost of the replicas."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class ScalingResult:
     setting: str
     num_requests: int
     attainment: float
-    """Requests whose first token came within the objective, of all."""
+    """Share of the requests whose first token came within the objective."""
     ttft_p50: float
-    """Of the requests that got a first token, as the other percentile."""
+    """Among the requests that received a first token, like the other percentile."""
     ttft_p95: float
     turned_away: float
-    """Share of the requests that got no first token, because admission refused them."""
+    """Share of the requests that received no first token, because admission refused them."""
     replica_hours: float
     """From the decision to start each replica until it has drained, while requests arrive."""
     targets: Sequence[tuple[float, int]]
-    """Times of decisions, and the number of replicas wanted from then on; the first is the beginning."""
+    """Times of decisions, and the target number of replicas from then on; the first is the beginning."""
 
     @property
     def most(self) -> int:

@@ -1,4 +1,4 @@
-"""A run: requests arrive at ingresses, replicas boot, serve and drain as the policy asks, and what that cost.
+"""A run: requests arrive at ingresses, and replicas boot, serve and drain as the policy decides.
 
     arrivals ─▶ SimulatedAdmission ─▶ SimulatedFleet ─── WorkMeter ───▶ SimulatedController ─┐
                       │   ▲                ▲                  ▲                              │
@@ -36,7 +36,7 @@ from router.simulator.scenario import Scenario
 DECIDE_S = 1.0
 """Seconds between two decisions; Serve makes ten a second, from reports that come every other second."""
 MAX_RUNNING = 1 << 20
-"""Places in a simulated replica's batch: its memory bounds it, and nothing else."""
+"""Places in a simulated replica's batch: only its memory bounds the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class ScalingScenario:
     """Replicas' speed and memory, and the delays of news. The number of replicas follows from `autoscaling`."""
     autoscaling: AutoscalingSettings
     boot_s: float = 60.0
-    """Seconds from the decision to start a replica until it takes requests: pod, weights, graphs, warm-up."""
+    """Seconds from the decision to start a replica until it accepts requests: pod, weights, graphs, warm-up."""
     ttft_slo_s: float = 5.0
     """Longest time to first token that meets the objective."""
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     hears_ingresses: bool = True
-    """Whether ingresses' reports arrive; without them the policy sees what engines have, and no more."""
+    """Whether ingresses' reports arrive; without them the policy sees only the engines' requests."""
 
     def __post_init__(self) -> None:
         if self.boot_s < 0.0:
@@ -90,7 +90,7 @@ class _Run:
         self.targets = [(0.0, initial)]
         """Times of decisions, and the targets from then on."""
         self._every(BACKLOG_PERIOD_S, self._tell_backlogs)
-        # Serve records at least five times in a look-back.
+        # Serve records at least five times in a look-back period.
         self._every(min(scaling.report_s, scaling.look_back_s / 5), self._record)
         self._every(DECIDE_S, self._decide)
 
@@ -128,7 +128,7 @@ class _Run:
             self._backlogs.take(f"ingress-{number}", admission.backlog(), now)
 
     def _record(self, now: float) -> None:
-        """Have each replica report; the first one also reports what the ingresses have told it."""
+        """Have each replica report; the first one also reports the ingresses' backlogs."""
         told = self._backlogs.totals(now) if self._scenario.hears_ingresses else BacklogTotals()
         running = self.replicas.running
         for index in running:
@@ -147,14 +147,14 @@ class _Run:
 
 
 class _Meter:
-    """A replica's real meter, fed with what the simulated one has done."""
+    """A replica's real meter, which receives the simulated replica's work."""
 
     def __init__(self, replica: SimulatedReplica, now: float) -> None:
         self._replica, self._counted = replica, int(replica.prefilled_tokens(now))
         self._meter = WorkMeter(replica.engine_load(now).page_size, MAX_RUNNING, now)
 
     def read(self, backlog: BacklogTotals, now: float) -> dict[str, float]:
-        """What the replica reports of the time since the last reading."""
+        """Return the replica's report on the time since the last reading."""
         done = int(self._replica.prefilled_tokens(now))
         self._meter.on_step(StepStats(StageSeconds(0.0), 0, 0, done - self._counted))
         self._counted = done

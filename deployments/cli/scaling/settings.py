@@ -1,4 +1,4 @@
-"""Settings of autoscaling as the command line gives them."""
+"""Reads settings of autoscaling from the command line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MOST = 10
 
 
 def default_settings(num_replicas: int) -> list[str]:
-    """Return what is compared when nothing is asked for: a small and a large fixed fleet, and one that scales."""
+    """Return the default comparison: a small and a large fixed fleet, and one that scales."""
     return [str(num_replicas), str(MOST * num_replicas), f"min={num_replicas},max={MOST * num_replicas}"]
 
 
 def parse_settings(text: str) -> AutoscalingSettings:
-    """Return the settings that "min=4,max=40,upscale_delay_s=5" means; "4" is a fixed number of replicas.
+    """Return the settings in a text such as "min=4,max=40,upscale_delay_s=5"; "4" is a fixed number of replicas.
 
     Raises ValueError for anything else.
     """
@@ -43,7 +43,7 @@ def parse_settings(text: str) -> AutoscalingSettings:
 
 
 def named(settings: Sequence[str]) -> dict[str, AutoscalingSettings]:
-    """Return settings by the names that tables give them."""
+    """Return settings by their names in tables."""
     return {
         f"fixed {text.strip()}" if text.strip().isdecimal() else text: parse_settings(text) for text in settings
     }

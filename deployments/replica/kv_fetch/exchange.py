@@ -1,4 +1,4 @@
-"""A replica's exchange of KV with others: it lends what its engine holds, and fetches what its requests lack."""
+"""A replica's exchange of KV with others: it lends its engine's pages, and fetches those its requests lack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("ray.serve")
 
 
 def check_transport(settings: KvFetchSettings | None) -> None:
-    """Raise RuntimeError when pages cannot go here as `settings` say, with what to do."""
+    """Raise RuntimeError, with what to do, if pages cannot be transferred here as `settings` say."""
     if settings is not None and settings.transport == "nixl":
         check_nixl()
 
@@ -34,7 +34,7 @@ def _agent_for(memory: PageMemory, settings: KvFetchSettings) -> NixlAgent | Non
 
 
 class KVExchange:
-    """Both ends of one engine, whose loop must not have begun when it is made."""
+    """Both ends of one engine, whose loop must not have begun when this is made."""
 
     def __init__(
         self, engine: Engine, memory: PageMemory, host: str, settings: KvFetchSettings, wire: WireSettings
@@ -53,8 +53,8 @@ class KVExchange:
     def of(
         cls, engine: Engine, host: str, settings: KvFetchSettings | None, wire: WireSettings
     ) -> KVExchange | None:
-        """Return the exchange of an engine; None if it is turned off, or the engine has no memory for it: it needs
-        host pages and a prefix cache.
+        """Return the exchange of an engine; None if it is disabled, or the engine lacks the memory for it: it
+        needs host pages and a prefix cache.
         """
         memory = engine.runner.page_memory
         if settings is None or memory is None or not engine.config.prefix_cache:
@@ -62,8 +62,8 @@ class KVExchange:
         return cls(engine, memory, host, settings, wire)
 
     def may_end(self) -> bool:
-        """Whether a replica that is being stopped, since this was first asked, has lingered without a transfer for
-        as long as others may take to ask for what it alone holds.
+        """Whether a stopping replica, since the first call, has waited without a transfer for as long as others
+        may take to ask for what only it holds.
         """
         linger_s = self._settings.linger_s if self._settings.keep_tokens else 0.0
         awake_s = self.sender.awake_s
@@ -73,7 +73,7 @@ class KVExchange:
         return not linger_s or (not self.sender.num_transfers and awake_s - idle_since >= linger_s)
 
     def close(self) -> None:
-        """Give up what is under way. Idempotent; the engine closes the fetcher too."""
+        """Abandon all transfers. Idempotent; the engine closes the fetcher too."""
         self.sender.close()
         self.fetcher.close()
         self._agent = None

@@ -1,12 +1,11 @@
-"""Fetches pages of KV from other replicas into host memory, in a thread of its own beside the engine's steps.
+"""Fetches pages of KV from other replicas into host memory, in its own thread, next to the engine's steps.
 
     engine's thread ── load ──▶ thread ── Fetch, More ──▶ the other replica
                     ◀─ finished ──      ◀── Lent, Page, Page, ..., End
 
-Pages come in order, each with a checksum, or are read in the other's memory (`reads.py`) and then confirmed. A
-transfer that breaks off, however it does, leaves the rest of its pages as failed: their tokens are computed. The
-time for which a replica may be silent does not count while this process stands still
-(`engine/base/awake_clock.py`).
+Pages come in order, each with a checksum, or are read from the sender's memory (`reads.py`) and then confirmed.
+When a transfer breaks off for any reason, its remaining pages count as failed: their tokens are computed. The time
+for which a replica may be silent does not count while this process is suspended (`engine/base/awake_clock.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ logger = logging.getLogger("ray.serve")
 
 Socket = zmq.Socket[bytes]
 _HEADER_BYTES = 2**20
-"""Room in a message beside its page, as for the ids of all pages of a prompt."""
+"""Room in a message besides its page, such as for the ids of all pages of a prompt."""
 _READING_MS = 1
 """Milliseconds between two looks at reads."""
 _SMOOTHING = 0.2
@@ -83,7 +82,7 @@ class _Transfer:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """The socket to one replica, and what comes through it."""
+    """The socket to one replica, and its transfers."""
 
     socket: Socket
     used_at: float
@@ -103,10 +102,10 @@ class KVFetcher:
         agent: NixlAgent | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`page_size` in tokens. With an agent, pages are read where the other replica has one too. `clock` is
+        """`page_size` in tokens. With an agent, pages are read if the other replica has one too. `clock` is
         monotonic.
         """
-        self._clock, self._awake = clock, AwakeClock(clock)  # the latter is the thread's
+        self._clock, self._awake = clock, AwakeClock(clock)  # only the thread uses the latter
         self._turn_at = self._awake.now()
         self._memory, self._settings = memory, settings
         self._page_size, self._page_bytes = page_size, memory.page_bytes
@@ -115,7 +114,7 @@ class KVFetcher:
         if agent is not None:
             self._reads = Reads(agent, self._page_bytes, self._window, settings.max_transfers)
         self._page_seconds = 0.0
-        self._num_pending = 0  # pages, on the engine's thread
+        self._num_pending = 0  # pages; only the engine's thread uses it
         self._num_loaded = self._num_failed = self._num_fetches = self._num_failed_fetches = 0
         self._number = 0
         self._silent_until: dict[KVAddress, float] = {}
@@ -145,37 +144,37 @@ class KVFetcher:
         self._wake_up.wake()
 
     def seconds(self, source: KVSource, num_pages: int) -> float:
-        """Predict how long it takes until `num_pages` more are there; 0 until that was measured."""
+        """Predict the seconds until `num_pages` more have arrived; 0 until that was measured."""
         assert isinstance(source.peer, KVAddress)
         if self._clock() < self._silent_until.get(source.peer, 0.0):
             return math.inf
         return (self._num_pending + num_pages) * self._page_seconds
 
     def finished(self) -> Finished:
-        """Return what is over since the last call."""
+        """Return the transfers that ended since the last call."""
         over = [self._over.popleft() for _ in range(len(self._over))]
         self._num_pending -= len(over)
         return Finished((), [page for page, came in over if came], [page for page, came in over if not came])
 
     def on_finished(self, call: Callable[[], None]) -> None:
-        """Have `call` called, in the fetcher's thread, when a transfer has ended."""
+        """Call `call`, in the fetcher's thread, whenever a transfer has ended."""
         self._on_finished = call
 
     # --- from any thread -----------------------------------------------------------------------------------
 
     def totals(self) -> PeerTotals:
-        """Return what was fetched since the start."""
+        """Return the totals of fetches since the start."""
         return PeerTotals(self._num_loaded, self._num_failed, self._num_fetches, self._num_failed_fetches)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens whose KV a transfer brings in a second, as measured, or as expected until then."""
+        """Tokens whose KV a transfer brings in a second, as measured, or as estimated until then."""
         if self._page_seconds:
             return self._page_size / self._page_seconds
         return self._settings.expected_mib_per_s * 2**20 / self._page_bytes * self._page_size
 
     def close(self) -> None:
-        """Give up what is under way. Idempotent."""
+        """Abandon all transfers. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -200,10 +199,10 @@ class KVFetcher:
                     self._receive(connection)
                     self._follow_reads(connection)
                 if now - looked_at >= _LOOK_S:
-                    # By the last look's clock: there was a turn since, which has read what had come by then.
+                    # By the last look's clock: a turn since then has read everything that had come by then.
                     looked_at, before = now, looked_at
                     self._look(before)
-            except Exception:  # a defect ends no more than what it concerns: the look gives up what is silent
+            except Exception:  # a defect ends only its transfer, which then looks silent
                 logger.exception("fetching KV from another replica failed")
                 self._closing.wait(_LOOK_S)
 
@@ -217,12 +216,12 @@ class KVFetcher:
         self._wake_up.clear()
 
     def _begin(self, transfer: _Transfer) -> None:
-        """Begin a transfer, or have it wait for those before it."""
+        """Begin a transfer, or let it wait for those before it."""
         connection = self._connections.get(transfer.address)
         if connection is None:
             try:
                 socket = connect_peer(self._context, transfer.address, self._page_bytes + _HEADER_BYTES)
-            except Exception as error:  # whatever it is, the pages are the engine's again
+            except Exception as error:  # after any error, the pages belong to the engine again
                 logger.warning("no KV can be fetched from %s: %s", transfer.address.endpoint, error)
                 self._give_up([transfer])
                 return
@@ -231,7 +230,7 @@ class KVFetcher:
         self._ask_next(connection)
 
     def _ask_next(self, connection: _Connection) -> None:
-        """Ask for what waits, as much at once as the other replica would send."""
+        """Request waiting transfers, as many concurrently as the other replica would send."""
         while connection.waiting and len(connection.transfers) < self._settings.max_transfers:
             self._ask(connection, connection.waiting.popleft())
 
@@ -254,10 +253,10 @@ class KVFetcher:
             reads=transfer.reading is not None,
         )
         if not self._post(connection, fetch):
-            self._end(connection, transfer, "its connection takes no messages")
+            self._end(connection, transfer, "its connection accepts no messages")
 
     def _receive(self, connection: _Connection) -> None:
-        """Take in what has come, as much as a window at a time."""
+        """Process arrived messages, up to a window at a time."""
         for _ in range(self._window):
             try:
                 header, *rest = connection.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -265,7 +264,7 @@ class KVFetcher:
                 return
             message = messages.decode_to_fetcher(header.bytes)
             transfer = None if message is None else connection.transfers.get(message.number)
-            if message is None or transfer is None:  # of a transfer that was given up
+            if message is None or transfer is None:  # its transfer was abandoned
                 continue
             transfer.heard_at = connection.used_at = self._turn_at
             if isinstance(message, Page):
@@ -274,7 +273,7 @@ class KVFetcher:
                 self._give_back(transfer)
                 self._shorten(connection, transfer, message.count)
             elif isinstance(message, Readable | Held):
-                self._go_on_reading(connection, transfer, message)
+                self._read_next(connection, transfer, message)
             elif isinstance(message, End):
                 self._end(connection, transfer, message.reason)
 
@@ -292,19 +291,19 @@ class KVFetcher:
         return None
 
     def _store(self, transfer: _Transfer, data: memoryview) -> None:
-        """Copy a transfer's next page to where it belongs."""
+        """Copy a transfer's next page to its host page."""
         host = transfer.hosts[transfer.num_come]
         self._memory.write(host, data)
         transfer.num_come += 1
         self._num_loaded += 1
         self._over.append((host, True))
 
-    def _go_on_reading(self, connection: _Connection, transfer: _Transfer, message: Readable | Held) -> None:
-        """Take in the window that was read last, if there was one, and begin with the next."""
+    def _read_next(self, connection: _Connection, transfer: _Transfer, message: Readable | Held) -> None:
+        """Process the window that was read last, if there was one, and begin with the next."""
         reading = transfer.reading
         try:
             if reading is None:
-                raise CannotRead("it lets read what was to be sent")
+                raise CannotRead("it offers pages for reading that were to be sent")
             if isinstance(message, Readable):
                 self._shorten(connection, transfer, reading.learn(message))
             else:
@@ -319,7 +318,7 @@ class KVFetcher:
         return None
 
     def _follow_reads(self, connection: _Connection) -> None:
-        """Have the windows confirmed that were read."""
+        """Ask for confirmation of the windows that were read."""
         for transfer in list(connection.transfers.values()):
             reading = transfer.reading
             try:
@@ -330,14 +329,14 @@ class KVFetcher:
                 continue
             check = Check(transfer.number, transfer.first + transfer.num_come, reading.num_pages)
             if not self._post(connection, check):
-                self._end(connection, transfer, "its connection takes no messages")
+                self._end(connection, transfer, "its connection accepts no messages")
 
     def _break_off(self, connection: _Connection, transfer: _Transfer, reason: str) -> None:
         self._post(connection, Stop(transfer.number))
         self._end(connection, transfer, reason)
 
     def _shorten(self, connection: _Connection, transfer: _Transfer, num_lent: int) -> None:
-        """Give up the pages that the other replica has not."""
+        """Give up the pages that the other replica lacks."""
         kept, missing = transfer.hosts[:num_lent], transfer.hosts[num_lent:]
         transfer.hosts = kept
         if missing:
@@ -355,7 +354,7 @@ class KVFetcher:
         return True
 
     def _end(self, connection: _Connection, transfer: _Transfer, reason: str) -> None:
-        """End a transfer; pages that have not come are failed."""
+        """End a transfer; pages that have not arrived are failed."""
         del connection.transfers[transfer.number]
         self._give_back(transfer)
         missing = transfer.hosts[transfer.num_come :]
@@ -371,7 +370,7 @@ class KVFetcher:
         self._ask_next(connection)
 
     def _give_back(self, transfer: _Transfer) -> None:
-        """Have others read where this transfer did."""
+        """Release the transfer's slot for other reads."""
         if transfer.reading is not None:
             transfer.reading.give_back()
             transfer.reading = None
@@ -381,7 +380,7 @@ class KVFetcher:
         self._over.extend((host, False) for host in hosts)
 
     def _give_up(self, transfers: Iterable[_Transfer]) -> None:
-        """Fail transfers that were not asked for."""
+        """Fail transfers that were not requested yet."""
         for transfer in transfers:
             self._num_fetches += 1
             self._num_failed_fetches += 1
@@ -389,7 +388,7 @@ class KVFetcher:
             self._on_finished()
 
     def _look(self, now: float) -> None:
-        """Give up what is silent, and close what is not used."""
+        """Abandon silent transfers, and close unused connections."""
         settings = self._settings
         if self._reads is not None:
             self._reads.look(self._clock())

@@ -1,23 +1,23 @@
 """The messages between a replica that fetches KV and one that lends it, over a ZeroMQ connection of their own.
 
     fetcher                              sender
-      FetchPages(prompt, window)  ──────────▶            the engine lends what it has of the prompt
-                             ◀──────────  Busy      again and again, while the engine computes a step
+      FetchPages(prompt, window)  ──────────▶            the engine lends its pages of the prompt
+                             ◀──────────  Busy      repeatedly, while the engine computes a step
                              ◀──────────  Lent      so many pages
                              ◀──────────  Page      with the page itself as a second part, `window` of them
-      More                   ──────────▶            and as many again
+      More                   ──────────▶            as many more
                              ◀──────────  End       all were sent, or no more will be
       Stop                   ──────────▶            the fetcher wants no more
 
 Where both can, the fetcher reads the pages in the sender's memory itself, a window at a time:
 
       FetchPages(reads)      ──────────▶
-                             ◀──────────  Readable  where the pages lie
+                             ◀──────────  Readable  where the pages are
       Check                  ──────────▶            so many were read
                              ◀──────────  Held      they were lent until now, with their checksums
                              ◀──────────  End       all were read, or no more are lent
 
-The fetcher grants what is sent, so neither end keeps more than a window of pages in its sockets.
+The fetcher grants the pages to send, so neither end keeps more than a window of pages in its sockets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import msgspec
 
 VERSION = 1
 MAX_WINDOW = 2**16
-"""Most pages that may be granted at once."""
+"""Most pages that may be granted together."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 Pages = Annotated[int, msgspec.Meta(ge=1, le=MAX_WINDOW)]
@@ -43,7 +43,7 @@ class FetchPages(msgspec.Struct, tag=0, array_like=True, frozen=True):
     number: Count
     """Names the transfer on this connection."""
     identity: str
-    """`PageMemory.identity` of the fetcher, which the sender's has to equal."""
+    """`PageMemory.identity` of the fetcher, which must equal the sender's."""
     model: str
     """The model's name, part of the prompt's namespace."""
     salt: str
@@ -53,7 +53,7 @@ class FetchPages(msgspec.Struct, tag=0, array_like=True, frozen=True):
     window: Pages
     """Pages that may be sent."""
     reads: bool = False
-    """Whether the fetcher can read the pages itself: then none is sent if the sender lets it."""
+    """Whether the fetcher can read the pages itself: then none is sent if the sender permits that."""
 
 
 class More(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -70,7 +70,7 @@ class Stop(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class Check(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Pages were read: are they those that were lent?"""
+    """Pages were read: are they the ones that were lent?"""
 
     number: Count
     position: Count
@@ -110,7 +110,7 @@ class Busy(msgspec.Struct, tag=13, array_like=True, frozen=True):
 
 
 class Region(msgspec.Struct, array_like=True, frozen=True):
-    """Where pages of one kind lie, as `PageRegion`."""
+    """Where pages of one kind are, as in `PageRegion`."""
 
     gpu: Annotated[int, msgspec.Meta(ge=0, le=2**16)] | None
     starts: list[Address]
@@ -118,7 +118,7 @@ class Region(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Readable(msgspec.Struct, tag=14, array_like=True, frozen=True):
-    """The lent pages lie here: those of the device, then those of the host."""
+    """The lent pages are here: those of the device, then those of the host."""
 
     number: Count
     agent: bytes
@@ -136,7 +136,7 @@ class Held(msgspec.Struct, tag=15, array_like=True, frozen=True):
     position: Count
     """As in the `Check`."""
     checksums: list[int]
-    """XXH3 of each page, 64 bits; none if the pages lie in a GPU's memory."""
+    """XXH3 of each page, 64 bits; none if the pages are in a GPU's memory."""
 
 
 ToSender = FetchPages | More | Stop | Check
@@ -149,7 +149,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def decode_to_sender(data: bytes) -> ToSender | None:
-    """Decode a fetcher's message; None if it is none."""
+    """Decode a fetcher's message; None if it is invalid."""
     try:
         return _to_sender.decode(data)
     except _UNREADABLE:
@@ -157,7 +157,7 @@ def decode_to_sender(data: bytes) -> ToSender | None:
 
 
 def decode_to_fetcher(data: bytes) -> ToFetcher | None:
-    """Decode a sender's message; None if it is none."""
+    """Decode a sender's message; None if it is invalid."""
     try:
         return _to_fetcher.decode(data)
     except _UNREADABLE:

@@ -1,11 +1,11 @@
-"""Reads of other replicas' pages, a window at a time, into memory in which no engine's page lies.
+"""Reads of other replicas' pages, a window at a time, into memory that holds no engine's pages.
 
     take ──▶ learn ──▶ begin ──▶ has_ended ──▶ confirmed ──▶ begin ... give_back ──▶ free for others,
                                                                                      when its read has ended
 
-A read that is given up may still write when it is long forgotten, as NIXL cannot end it. So reads write to slots,
-which nobody else gets before their reads have ended, and pages are copied from there when they are confirmed.
-Where all slots are taken, pages are sent instead.
+An abandoned read may still write long after it was forgotten, because NIXL cannot end it. So reads write to slots,
+which are not reused before their reads have ended, and pages are copied from there when they are confirmed.
+If all slots are taken, pages are sent instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deployments.replica.kv_fetch.messages import Held, Readable, Region
 from deployments.replica.kv_fetch.nixl_agent import NixlAgent
 
 _IDLE_S = 60.0
-"""Seconds after which an agent that nothing was read of is forgotten."""
+"""Seconds after which an agent without reads is forgotten."""
 _NEVER_FREED: list[object] = []
 """Memory to which reads may write until this process ends."""
 
@@ -40,12 +40,12 @@ class _Slot:
     peer: bytes = b""
     """The metadata of the agent that is read from."""
     read: Any = None
-    """What is under way."""
+    """The read in progress."""
 
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """An agent that is known."""
+    """A known agent."""
 
     name: str
     used_at: float
@@ -60,10 +60,10 @@ class Reading:
         self._parts: list[tuple[Region, list[int]]] = []
         self._region: Region | None = None
         self.num_pages = 0
-        """In the window that is read, or was read last."""
+        """In the window that is being read, or was read last."""
 
     def learn(self, message: Readable) -> int:
-        """Take in where the pages lie; return how many. Raises CannotRead when they have another size."""
+        """Note where the pages are; return how many. Raises CannotRead when they have another size."""
         if self._parts:
             raise CannotRead("it said twice where its pages lie")
         self._peer = message.agent
@@ -74,7 +74,7 @@ class Reading:
         return len(message.device) + len(message.host)
 
     def begin(self, index: int, most: int) -> None:
-        """Begin to read a window: at most so many lent pages from `index` on, of one kind. Raises CannotRead."""
+        """Begin to read a window: up to `most` lent pages from `index` on, of one kind. Raises CannotRead."""
         most = min(most, self._reads.window)
         for region, pages in self._parts:
             if index < len(pages):
@@ -85,7 +85,7 @@ class Reading:
         raise CannotRead("it has lent no such page")
 
     def has_ended(self) -> bool:
-        """Return whether a window has come since the last call. Raises CannotRead when its read has failed."""
+        """Return whether a window has arrived since the last call. Raises CannotRead when its read has failed."""
         if self._slot.read is None:
             return False
         has_succeeded = self._reads.end_of(self._slot)
@@ -94,7 +94,7 @@ class Reading:
         return bool(has_succeeded)
 
     def confirmed(self, held: Held, position: int) -> list[memoryview]:
-        """Return the window's pages, the first at `position`. Raises CannotRead when they are others."""
+        """Return the window's pages, the first at `position`. Raises CannotRead when they are other pages."""
         if self._slot.read is not None or not self.num_pages or held.position != position:
             raise CannotRead("it confirms what was not read")
         size = self._reads.page_bytes
@@ -106,15 +106,15 @@ class Reading:
         return pages
 
     def give_back(self) -> None:
-        """Let others have the slot, as soon as its read has ended."""
+        """Release the slot for others, when its read has ended."""
         self._reads.give_back(self._slot)
 
 
 class Reads:
-    """The slots, and the agents that are known. It is used by the fetcher's thread alone."""
+    """The slots, and the known agents. Only the fetcher's thread uses it."""
 
     def __init__(self, agent: NixlAgent, page_bytes: int, window: int, num_slots: int) -> None:
-        """`window` is the pages of a slot. A slot's memory is taken from the system when it is first read to."""
+        """`window` is the pages of a slot. A slot's memory is allocated when it is first read to."""
         self._agent, self.page_bytes, self.window = agent, page_bytes, window
         self._memory = np.empty((num_slots, window * page_bytes), dtype=np.uint8)
         agent.register_own(self._memory)
@@ -126,16 +126,16 @@ class Reads:
 
     @property
     def are_under_way(self) -> bool:
-        """Whether reads are under way that somebody waits for."""
+        """Whether reads are in progress whose result is awaited."""
         return any(slot.read is not None for slot in self._slots if slot not in self._given_up)
 
     @property
     def num_given_up(self) -> int:
-        """Slots to which reads may write that nobody waits for any more."""
+        """Slots to which abandoned reads may still write."""
         return len(self._given_up)
 
     def take(self) -> Reading | None:
-        """Return what reads a transfer's pages; None when all slots are taken."""
+        """Return a reader for a transfer's pages; None when all slots are taken."""
         return Reading(self, self._free.pop()) if self._free else None
 
     def begin(self, slot: _Slot, peer: bytes, region: Region, pages: Sequence[int]) -> None:
@@ -167,22 +167,22 @@ class Reads:
         return peer.name
 
     def end_of(self, slot: _Slot) -> bool | None:
-        """Return None while a slot's read is under way, and then whether it has succeeded."""
+        """Return None while a slot's read is in progress, and then whether it has succeeded."""
         has_succeeded = self._agent.has_ended(slot.read)
         if has_succeeded is not None:
             if not self._agent.release(slot.read):
                 return None
             slot.read = None
-            if not has_succeeded:  # its connection is of no use any more
+            if not has_succeeded:  # its connection is no longer usable
                 self._leaving.add(slot.peer)
         return has_succeeded
 
     def give_back(self, slot: _Slot) -> None:
-        """Have others get a slot, when its read has ended."""
+        """Release a slot for others, when its read has ended."""
         (self._free if slot.read is None else self._given_up).append(slot)
 
     def look(self, now: float) -> None:
-        """Free the slots whose reads have ended; forget agents of which reads have failed, and idle ones."""
+        """Free the slots whose reads have ended; forget agents with failed reads, and idle ones."""
         for slot in self._given_up[:]:
             if self.end_of(slot) is not None:
                 self._given_up.remove(slot)
@@ -194,7 +194,7 @@ class Reads:
                 self._agent.forget(known.name)
 
     def close(self) -> None:
-        """Let go of the memory, unless reads may still write to it: those keep it until the process ends."""
+        """Release the memory, unless reads may still write to it: that memory is kept until the process ends."""
         self.look(time.monotonic())
         if any(slot.read is not None for slot in self._slots):
             _NEVER_FREED.extend((self._agent, self._memory))

@@ -1,11 +1,11 @@
-"""Sends pages of KV to replicas that fetch them: a socket and a thread of its own beside the engine.
+"""Sends pages of KV to replicas that fetch them, with its own socket and thread, apart from the engine's.
 
     Fetch ──▶ engine lends ──▶ Lent ──▶ Page, Page, ... as the fetcher grants them ──▶ End, and given back
 
-A fetcher that can reads the pages itself: it is told where they lie, and after each window that they were lent
-until then. A loan ends with its transfer: when all is sent or read, when the fetcher stops or asks nothing for
-`silence_s`, or when its connection is gone. Transfers take turns, a page each. No time counts while this process
-stands still (`engine/base/awake_clock.py`).
+A fetcher that can reads the pages itself: it receives their addresses, and after each window the confirmation that
+they were still lent. A loan ends with its transfer: when all is sent or read, when the fetcher stops or asks for
+nothing for `silence_s`, or when its connection is gone. Transfers take turns, a page each. No time counts while
+this process is suspended (`engine/base/awake_clock.py`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PageLender(Protocol):
     """The part of `EngineLoop` that a sender uses."""
 
     def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> Future[LentPages]:
-        """Keep whole pages of a prompt, from the one at position `first` on, as they are. Raises EngineStopped."""
+        """Keep whole pages of a prompt, from the one at position `first` on, unchanged. Raises EngineStopped."""
         ...
 
     def give_back(self, number: int) -> None:
@@ -91,15 +91,15 @@ class _Transfer:
     loan: LentPages | None = None
     """None until the engine has lent the pages."""
     num_sent: int = 0
-    """Or were read."""
+    """Pages that were sent or read."""
     pages: list[tuple[bool, int]] = field(default_factory=list)
     """Whether a page is on the device, and its id."""
     readings: deque[PageReading] = field(default_factory=deque)
-    """Of the next pages, as many as may be sent."""
+    """Readings of the next pages, as many as may be sent."""
 
 
 class KVSender:
-    """Lends an engine's pages to other replicas. Bound when it is made; it answers from `start` on."""
+    """Lends an engine's pages to other replicas. Bound in the constructor; it answers after `start`."""
 
     def __init__(
         self,
@@ -120,12 +120,12 @@ class KVSender:
         self._regions = memory.regions()
         self.counts: Counter[str] = Counter()
         """Transfers "sent", "declined", "given_up", and messages that were "malformed" or "endless"; "pages";
-        "handshake", those that failed."""
-        self._awake = AwakeClock(clock)  # the thread's
+        failed handshakes, "handshake"."""
+        self._awake = AwakeClock(clock)  # only the thread uses it
         self.awake_s = self._awake.now()
         """Time for which it was awake, as of its thread's last turn."""
         self.used_at = -math.inf
-        """The same when the last transfer began or ended; before any, never."""
+        """The value of `awake_s` when the last transfer began or ended; minus infinity before any."""
         self._transfers: dict[tuple[bytes, int], _Transfer] = {}
         self._lent: deque[tuple[_Transfer, Future[LentPages]]] = deque()
         self._closing = threading.Event()
@@ -140,14 +140,14 @@ class KVSender:
             self._context.destroy(linger=0)
             raise
         self.address = KVAddress(endpoint, self._doorkeeper.secret, self._doorkeeper.public_key)
-        """Where fetchers connect, and the keys they need."""
+        """The fetchers' address and keys."""
         self._wake_up = WakeUp()
         memory.on_read(self._wake_up.wake)
         self._thread = threading.Thread(target=self._run, name="kv-sender", daemon=True)
 
     @property
     def num_transfers(self) -> int:
-        """Transfers under way."""
+        """Transfers in progress."""
         return len(self._transfers)
 
     def start(self) -> None:
@@ -188,7 +188,7 @@ class KVSender:
                 for transfer in list(self._transfers.values()):
                     self._send_next(transfer)
                 if now - looked_at >= _LOOK_S:
-                    # By the last look's clock: there was a turn since, which has read what had come by then.
+                    # By the last look's clock: a turn since then has read everything that had come by then.
                     looked_at, before = now, looked_at
                     self._look(before)
             except Exception:  # no fetcher may end the thread
@@ -203,7 +203,7 @@ class KVSender:
             peer = received.identity
             message = None if received.data is None else messages.decode_to_sender(received.data)
             if message is None:
-                self.counts["malformed"] += bool(peer)  # a part after the first is no message of its own
+                self.counts["malformed"] += bool(peer)  # a part after the first is no message
             elif isinstance(message, FetchPages):
                 self._open(peer, message)
             elif (transfer := self._transfers.get((peer, message.number))) is not None:
@@ -215,7 +215,7 @@ class KVSender:
         if fetch.version != messages.VERSION or fetch.identity != self._memory.identity:
             return self._decline(peer, fetch.number, "this replica's pages are of another kind")
         if len(self._transfers) >= self._settings.max_transfers:
-            return self._decline(peer, fetch.number, "as many transfers as engines.kv_fetch.max_transfers run")
+            return self._decline(peer, fetch.number, "engines.kv_fetch.max_transfers transfers are in progress")
         transfer = _Transfer(peer, fetch.number, fetch.first, fetch.window, self.awake_s)
         if fetch.reads and self._agent is not None:
             transfer.is_read, transfer.credit = True, 0
@@ -249,7 +249,7 @@ class KVSender:
             transfer.credit = min(transfer.credit + message.count, messages.MAX_WINDOW)
 
     def _confirm(self, transfer: _Transfer, check: Check) -> None:
-        """Tell that pages are lent still, and what they were."""
+        """Confirm that pages are still lent, with their checksums."""
         pages = transfer.pages[transfer.num_sent : transfer.num_sent + check.count]
         is_next = transfer.is_read and check.position == transfer.first + transfer.num_sent
         if not is_next or len(pages) != check.count:
@@ -271,7 +271,7 @@ class KVSender:
         return xxh3_64_intdigest(self._memory.reading(is_device, page).take())
 
     def _take_loans(self) -> None:
-        """Begin with what the engine has lent meanwhile."""
+        """Begin the transfers whose pages the engine has lent meanwhile."""
         while self._lent:
             transfer, done = self._lent.popleft()
             try:
@@ -285,17 +285,17 @@ class KVSender:
                 self._lender.give_back(loan.number)
                 continue
             transfer.pages = [(True, page) for page in loan.device] + [(False, page) for page in loan.host]
-            if not self._post(transfer.peer, self._told_of(transfer, loan)):
+            if not self._post(transfer.peer, self._offer(transfer, loan)):
                 self._end(transfer)
 
-    def _told_of(self, transfer: _Transfer, loan: LentPages) -> Lent | Readable:
+    def _offer(self, transfer: _Transfer, loan: LentPages) -> Lent | Readable:
         if not transfer.is_read or self._agent is None or self._regions is None:
             return Lent(transfer.number, len(transfer.pages))
         device, host = (Region(region.gpu, list(region.starts), region.stride) for region in self._regions)
         return Readable(transfer.number, self._agent.metadata, device, list(loan.device), host, list(loan.host))
 
     def _send_next(self, transfer: _Transfer) -> None:
-        """Send a transfer's next page if it is granted, and end a transfer of which all was sent."""
+        """Send a transfer's next page if it is granted; end a transfer if all its pages were sent."""
         begun = transfer.num_sent + len(transfer.readings)
         for page in transfer.pages[begun : transfer.num_sent + transfer.credit]:
             transfer.readings.append(self._memory.reading(*page))
@@ -314,7 +314,7 @@ class KVSender:
         return None
 
     def _post(self, peer: bytes, message: ToFetcher, data: bytes | memoryview | None = None) -> bool:
-        """Send a message; False if the fetcher's connection is gone or takes nothing."""
+        """Send a message; False if the fetcher's connection is gone or accepts nothing."""
         parts: list[bytes | memoryview] = [peer, messages.encode(message)]
         if data is not None:
             parts.append(data)
@@ -327,7 +327,7 @@ class KVSender:
         return True
 
     def _look(self, now: float) -> None:
-        """Give up transfers whose fetchers are gone or silent; have those wait that the engine has not come to."""
+        """Abandon transfers whose fetchers are gone or silent; keep unprocessed ones waiting."""
         for transfer in list(self._transfers.values()):
             if transfer.loan is None:
                 if not self._post(transfer.peer, Busy(transfer.number)):

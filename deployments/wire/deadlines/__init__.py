@@ -1,1 +1,1 @@
-"""Deadlines on a peer's time: they do not count the time in which this process stood still."""
+"""Deadlines on a peer's time, which exclude the time in which this process was suspended."""

@@ -1,9 +1,9 @@
-"""Deadlines for a peer: the time that it has to send, to read or to answer.
+"""Deadlines for a peer: the time in which it must send, read or answer.
 
-A deadline is over when its owner was awake for so long (`AwakeClock`), and has looked once more for what arrived:
-event loops call due timers before they read, also when the data has been there for long.
+A deadline is over when its owner was awake for so long (`AwakeClock`), and has looked once more for arrivals:
+event loops call due timers before they read, even if the data has been there for long.
 
-    due ──▶ one pass over all sockets ──▶ cancelled or set anew meanwhile? else `on_due`
+    due ──▶ one pass over all sockets ──▶ cancelled or set again meanwhile? else `on_due`
 
 All deadlines of an event loop share a timer, which reads the clock often enough.
 """
@@ -19,19 +19,19 @@ from weakref import WeakValueDictionary
 from engine.base.awake_clock import LOOK_S, AwakeClock
 
 BETWEEN_S = 0.02
-"""Shortest time between two looks, as each costs O(deadlines)."""
+"""Shortest time between two looks, because each costs O(deadlines)."""
 _EARLY_S = 0.001
-"""By so much may a timer of an event loop be early."""
+"""How early a timer of an event loop may be."""
 
 
 class Timed(Protocol):
-    """What a `DeadlineWatch` watches."""
+    """A deadline in a `DeadlineWatch`."""
 
     due: float
     """Awake time of the event loop."""
 
     def fire(self) -> None:
-        """End what has waited too long."""
+        """End the wait, because it has taken too long."""
         ...
 
 
@@ -43,7 +43,7 @@ class DeadlineWatch:
         self.now = AwakeClock(loop.time).now
         """Returns the event loop's awake time."""
         self._waiting: set[Timed] = set()
-        self._first_due = math.inf  # none is due before
+        self._first_due = math.inf  # none is due earlier
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at, self._looked_at = math.inf, -math.inf
 
@@ -55,7 +55,7 @@ class DeadlineWatch:
             self._look_by(waiting.due)
 
     def remove(self, waiting: Timed) -> None:
-        """Watch a deadline no longer. Idempotent."""
+        """Stop watching a deadline. Idempotent."""
         self._waiting.discard(waiting)
 
     def _look_by(self, due: float) -> None:
@@ -74,10 +74,10 @@ class DeadlineWatch:
             self._look_by(self._first_due)
 
     def _end_due(self, now: float) -> None:
-        """End what is due, after one more pass over the sockets. O(deadlines)."""
+        """End the due waits, after one more pass over the sockets. O(deadlines)."""
         due = [waiting for waiting in self._waiting if waiting.due <= now]
         self._first_due = min((waiting.due for waiting in self._waiting if waiting.due > now), default=math.inf)
-        # The loop may not have read its sockets when it calls this, but it has when it calls what this calls soon.
+        # The loop may not have read its sockets when it calls this, but it has when it calls the next callback.
         self.loop.call_soon(self._call_soon, due)
 
     def _call_soon(self, due: list[Timed]) -> None:
@@ -101,18 +101,18 @@ _watches: WeakValueDictionary[int, DeadlineWatch] = WeakValueDictionary()
 def watch_of(loop: asyncio.AbstractEventLoop) -> DeadlineWatch:
     """Return the deadlines of an event loop."""
     watch = _watches.get(id(loop))
-    if watch is None or watch.loop is not loop:  # an id may have been another's
+    if watch is None or watch.loop is not loop:  # the id may have belonged to another loop
         watch = _watches[id(loop)] = DeadlineWatch(loop)
     return watch
 
 
 def awake_now() -> float:
-    """Return the running event loop's awake time. To be asked several times in `STILL_S`, as its clock is read."""
+    """Return the running event loop's awake time. Each call reads its clock: make several in `STILL_S`."""
     return watch_of(asyncio.get_running_loop()).now()
 
 
 class Deadline:
-    """One thing at a time that a peer has to do."""
+    """One task of a peer at a time, with its deadline."""
 
     __slots__ = ("_on_due", "_watch", "due")
 
@@ -122,17 +122,17 @@ class Deadline:
         self.due = math.inf
 
     def set(self, seconds: float, on_due: Callable[[], None]) -> None:
-        """Call `on_due` in so many seconds, instead of what was set before."""
+        """Call `on_due` in so many seconds, instead of the previous callback."""
         self.due, self._on_due = self._watch.now() + seconds, on_due
         self._watch.add(self)
 
     def cancel(self) -> None:
-        """Call nothing. Idempotent."""
+        """Cancel the callback. Idempotent."""
         self._on_due = None
         self._watch.remove(self)
 
     def fire(self) -> None:
-        """Call what was set: the time is over."""
+        """Call the callback: the time is over."""
         on_due, self._on_due = self._on_due, None
         if on_due is not None:
             on_due()

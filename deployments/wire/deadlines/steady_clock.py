@@ -1,4 +1,4 @@
-"""An awake clock for code that asks for the time seldom: its event loop reads it meanwhile."""
+"""An awake clock for code that seldom reads the time: its event loop reads it meanwhile."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from engine.base.awake_clock import LOOK_S, AwakeClock
 
 
 class SteadyClock:
-    """Counts the seconds in which an event loop could hear peers, from its first reading there on."""
+    """Counts the seconds in which an event loop could receive from peers, starting with its first reading."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is monotonic."""
         self._awake = AwakeClock(clock)
         self.born = self._awake.now()
-        """The clock when it was made."""
+        """Value of the clock when it was made."""
         self._timer: asyncio.TimerHandle | None = None
 
     def now(self) -> float:

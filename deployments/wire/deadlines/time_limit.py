@@ -1,7 +1,7 @@
-"""Time limits for code that waits for a peer, as often as for every token.
+"""Time limits for code that waits for a peer as often as once per token.
 
-`asyncio.timeout` sets and cancels a timer for each wait, and counts the time in which this process stood still. A
-`TimeLimit` is a deadline for many waits, which is looked at when the first of them may be over; `timeout` is for
+`asyncio.timeout` sets and cancels a timer for each wait, and counts the time in which this process was suspended.
+A `TimeLimit` is one deadline for many waits, which is checked when the first of them may be over; `timeout` is for
 one wait.
 
     waits      ├──┤ ├─┤ ├──┤      ├───────────────── TimeoutError
@@ -20,7 +20,7 @@ from deployments.wire.deadlines.deadline import watch_of
 class TimeLimit:
     """Ends a wait inside `with limit` that takes too long, with TimeoutError. `close` it when no wait follows.
 
-    All waits are one task's, that of the first.
+    All waits belong to one task, that of the first.
     """
 
     __slots__ = (
@@ -37,7 +37,7 @@ class TimeLimit:
     )
 
     def __init__(self, seconds: float = math.inf, *, total_s: float = math.inf) -> None:
-        """Each wait may take `seconds`, and none may go on when `total_s` are over."""
+        """Each wait may take `seconds`, and no wait may continue after `total_s`."""
         self._watch = watch_of(asyncio.get_running_loop())
         self._seconds, self._ends_at = seconds, self._watch.now() + total_s
         self._is_watched = False
@@ -64,7 +64,7 @@ class TimeLimit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the wait. Raises TimeoutError when it took too long, unless its task is to end anyway."""
+        """End the wait. Raises TimeoutError if it took too long, unless its task is being cancelled anyway."""
         self.is_waiting = False
         if self._has_fired:
             self._has_fired = False
@@ -73,14 +73,14 @@ class TimeLimit:
                 raise TimeoutError from error
 
     def fire(self) -> None:
-        """End the present wait if there is one: its time is over. The next wait is watched anew."""
+        """End the present wait if there is one: its time is over. The next wait is watched again."""
         self._is_watched = False
         if self.is_waiting and self._task is not None:
             self._has_fired = True
             self._task.cancel()
 
     def close(self) -> None:
-        """Watch no longer, and let go of a task that does not wait. Idempotent."""
+        """Stop watching, and release a task that does not wait. Idempotent."""
         if not self.is_waiting:
             self._task = None
         if self._is_watched:
@@ -96,7 +96,7 @@ class _OneWait(TimeLimit):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the wait, and watch no longer. Raises TimeoutError when it took too long."""
+        """End the wait, and stop watching. Raises TimeoutError if it took too long."""
         try:
             super().__exit__(kind, error, traceback)
         finally:

@@ -59,14 +59,14 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
     used = r"generic of generic.*; \d+ threads; huge pages: \w+"
     for model in (facts(), None):
         assert re.match(used, kernels_text(model, torch.bfloat16))
-    for inner, said in ((64, ""), (40, r"attention alone \(inner size of experts 40: .* 32\); ")):
+    for inner, said in ((64, ""), (40, r"attention only \(inner size of experts 40: .* 32\); ")):
         sparse = replace(facts(), experts=ExpertsConfig(8, 2, inner, True, frozenset({0}), range(8)))
         assert re.match(said + used, kernels_text(sparse, torch.bfloat16))
     latent = ModelConfig.from_json(PUBLISHED["deepseek-ai/DeepSeek-V3-0324"], {}, "deepseek")
-    assert re.match(f"attention alone \\(.*MLA\\)\\); {used}", kernels_text(latent, torch.bfloat16))
+    assert re.match(f"attention only \\(.*MLA\\)\\); {used}", kernels_text(latent, torch.bfloat16))
     recurrent = ModelConfig.from_json(PUBLISHED["Qwen/Qwen3-Next-80B-A3B-Instruct"], {}, "qwen3_next")
     said, why = (
-        "attention and recurrent layers alone",
+        "attention and recurrent layers only",
         "gated delta nets, gates of attention, gates of shared experts",
     )
     assert re.match(rf"{said} \(.* {why}\); {used}", kernels_text(recurrent, torch.bfloat16))
@@ -75,7 +75,7 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
     shape = AttentionShape.of(latent.attention, latent.windows, 16)
     assert attention_text(shape, torch.bfloat16, "cpu").startswith("native\n")
     scaled = replace(facts(), attention=replace(facts().attention, later_scale=LaterScale(0.1, 4096)))
-    assert re.match(f"attention alone \\(.*queries.*\\); {used}", kernels_text(scaled, torch.bfloat16))
+    assert re.match(f"attention only \\(.*queries.*\\); {used}", kernels_text(scaled, torch.bfloat16))
     taken, *others = attention_text(SHAPE, torch.bfloat16, "cpu").splitlines()
     assert taken == "native" and "reference: when asked for by name" in others
     assert "not flash_attn: it runs on CUDA GPUs, not on cpu" in others
@@ -99,7 +99,7 @@ def test_info_says_what_an_engine_would_compute_by_torch(family: str, tmp_path: 
         "recurrent layers": any(layer._native is not None for layer in recurrent),
     }
     computed = " and ".join(part for part, holds in parts.items() if holds)
-    assert said.startswith(f"{computed} alone (" if computed else "nothing of this model (")
+    assert said.startswith(f"{computed} only (" if computed else "nothing of this model (")
 
 
 @pytest.mark.parametrize("model", PUBLISHED_QUANTIZED)

@@ -198,7 +198,7 @@ def test_mistakes_in_autoscaling_are_reported(short_trace: Path, arguments: list
         (["--peer-bandwidth", "0"], "peer_bandwidth must be above 0 bytes/s, got 0.0"),
         (["--peer-latency", "-1"], "peer_latency_s must be at least 0 s, got -1.0"),
         (["--file-bandwidth", "0"], "file_bandwidth must be above 0 bytes/s, got 0.0"),
-        (["--file-tokens", "1000"], "file_tokens without host_tokens: what is evicted reaches files through"),
+        (["--file-tokens", "1000"], "file_tokens without host_tokens: evicted KV reaches files through"),
         (["--shared-files"], "a shared file store needs its size: set file_tokens"),
         (
             ["--host-tokens", "1000", "--file-tokens", "10"],

@@ -52,7 +52,7 @@ class Listening:
 
     def ask(self, *, anew: bool) -> None:
         known = self.session.cache
-        known.wants_anew = known.wants_anew or anew
+        known.wants_first = known.wants_first or anew
         part = self.feed.next_part(self.session)
         self.feed.sent(self.session, part, self.post("i", self.session, part.encoded(1, self.session.seq)))
 

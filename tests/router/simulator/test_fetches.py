@@ -222,7 +222,7 @@ def test_no_request_is_lost_where_replicas_die_with_transfers_under_way(shared: 
         ({"file_tokens": -1}, "file_tokens must be at least 0, which means no files, got -1"),
         (
             {"file_tokens": 1000},
-            "file_tokens without host_tokens: what is evicted reaches files through",
+            "file_tokens without host_tokens: evicted KV reaches files through",
         ),
         ({"is_file_store_shared": True}, "a shared file store needs its size: set file_tokens"),
     ],
