@@ -38,8 +38,9 @@ e2e: $(INSTALLED)
 	$(BIN)/python -m pytest tests/e2e
 
 # What a change can break, as far as three minutes on two cores can tell: see tests/house/support/quick.py.
+# make quick ARGS=--list
 quick: $(INSTALLED)
-	@$(BIN)/python -m tests.house.support.quick
+	@$(BIN)/python -m tests.house.support.quick $(ARGS)
 
 # Not part of `make test`: what it installs is not Raydix's.
 clients: $(INSTALLED) $(CLIENTS)/.installed
