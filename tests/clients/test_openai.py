@@ -45,7 +45,7 @@ def said(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def test_a_chat_goes_on_with_the_answer_that_was_sent(client: Any) -> None:
+def test_a_chat_continues_after_an_answer_is_sent_back(client: Any) -> None:
     messages: list[Any] = [said("user", WHO)]
     first = client.chat.completions.create(model="plain", messages=messages)
     assert first.choices[0].message.content == I_AM and first.choices[0].finish_reason == "stop"
@@ -84,7 +84,7 @@ def test_an_agent_thinks_calls_and_says_what_came_back(client: Any, streams: boo
     assert message.content.strip() == ANSWER and station.asked == ["Paris"]
 
 
-def test_two_calls_in_one_answer_are_told_apart(client: Any) -> None:
+def test_two_calls_in_one_answer_are_distinguished(client: Any) -> None:
     messages: list[Any] = [said("user", BOTH)]
     message = client.chat.completions.create(model="agent", messages=messages, tools=[TOOL]).choices[0].message
     calls = [json.loads(call.function.arguments) for call in message.tool_calls]
@@ -117,7 +117,7 @@ def test_an_answer_is_parsed_into_a_pydantic_model(client: Any) -> None:
     assert again.choices[0].message.parsed == City(**CITY)
 
 
-def test_responses_stream_their_events_and_go_on_by_id(client: Any) -> None:
+def test_responses_stream_their_events_and_continue_by_id(client: Any) -> None:
     station = Station()
     tools = [{"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": True}]
     with client.responses.stream(model="agent", input=PARIS, tools=tools) as stream:
@@ -143,7 +143,7 @@ def test_completions_list_log_probabilities(client: Any) -> None:
     assert len(scores.tokens) == len(scores.token_logprobs) == 4 and scores.text_offset[0] == 0
 
 
-def test_many_requests_at_once_are_each_answered(api: str) -> None:
+def test_many_concurrent_requests_are_each_answered(api: str) -> None:
     async def ask_all() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=api, api_key="none", max_retries=0) as client:
             ask = client.chat.completions.create

@@ -8,7 +8,7 @@ from tests.clients.support.weather import ANSWER, CITY, I_AM
 PROGRAM = "openai.mjs"
 
 
-def test_a_chat_goes_on_with_the_answer_that_was_sent(api: str) -> None:
+def test_a_chat_continues_after_an_answer_is_sent_back(api: str) -> None:
     assert run_node(PROGRAM, api, "chat") == [I_AM, "I have told you before."]
 
 
@@ -25,7 +25,7 @@ def test_an_answer_is_parsed_with_a_zod_schema(api: str) -> None:
     assert run_node(PROGRAM, api, "parsed") == CITY
 
 
-def test_responses_stream_their_events_and_go_on_by_id(api: str) -> None:
+def test_responses_stream_their_events_and_continue_by_id(api: str) -> None:
     seen = run_node(PROGRAM, api, "responses")
     assert seen == {"first": "response.created", "last": "response.completed", "answer": ANSWER}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.support.plain_english import REPLACEMENTS, faults, texts_of_module
+from tests.house.support.plain_english import REPLACEMENTS, faults, texts_of_module, texts_of_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
@@ -24,6 +24,10 @@ PACKAGES = (
     "deployments/telemetry",
     "deployments/wire",
 )
+PAGES = (
+    "CONTRIBUTING.md",
+)
+_LISTED = {f"| {word} | {other} |" for word, other in REPLACEMENTS.items()}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -32,6 +36,17 @@ def test_docstrings_and_comments_are_plain_english(package: str) -> None:
         f"{path.relative_to(ROOT)}:{line}: {fault!r} in {text[:80]!r}"
         for path in sorted((ROOT / package).rglob("*.py"))
         for line, text in texts_of_module(path)
+        for fault in faults(text)
+    ]
+    assert not found, "\n".join(["CONTRIBUTING.md says what to write instead:", *found])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_are_plain_english(page: str) -> None:
+    found = [
+        f"{page}:{line}: {fault!r} in {text[:80]!r}"
+        for line, text in texts_of_page((ROOT / page).read_text(encoding="utf-8"))
+        if text not in _LISTED
         for fault in faults(text)
     ]
     assert not found, "\n".join(["CONTRIBUTING.md says what to write instead:", *found])
@@ -61,3 +76,25 @@ def test_docstrings_and_comments_are_read(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text('"""One."""\nx = "beside"  # Two.\n"""Three\nfour."""\n')
     assert list(texts_of_module(module)) == [(1, "One."), (3, "Three four."), (2, "Two.")]
+
+
+def test_the_prose_of_a_page_is_read_without_its_code_and_targets() -> None:
+    page = """# Beside
+
+See [it alone](alone.md#at-once), `beside`
+and **more**.
+```sh
+echo anew
+```
+<!-- needs: somebody -->
+- One
+  point.
+
+| `alone` | in turn |
+"""
+    assert list(texts_of_page(page)) == [
+        (1, "# Beside"),
+        (3, "See [it alone], and more."),
+        (9, "- One point."),
+        (12, "| | in turn |"),
+    ]

@@ -8,13 +8,13 @@ import pytest
 
 from tests.clients.support.clients import CLIENTS, left_out
 
-_HEAD = """# Clients that are tried
+_HEAD = """# Tested clients
 
-`make clients` runs programs of others against the application, from their own packages, in an environment of
-their own. Each file of [tests/clients](../tests/clients) tries one client. Most talk to two models that
-replay scripts of token ids, so that loops of agents are followed to their end: one thinks, calls functions
-and says what they returned, and the other answers as it is asked, in JSON too. lm-eval scores the embedded
-model, as transformers does.
+`make clients` runs third-party clients against the application, from their own packages, in an environment
+of their own. Each file of [tests/clients](../tests/clients) tries one client. Most talk to two models
+that replay scripts of token ids, so that agents run their loops to the end: one model thinks, calls
+functions and reports their results, and the other answers in the requested format, including JSON. lm-eval's
+scores of the embedded model must be those of transformers.
 
 This page is generated: `make clients CLIENTS_TABLE=docs/clients.md` writes it.
 

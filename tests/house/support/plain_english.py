@@ -54,6 +54,23 @@ def texts_of_module(path: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string.lstrip("#: ")
 
 
+_NO_PROSE = re.compile(r"^(```|~~~).*?^\1$|<!--.*?-->|(`+)(?!`).+?(?<!`)\2(?!`)|(?<=\])\([^)\s]*\)", re.M | re.S)
+"""Code, comments and the targets of links."""
+
+
+def texts_of_page(page: str) -> Iterator[tuple[int, str]]:
+    """Yield the prose of a Markdown page, each paragraph and table row in one line, with its first line's number."""
+    lines = _NO_PROSE.sub(lambda found: "\n" * found[0].count("\n"), page).splitlines()
+    paragraph: list[str] = []
+    for number, line in enumerate([*lines, ""], start=1):
+        starts = not line.strip() or re.match(r"\s*([|#>*-]|\d+\.) ", line)
+        if starts and paragraph:
+            yield number - len(paragraph), " ".join(" ".join(paragraph).replace("**", "").split())
+            paragraph = []
+        if line.strip():
+            paragraph.append(line)
+
+
 def faults(text: str) -> Iterator[str]:
     """Yield the words of a text that are to be replaced."""
     for pattern in PATTERNS:
