@@ -9,7 +9,10 @@ import pytest
 from tests.house.support.plain_english import REPLACEMENTS, faults, texts_of_module
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("cache",)
+PACKAGES = (
+    "cache",
+    "engine/scheduling",
+)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
