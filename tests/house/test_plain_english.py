@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "cache",
     "engine/scheduling",
+    "engine/tenants",
 )
 
 
