@@ -13,6 +13,7 @@ PACKAGES = (
     "cache",
     "engine/scheduling",
     "engine/tenants",
+    "engine/values",
 )
 
 
