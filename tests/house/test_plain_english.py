@@ -14,6 +14,7 @@ PACKAGES = (
     "engine/scheduling",
     "engine/tenants",
     "engine/values",
+    "engine/host_tier",
 )
 
 
