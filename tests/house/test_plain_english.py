@@ -15,6 +15,7 @@ PACKAGES = (
     "engine/tenants",
     "engine/values",
     "engine/host_tier",
+    "engine/program",
 )
 
 
