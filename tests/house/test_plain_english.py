@@ -16,6 +16,7 @@ PACKAGES = (
     "engine/values",
     "engine/host_tier",
     "engine/program",
+    "engine/base",
 )
 
 
