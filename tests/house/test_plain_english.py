@@ -17,6 +17,7 @@ PACKAGES = (
     "engine/host_tier",
     "engine/program",
     "engine/base",
+    "engine/settings",
 )
 
 
