@@ -18,6 +18,7 @@ PACKAGES = (
     "engine/program",
     "engine/base",
     "engine/settings",
+    "engine/text",
 )
 
 
