@@ -19,6 +19,7 @@ PACKAGES = (
     "engine/base",
     "engine/settings",
     "engine/text",
+    "engine/kv_tier",
 )
 
 
