@@ -20,6 +20,7 @@ PACKAGES = (
     "engine/settings",
     "engine/text",
     "engine/kv_tier",
+    "engine/drafting",
 )
 
 
