@@ -21,6 +21,7 @@ PACKAGES = (
     "engine/text",
     "engine/kv_tier",
     "engine/drafting",
+    "engine/grammar",
 )
 
 
