@@ -22,6 +22,7 @@ PACKAGES = (
     "engine/kv_tier",
     "engine/drafting",
     "engine/grammar",
+    "engine/runner",
 )
 
 
