@@ -23,6 +23,7 @@ PACKAGES = (
     "engine/drafting",
     "engine/grammar",
     "engine/runner",
+    "engine/sampling",
 )
 
 
