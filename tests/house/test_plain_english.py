@@ -24,6 +24,7 @@ PACKAGES = (
     "engine/grammar",
     "engine/runner",
     "engine/sampling",
+    "engine/graphs",
 )
 
 
