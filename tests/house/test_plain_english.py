@@ -25,6 +25,7 @@ PACKAGES = (
     "engine/runner",
     "engine/sampling",
     "engine/graphs",
+    "engine/ranks",
 )
 
 
