@@ -26,6 +26,7 @@ PACKAGES = (
     "engine/sampling",
     "engine/graphs",
     "engine/ranks",
+    "engine/parallel",
 )
 
 
