@@ -27,6 +27,7 @@ PACKAGES = (
     "engine/graphs",
     "engine/ranks",
     "engine/parallel",
+    "engine/layers",
 )
 
 
