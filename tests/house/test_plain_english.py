@@ -28,6 +28,7 @@ PACKAGES = (
     "engine/ranks",
     "engine/parallel",
     "engine/layers",
+    "engine/models",
 )
 
 
