@@ -29,6 +29,7 @@ PACKAGES = (
     "engine/parallel",
     "engine/layers",
     "engine/models",
+    "engine/model_config",
 )
 
 
