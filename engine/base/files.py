@@ -42,7 +42,9 @@ class TooLarge(OSError):
 
 def open_fd(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """Return a descriptor of a regular file, without waiting; one that `flags` create is readable only by this
-    user. Raises OSError, including `NotRegular`.
+    user.
+
+    Raises OSError, including `NotRegular`.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, PRIVATE)
     try:

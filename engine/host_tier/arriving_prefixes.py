@@ -1,7 +1,7 @@
 """Loads prefixes to host memory, from a lower tier and from other engines, and tracks the requests that wait for
 them.
 
-    a prompt arrives ──▶ which of its pages are below, ──▶ loaded into host pages ──▶ its first step copies them
+    a prompt arrives ──▶ which of its pages are below,  ──▶ loaded into host pages ──▶ its first step copies them
                          and which has its source?
                               │ computing them is sooner            │ late, or lost
                               └────────────────────────────────────▶ computed

@@ -2,8 +2,8 @@
 
     fp8     y = (x^ · W^T) · sx · sw     W^ float8_e4m3fn [out, in], sw for each output;
                                          x^ and sx: x, rounded likewise by each token's largest value
-    blocks  the same, summed over blocks of 128 inputs, which have an sx each and, with 32 or more outputs, an sw
-    each int4    y = x · ((Q - z) · s)^T      Q of four bits [out, in], s and z for each output and group of inputs
+    blocks  the same, summed over blocks of 128 inputs, each with an sx and, for every 32 or more outputs, an sw
+    int4    y = x · ((Q - z) · s)^T      Q of four bits [out, in], s and z for each output and group of inputs
 
 A GPU with fp8 products (capability 8.9) multiplies in fp8; elsewhere the same numbers are widened first.
 Four-bit weights are widened inside the product by a Triton kernel for few rows on a GPU, and before it otherwise.

@@ -30,6 +30,7 @@ PACKAGES = (
     "engine/layers",
     "engine/models",
     "engine/model_config",
+    "engine/model_parts",
 )
 
 
