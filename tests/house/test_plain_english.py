@@ -31,6 +31,7 @@ PACKAGES = (
     "engine/models",
     "engine/model_config",
     "engine/model_parts",
+    "engine/families",
 )
 
 
