@@ -32,6 +32,7 @@ PACKAGES = (
     "engine/model_config",
     "engine/model_parts",
     "engine/families",
+    "engine/model_files",
 )
 
 
