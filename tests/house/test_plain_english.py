@@ -33,6 +33,7 @@ PACKAGES = (
     "engine/model_parts",
     "engine/families",
     "engine/model_files",
+    "engine/gguf",
 )
 
 
