@@ -34,6 +34,7 @@ PACKAGES = (
     "engine/families",
     "engine/model_files",
     "engine/gguf",
+    "engine/loading",
 )
 
 
