@@ -1,4 +1,4 @@
-"""The seam between the decoder and an attention implementation, and the choice among implementations."""
+"""The interface between the decoder and an attention implementation, and the choice of an implementation."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class AttentionShape:
     factor: float | None = None
     """Factor of the scores before the softmax; None: one over the root of head_dim."""
     soft_cap: float | None = None
-    """Scores, times their factor, are cap * tanh(score / cap); None: as they are."""
+    """Scores, times their factor, are cap * tanh(score / cap); None: unchanged."""
     has_sinks: bool = False
-    """Whether each head has a sink: a score that takes part in the softmax and has no value."""
+    """Whether each head has a sink: a score in the softmax without a value."""
     is_cascade: bool = True
-    """Whether rows whose page tables begin alike attend to what they share together, where a backend can."""
+    """Whether rows whose page tables begin alike attend to their shared prefix together, if the backend can."""
     latent: int | None = None
-    """How many of a key's numbers are its value too, and a head's result; None: pages hold values apart."""
+    """How many of a key's numbers are also its value, and the size of a head's result; None: separate values."""
 
     @classmethod
     def of(
@@ -65,7 +65,7 @@ class AttentionShape:
 
     @property
     def unusual(self) -> str | None:
-        """What of the scores not every backend computes; None for nothing."""
+        """The property of the scores that not every backend supports; None if there is none."""
         if self.latent is not None:
             return "latent KV (MLA)"
         if self.soft_cap is not None:
@@ -74,9 +74,9 @@ class AttentionShape:
 
 
 class AttentionStep(Protocol):
-    """One step's prepared batch, called once per layer. `prepare` has computed what all layers share.
+    """One step's prepared batch, called once per layer. `prepare` has computed the data that all layers share.
 
-    Backends read KV and never write it: the decoder stores a layer's KV before it attends (`store_kv`, or a fused
+    Backends read KV and never write it: the decoder stores a layer's KV before attention (`store_kv`, or a fused
     kernel).
     """
 
@@ -95,7 +95,7 @@ class AttentionStep(Protocol):
     ) -> torch.Tensor:
         """Compute the attention of one layer.
 
-        pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], the step's own KV included; [1, ...] where
+        pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], including the step's own KV; [1, ...] if
             values are part of keys (`AttentionShape.latent`)
         query: [N, num_heads, head_dim]; dim 0 may be strided
         window: a query at position p sees positions p - window + 1 .. p; None: 0 .. p
@@ -114,13 +114,13 @@ class AttentionBackend(Protocol):
     """Whether a decode step depends only on its batch's tensors, their shapes and bounds of `kv_lens_host`: a CUDA
     graph of it then stays valid when the tensors' values change."""
     captures_prompts: bool
-    """The same of steps in which rows have several tokens."""
+    """The same for steps in which rows have several tokens."""
     plans_by_bounds: bool
     """Whether launches depend on how large these bounds are, so that a graph recorded for the longest contexts is
     slow on short ones."""
     spreads_prompts: bool
-    """Whether a step with few tokens of a prompt may as well have a row for each of them, as what decode rows have
-    in common is read once."""
+    """Whether a step with few tokens of a prompt may have a row for each of them, because a prefix that decode
+    rows share is read once."""
 
     def __init__(self, shape: AttentionShape) -> None: ...
 
@@ -130,12 +130,12 @@ class AttentionBackend(Protocol):
         ...
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
-        """Compute what all layers of a step share. `null_page` is always zero: gather it for padding."""
+        """Compute the data that all layers of a step share. `null_page` is always zero: gather it for padding."""
         ...
 
 
 _FEW = 16
-"""Tokens of a row up to which it is no prompt: a decode with its draft tokens, or the end of a prompt."""
+"""Most tokens of a row that is no prompt: a decode with its draft tokens, or the end of a prompt."""
 
 
 class HybridAttention:
@@ -151,11 +151,11 @@ class HybridAttention:
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """Return that it is nothing without its parts, which say themselves whether they can run."""
+        """Return that it cannot be chosen by itself; its parts report whether they can run."""
         return "it consists of two other backends"
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
-        """Have one of the two prepare the step; it computes all of the step's rows."""
+        """Let one of the two prepare the step; it computes all of the step's rows."""
         has_prompts = not batch.is_bounded and max(batch.query_lens) > _FEW
         return (self._prompts if has_prompts else self._decodes).prepare(batch, null_page)
 
@@ -173,31 +173,31 @@ _BACKENDS = (
 """Name, module and class of each backend, the best first. A module is imported only when it is considered."""
 _OURS = "triton"
 _LAST_ON_CPUS = _OURS
-"""Backend that is considered last on CPUs, where it runs in an interpreter, for tests that ask for it."""
+"""Backend that is considered last on CPUs, where it runs in an interpreter for tests."""
 
 
 _PREFERRED_FOR_PROMPTS: dict[int, tuple[tuple[str, str], ...]] = {
     9: (
         ("flash_attn", "FlashAttention's kernels are made for Hopper GPUs"),
         ("flashinfer", "FlashInfer has FlashAttention-3's kernels for Hopper GPUs"),
-        ("cudnn", "cuDNN has kernels for Hopper GPUs, for many tokens of a prompt at once"),
+        ("cudnn", "cuDNN has kernels for Hopper GPUs, for many tokens of a prompt"),
     ),
     10: (
         ("flashinfer", "FlashInfer brings TensorRT-LLM's kernels for Blackwell GPUs"),
-        ("cudnn", "cuDNN has kernels for Blackwell GPUs, for many tokens of a prompt at once"),
+        ("cudnn", "cuDNN has kernels for Blackwell GPUs, for many tokens of a prompt"),
     ),
 }
-"""By a GPU's generation, the first number of its compute capability: which backends' kernels for prompts are
-quicker than our own, the best first, and why. vLLM and SGLang choose alike: FlashAttention-3 on Hopper GPUs, and
-TensorRT-LLM's kernels by FlashInfer on Blackwell GPUs (their pages on attention backends). Elsewhere kernels in
-Triton take a few hundredths more of a prompt's time than FlashInfer's (sglang#5211)."""
+"""By a GPU's generation, the first number of its compute capability: backends whose kernels for prompts are faster
+than our own, the best first, and why. vLLM and SGLang choose alike: FlashAttention-3 on Hopper GPUs, and
+TensorRT-LLM's kernels through FlashInfer on Blackwell GPUs (their pages on attention backends). Elsewhere a prompt
+takes a few hundredths longer with Triton's kernels than with FlashInfer's (sglang#5211)."""
 _BY_TRTLLM = "flashinfer", 10
-_WHY_OURS = "Triton for decodes, as CUDA graphs hold it and what rows share is read once"
+_WHY_OURS = "Triton for decodes, because CUDA graphs support it and it reads shared prefixes once"
 
 
 def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
     """Return the backend called `name`: of two names with a comma between them, one for steps with prompts and one
-    for decodes, and for "auto" what `preferred` says of those that import and run. Raises ValueError.
+    for decodes; for "auto", the choice of `preferred` among those that import and run. Raises ValueError.
     """
     prompts, comma, decodes = name.partition(",")
     if comma:
@@ -219,7 +219,7 @@ def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device:
 def preferred(usable: Sequence[str], shape: AttentionShape, device: torch.device) -> tuple[str, str]:
     """Return the name that "auto" stands for, and why. `usable`: backends that run, the best first; not empty.
 
-    On GPUs with a backend whose kernels for prompts are quicker than our own, it is that one for prompts.
+    On GPUs for which a backend's kernels for prompts are faster than our own, that backend computes prompts.
     """
     gpu = capability(device) if device.type == "cuda" else None
     if usable[0] != _OURS or gpu is None:
@@ -231,12 +231,12 @@ def preferred(usable: Sequence[str], shape: AttentionShape, device: torch.device
         slow = trtllm_misfit(shape.page_size, shape.kv_dtype) if (label, gpu[0]) == _BY_TRTLLM else None
         if slow is None:
             return f"{label},{_OURS}", f"{told}{why}; {_WHY_OURS}"
-        told += f"not {label} for prompts, as {slow}; "
-    return _OURS, f"{told}nothing that runs is known to be quicker at compute capability {gpu[0]}.{gpu[1]}"
+        told += f"not {label} for prompts, because {slow}; "
+    return _OURS, f"{told}no backend that runs is known to be faster at compute capability {gpu[0]}.{gpu[1]}"
 
 
 def _named(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    """Return the backend of this name. Raises ValueError when there is none, or it cannot run."""
+    """Return the backend of this name. Raises ValueError if there is none, or it cannot run."""
     known = [label for label, _, _ in _BACKENDS]
     if name not in known:
         raise ValueError(
@@ -247,7 +247,7 @@ def _named(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.d
     if isinstance(backend, str):
         raise ValueError(
             f"attention: {name} cannot run on {device}: {name}: {backend}; "
-            'or set attention to "auto", which takes the best one that runs'
+            'or set attention to "auto", which chooses the best one that runs'
         )
     return backend(shape)
 

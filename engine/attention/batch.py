@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.int64]
 class AttentionBatch:
     """The ragged batch of one step. R rows, N tokens, P pages in the longest page table.
 
-    A row attends from its chunk's positions to all of its positions so far: causal, the chunk included.
+    A row attends from its chunk's positions to all of its positions so far: causal, including the chunk.
     """
 
     num_decodes: int
@@ -44,16 +44,16 @@ class AttentionBatch:
     block_table: torch.Tensor
     """int32 [R, P]: page ids; entries past a row's own pages hold the null page."""
     slot_mapping: torch.Tensor
-    """int64 [N]: the slot each token's KV is written to; slot = page * page_size + offset."""
+    """int64 [N]: the slot to which each token's KV is written; slot = page * page_size + offset."""
     positions: torch.Tensor
     """int64 [N]: each token's position in its request."""
     states: StateBatch | None = None
     """The use of recurrent states; None in a model without any."""
     is_bounded: bool = False
-    """Whether lengths on the host are upper bounds, as in graphs: those on the device are the rows' own."""
+    """Whether lengths on the host are only upper bounds, as in graphs; those on the device are exact."""
     more_tables: torch.Tensor | None = None
     """int32 [G, R, P]: the block tables of the other groups of layers (`LayerGroups`), if there are any. Entries
-    behind the window hold the null page."""
+    that the window has passed hold the null page."""
     more_slots: torch.Tensor | None = None
     """int64 [G, N]: the slots in the pages of these groups."""
 
@@ -105,13 +105,13 @@ class AttentionBatch:
         ends = [chunk.start + chunk.num_tokens for chunk in chunks]
         pages = [pages_of(chunk, num_groups) for chunk in chunks]
         table = _block_table(pages, [(end - 1) // page_size + 1 for end in ends], null_page)
-        if num_decodes == len(chunks):  # Most steps: lists are quicker here than a dozen numpy calls.
+        if num_decodes == len(chunks):  # Most steps: lists are faster here than a dozen numpy calls.
             indptr, positions = np.arange(len(chunks) + 1, dtype=np.int32), np.array(ends, dtype=np.int64) - 1
             slots = np.array([_last_slot(own, end - 1, page_size) for own, end in zip(pages, ends, strict=True)])
         else:
             firsts = [*accumulate(query_lens, initial=0)]
             indptr = np.array(firsts, dtype=np.int32)
-            # What a token's index in the step lacks to its position in its row, and in all rows of the table.
+            # Difference of a token's position in its row, and in all rows of the table, and its index in the step.
             lacking = [chunk.start - first for chunk, first in zip(chunks, firsts, strict=False)]
             row_size = table.shape[1] * page_size
             in_table = [less + row * row_size for row, less in enumerate(lacking)]
@@ -146,7 +146,7 @@ def _last_slot(pages: Sequence[int], position: int, page_size: int) -> int:
 def pages_of(chunk: Chunk, num_groups: int) -> Sequence[int]:
     """Return a chunk's pages of the layers without a window, or of all layers if they are one group.
 
-    A chunk of a step outside of a scheduler says nothing of the other groups: its page p stands for the pages of
+    A chunk of a step outside of a scheduler has no pages of the other groups: its page p stands for the pages of
     all groups from p * num_groups on.
     """
     if num_groups == 1 or chunk.window is not None:
@@ -155,8 +155,8 @@ def pages_of(chunk: Chunk, num_groups: int) -> Sequence[int]:
 
 
 def rows_of(chunk: Chunk, count: int, num_groups: int) -> tuple[int, Sequence[Sequence[int]]]:
-    """Return a chunk's pages of layers with a window, up to slot `count` of its page table: the first slot that
-    has any, and the pages of each from there on, one for each group after the first of `num_groups`.
+    """Return a chunk's pages of layers with a window, up to slot `count` of its page table: the first slot with
+    pages, and the pages of each slot from there on, one for each group after the first of `num_groups`.
     """
     if (window := chunk.window) is not None:
         return window.first, window.rows[: count - window.first]
@@ -180,7 +180,7 @@ def _block_table(
 def _more_tables(
     chunks: Sequence[Chunk], ends: Sequence[int], page_size: int, null_page: int, width: int, num_groups: int
 ) -> npt.NDArray[np.int32]:
-    """[num_groups, R, P]: the pages of layers with a window, which has the null page behind it."""
+    """[num_groups, R, P]: the pages of layers with a window; slots that it has passed have the null page."""
     tables = np.full((num_groups, len(chunks), width), null_page, dtype=np.int32)
     for row, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
         count = (end - 1) // page_size + 1

@@ -11,11 +11,11 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales
 
 KVShape = tuple[int, int, int]
-"""What a layer's heads keep for each token (`AttentionConfig.kv_shape`), by which kinds of heads are known."""
+"""The shape of a token's KV in a layer (`AttentionConfig.kv_shape`), which identifies the kind of heads."""
 
 
 class AttentionByHeads:
-    """A backend of several, each for layers of one kind."""
+    """Several backends as one, each for layers of one kind."""
 
     is_capturable = captures_prompts = False
     plans_by_bounds = spreads_prompts = False
@@ -26,7 +26,7 @@ class AttentionByHeads:
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """Return that it is nothing without other backends, which say themselves whether they can run."""
+        """Return that it cannot be chosen by itself; its backends report whether they can run."""
         return "it consists of other backends"
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> StepByHeads:
@@ -35,7 +35,7 @@ class AttentionByHeads:
 
 
 class StepByHeads:
-    """One step's batch. Layers attend by the part for their kind of heads."""
+    """One step's batch. Each layer uses the part for its kind of heads."""
 
     def __init__(self, steps: Mapping[KVShape, AttentionStep]) -> None:
         self.of = steps
@@ -50,6 +50,6 @@ class StepByHeads:
         scales: KVScales = UNSCALED,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement `AttentionStep`, by the shape of the layer's pages."""
+        """Implement `AttentionStep`; the shape of the layer's pages selects the part."""
         kind = len(pages), pages.shape[3], pages.shape[4]
         return self.of[kind].attend(pages, query, window, scales, sinks)

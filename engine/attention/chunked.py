@@ -3,7 +3,7 @@
     positions    0 1 2 3 4 5 6 7 8 9          chunks of 4, a row whose step computes 6 .. 9
     rows                 4 5 6 7 | 8 9        two rows of the cut batch: 2 tokens of 4 positions, 2 tokens of 2
 
-A cut row is one of full attention whose page table begins at its chunk, so every backend computes it.
+A cut row has full attention, and its page table begins at its chunk, so every backend can compute it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ChunkedAttention:
     plans_by_bounds = spreads_prompts = False
 
     def __init__(self, whole: AttentionBackend, chunk: int, page_size: int) -> None:
-        """Attend to whole contexts by `whole`, and in its way to chunks. Raises ValueError if a chunk would begin
-        within a page.
+        """Attend to whole contexts, and within chunks, by `whole`. Raises ValueError if a chunk would begin within
+        a page.
         """
         if chunk % page_size:
             raise ValueError(
@@ -41,7 +41,7 @@ class ChunkedAttention:
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """Return that it is nothing without another backend, which says itself whether it can run."""
+        """Return that it cannot be chosen by itself; its backend reports whether it can run."""
         return "it consists of another backend"
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> ChunkedStep:
@@ -54,7 +54,7 @@ class ChunkedAttention:
 
 
 class ChunkedStep:
-    """One step's batch. It attends to whole contexts, as `AttentionStep` says."""
+    """One step's batch. As an `AttentionStep`, it attends to whole contexts."""
 
     def __init__(self, whole: AttentionStep, cut: AttentionStep) -> None:
         self._whole = whole

@@ -1,10 +1,10 @@
-"""Streams on which a device copies beside its steps, and the order between them.
+"""Streams on which a device copies while its steps run, and the order between them.
 
     steps   ── gather ─┬───── step ─────────────────── scatter ── step
     out                └─▶ device to host                 ▲
     in      ──────────────────── host to device ──────────┘
 
-An event that one stream records is what another waits for. On a CPU everything happens in order anyway.
+One stream records an event, and another waits for it. On a CPU everything happens in order anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Event(Protocol):
     """A point in a stream."""
 
     def synchronize(self) -> None:
-        """Have the host wait until the device has passed it."""
+        """Make the host wait until the device has passed it."""
         ...
 
 
@@ -30,15 +30,15 @@ class CopyStreams(Protocol):
     """The streams of one device, for the thread that runs its steps."""
 
     def on(self, name: StreamName) -> AbstractContextManager[object]:
-        """Have what is launched within go to this stream."""
+        """Launch the work inside the context on this stream."""
         ...
 
     def record(self, name: StreamName) -> Event:
-        """Return the point after all that this stream was given so far."""
+        """Return the point after all work launched on this stream so far."""
         ...
 
     def wait(self, name: StreamName, event: Event) -> None:
-        """Have all that this stream is given from now on wait for the event; the host does not wait."""
+        """Make all later work of this stream wait for the event; the host does not wait."""
         ...
 
 
@@ -95,7 +95,7 @@ def streams_of(device: torch.device) -> CopyStreams:
 
 
 def fence(device: torch.device) -> Callable[[], None]:
-    """Return what waits until all is done that this thread has given the device's steps."""
+    """Return a function that waits for all work that this thread has launched on the device's stream of steps."""
     if device.type != "cuda":
         return lambda: None
     event = torch.cuda.Event()

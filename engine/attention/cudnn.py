@@ -1,4 +1,4 @@
-"""Attention by cuDNN, which torch brings, to many tokens of a prompt at once. Triton attends to everything else.
+"""Attention of many tokens of a prompt by cuDNN, which is part of torch. Triton computes everything else.
 
     rows      decodes | few tokens of a prompt | many tokens of a prompt
     by        [           Triton             ]   [ cuDNN               ]      in layers without a window
@@ -6,14 +6,14 @@
     of such a row, in two parts:      keys  0 ......... cut | cut ..... start | start ...... end
                                               all of them   |     as the mask of a square allows
 
-KV is gathered from the pages into one piece, which costs a few hundredths of what attending does. cuDNN plans for
-each pair of lengths, so lengths are padded to a few, and what earlier steps computed is cut at a multiple of
+KV is gathered from the pages into one piece, which costs a few hundredths of the time of attention. cuDNN plans
+for each pair of lengths, so lengths are padded to a few values, and KV of earlier steps is cut at a multiple of
 2,048: queries of the few positions from there on are zero, and their results are dropped. Padding comes last,
 where a causal mask hides it from every token. Both parts' results are merged by the sums of their weights
 (`engine.kernels.triton.merge`).
 
-The calls are torch's own functions; that they compute what the reference does is tested with other functions of
-torch behind them on CPUs.
+The calls are torch's own functions. Tests on CPUs replace them by other functions of torch, and compare results
+with the reference.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from engine.attention.triton import TritonAttention
 
 _OLDEST: Capability = (8, 0)
 _OLDEST_CUDNN = 90100
-"""Version 9.1, the first whose kernels for Hopper GPUs torch calls."""
+"""Version 9.1, the first with kernels for Hopper GPUs that torch calls."""
 _LARGEST_HEAD = 128
 SHORTEST = 2048
-"""Tokens of a prompt from which on attention takes so much of a step that another kernel is worth a call."""
+"""Least tokens of a prompt for which attention takes so much of a step that another kernel is worth a call."""
 _MULTIPLE = 512
 """Lengths are padded to multiples of this: thirteen plans up to 8,192 tokens."""
 _CUT = 2048
-"""What was computed before is cut at multiples of this: four plans more for each 8,192 positions."""
+"""KV of earlier steps is cut at multiples of this: four more plans for each 8,192 positions."""
 _KERNELS = SDPBackend.CUDNN_ATTENTION
 
 
 class CudnnAttention:
-    """cuDNN's attention, and Triton's for what cuDNN is not asked."""
+    """cuDNN's attention, and Triton's for the other rows."""
 
     name = "cudnn"
     is_capturable = captures_prompts = True
@@ -165,7 +165,7 @@ def _padded(tokens: torch.Tensor, before: int, after: int) -> torch.Tensor:
 
 
 def attend_causally(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return the attention of queries [1, H, T, D] to as many keys and values, each to those up to its own."""
+    """Return the causal attention of queries [1, H, T, D] to T keys and values."""
     with sdpa_kernel(_KERNELS):
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
 
@@ -183,7 +183,7 @@ def attend_with_sums(
 
 
 class _Rest:
-    """The other rows, as a batch of their own."""
+    """The other rows, as a separate batch."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _Rest:
         triton: TritonAttention,
         null_page: int,
     ) -> None:
-        """`starts`: of each row of the batch, its first token."""
+        """`starts`: the first token of each row of the batch."""
         device = batch.kv_lens.device
         lens = [batch.query_lens[row] for row in rows]
         at = on_device(np.array(rows, dtype=np.int64), device)
@@ -224,14 +224,14 @@ def _unfit(shape: AttentionShape, dtype: torch.dtype) -> str | None:
     if None not in shape.windows:
         return "it is not used for layers with a window, and all of these have one"
     if shape.kv_dtype not in (None, dtype):
-        return "it takes no pages in fp8; set kv_dtype to auto"
+        return "it does not support pages in fp8; set kv_dtype to auto"
     if shape.head_dim % 8 or shape.head_dim > _LARGEST_HEAD:
         return f"head_dim must be a multiple of 8 up to {_LARGEST_HEAD}; the model's is {shape.head_dim}"
     return None
 
 
 def _long_prompts(batch: AttentionBatch) -> list[int]:
-    """Return the rows that compute many positions, the first or after many. Decode rows come before them."""
+    """Return the rows that compute many positions, from the first or after many. Decode rows come before them."""
     lens = zip(batch.query_lens, batch.kv_lens_host, strict=True)
     return [
         row for row, (count, end) in enumerate(lens) if count >= SHORTEST and (count == end or end - count >= _CUT)

@@ -1,11 +1,11 @@
-"""Attention by FlashAttention, with whichever of its packages is installed. All of them read pages in place.
+"""Attention by FlashAttention, with the first of its packages that is installed. All of them read pages in place.
 
 Decode rows take one call, which splits each row's KV over the GPU, and prefill rows another:
 
     tokens  [ a | b | c | d d d d | e e e ]
-    calls   [  decode   |     prefill     ]     both under the same window, causal from the bottom right corner
+    calls   [  decode   |     prefill     ]     both with the same window, causal from the bottom right corner
 
-The calls are tested against doubles of the packages' documented functions; none of them has run on a GPU yet.
+The calls are tested with doubles of the packages' documented functions; none of them has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FlashAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._found: FoundPackage | None = None  # Set at the first step, which shows the device.
+        self._found: FoundPackage | None = None  # Set at the first step, when the device is known.
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -46,7 +46,7 @@ class FlashAttention:
         return found if isinstance(found, str) else None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> FlashStep:
-        """Build the arguments that both calls share. Raises RuntimeError when no package fits."""
+        """Build the arguments that both calls share. Raises RuntimeError if no package fits."""
         if self._found is None:
             found = find_package(self._shape, batch.block_table.device)
             if isinstance(found, str):

@@ -10,7 +10,7 @@ All of them take queries, keys and values first, then keyword arguments whose na
 
 Sources: hopper/flash_attn_interface.py and flash_attn/flash_attn_interface.py of Dao-AILab/flash-attention,
 vllm_flash_attn/flash_attn_interface.py of vllm-project/flash-attention (main and v2.6.2), and the checks in the
-flash_api.cpp beside them.
+flash_api.cpp next to them.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Package:
     title: str
     module: str
     install: str | None
-    """What to install to get it; None when nothing that works with Raydix's torch provides it."""
+    """Package to install for it; None if none that works with Raydix's torch provides it."""
     page_multiple: int
     """The page size must be a multiple of this many tokens."""
     oldest: Capability
     """Lowest compute capability that it has kernels for."""
     below: Capability | None
-    """Compute capability from which on it has no kernels; None when it supports the newest."""
+    """Compute capability from which on it has no kernels; None if it supports the newest."""
     decode: Call
     prefill: Call
     head_multiple: int = 8

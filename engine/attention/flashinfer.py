@@ -1,12 +1,12 @@
 """Attention by FlashInfer: one wrapper for decode rows and one for prefill rows, planned once per step.
 
 A plan assigns parts of rows to thread blocks. It is made on the host, from the batch's host-side metadata, so
-nothing waits for the GPU. Layers with another window need a plan, and thus a wrapper, of their own.
+nothing waits for the GPU. Layers with another window need their own plan, and thus their own wrapper.
 
     row     pages [3 9 4] (5 of page 4 used)   pages [7]
     plan    kv_indptr [0 3 4]   kv_indices [3 9 4 7]   last_page_len [5 ...]
 
-The calls are tested against doubles of the wrappers' documented methods; they have not run on a GPU yet.
+The calls are tested with doubles of the wrappers' documented methods; they have not run on a GPU yet.
 Sources: flashinfer/decode.py and prefill.py of flashinfer-ai/flashinfer (Ye et al. 2025, arXiv:2501.01005).
 """
 
@@ -30,7 +30,7 @@ _BLACKWELL = 10
 _WORKSPACE_BYTES = 128 << 20
 """Size FlashInfer recommends for the partial results of rows whose KV is split."""
 _GROUP_FOR_TENSOR_CORES = 4
-"""Query heads per KV head from which decode uses tensor cores: they are quicker, and some groups need them."""
+"""Query heads per KV head from which decode uses tensor cores: they are faster, and some groups need them."""
 
 
 class FlashInferAttention:
@@ -62,21 +62,22 @@ class FlashInferAttention:
         if isinstance(module, str):
             return module
         missing = [name for name in (_DECODE, _PREFILL) if not hasattr(module, name)]
-        return f"there is no {missing[0]} in it: pip install -U 'raydix[flashinfer]'" if missing else None
+        return f"it has no {missing[0]}: pip install -U 'raydix[flashinfer]'" if missing else None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> FlashInferStep:
-        """Lay out each row's pages. Plans are made when the first layer of a window shows the type of its pages.
+        """Lay out each row's pages. Plans are made at the first layer of a window, when the type of its pages is
+        known.
 
         A wrapper holds one plan and sends it to the GPU from its own pinned memory, so the previous step's plan
-        must no longer be in use. It is not, once that step's results have been read.
+        must no longer be in use. It no longer is once that step's results have been read.
         """
         return FlashInferStep(self, self._shape, batch)
 
     def wrapper(self, name: str, window: int | None, kv_type: torch.dtype, device: torch.device) -> Any:
         """Return the wrapper for such rows and layers, made on first use. A wrapper keeps the kernels of its first
-        plan, so pages of another type need a wrapper of their own.
+        plan, so pages of another type need another wrapper.
 
-        All wrappers share one workspace, as their kernels run one after the other.
+        All wrappers share one workspace, because their kernels run in turn.
         """
         key = name, window, kv_type
         if key not in self._wrappers:
@@ -93,8 +94,8 @@ class FlashInferAttention:
         return self._wrappers[key]
 
     def _takes_trtllm(self, device: torch.device) -> bool:
-        """Whether prompts are computed by TensorRT-LLM's kernels. Where it chooses itself, FlashInfer takes those
-        of FlashAttention-3 on Hopper GPUs, and elsewhere those of FlashAttention-2.
+        """Whether TensorRT-LLM's kernels compute prompts. By default, FlashInfer uses those of FlashAttention-3 on
+        Hopper GPUs, and elsewhere those of FlashAttention-2.
         """
         gpu, shape = capability(device), self._shape
         return gpu is not None and gpu[0] == _BLACKWELL and trtllm_misfit(shape.page_size, shape.kv_dtype) is None

@@ -1,5 +1,4 @@
-"""The memory behind host page ids, which holds the KV of preempted requests and of evicted prefixes, and recurrent
-states after them, each cut in pages."""
+"""The memory behind host page ids: KV of preempted requests and evicted prefixes, and states cut in pages."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class _Slot:
     pages: torch.Tensor
     """[num_layers, room, 2 or 1, page_size, num_kv_heads, head_dim]."""
     is_free: Event | None = None
-    """After which it may be filled again."""
+    """The event after which it may be filled again."""
 
     @property
     def bytes(self) -> torch.Tensor:
@@ -46,17 +45,17 @@ class HostKVPages:
 
     Pages come before keys and values, so that neighbouring pages of a layer are one piece of memory.
 
-        out   pages ─ gather ─▶ slot ═ out ═▶ host      "steps" gathers: the pages may be written again at once
-        in    host ═ in ═▶ slot ─ scatter ─▶ pages      "steps" scatters: what follows reads them
+        out   pages ─ gather ─▶ slot ═ out ═▶ host      "steps" gathers: the pages may then be overwritten
+        in    host ═ in ═▶ slot ─ scatter ─▶ pages      "steps" scatters: later work reads them
 
-    A slot is room for some pages on the device. Transfers (═) run on streams of their own beside the steps. Each
-    waits for what it depends on, and for nothing else: what fills or empties its slot, and transfers that still
-    use its host pages. The host does not wait. A recurrent state is packed into such slots as if it were pages.
+    A slot is room for some pages on the device. Transfers (═) run on separate streams while steps run. Each waits
+    only for its dependencies: the work that fills or empties its slot, and transfers that still use its host
+    pages. The host does not wait. A recurrent state is packed into such slots as if it were pages.
     """
 
     def __init__(self, device_pages: KVPages, num_pages: int, streams: CopyStreams | None = None) -> None:
-        """Allocate the pages. On a CPU, memory is taken from the system as pages are first written. `streams`:
-        None for those of the pages' device.
+        """Allocate the pages. On a CPU, the system allocates memory as pages are first written. `streams`: None
+        for those of the pages' device.
         """
         device = device_pages.raw
         num_layers, parts, _, *page = device.shape
@@ -114,11 +113,11 @@ class HostKVPages:
 
     @property
     def state_pages(self) -> int:
-        """Pages that a recurrent state takes; 0 in a model without any."""
+        """Pages of one recurrent state; 0 in a model without any."""
         return 0 if self._states is None else -(-self._states.state_bytes // self.page_bytes)
 
     def _send_out(self, slot: _Slot, hosts: Sequence[int]) -> None:
-        """Send what a slot was filled with to these host pages."""
+        """Send the content of a slot to these host pages."""
         self._streams.wait("out", self._streams.record("steps"))
         self._wait("out", self._draining, hosts)
         with self._streams.on("out"):
@@ -136,7 +135,7 @@ class HostKVPages:
         self._streams.wait("steps", there)
 
     def fence(self) -> Callable[[], None]:
-        """Return what waits until all pages are in host memory that were copied out so far."""
+        """Return a function that waits until all pages copied out so far are in host memory."""
         written = self._written
         return (lambda: None) if written is None else written.synchronize
 
@@ -183,11 +182,11 @@ class HostKVPages:
 
     @staticmethod
     def device_bytes(page_bytes: int) -> int:
-        """Return the bytes of the device that pages of such a size need on their way."""
+        """Return the bytes of the device that pages of such a size need in transit."""
         return _NUM_SLOTS * max(page_bytes, _SLOT_BYTES)
 
     def identity(self, fingerprint: str) -> dict[str, str | int]:
-        """Return what engines must have in common to use each other's pages; `fingerprint` is their model's."""
+        """Return the values that are equal in engines with compatible pages; `fingerprint`: the model's."""
         num_layers, _, *page = self.data.shape
         return {
             "model": fingerprint,
@@ -201,7 +200,7 @@ class HostKVPages:
         return [memoryview(layer[page].view(torch.uint8).flatten().numpy()) for layer in self.data]
 
     def measure(self) -> float:
-        """Measure the seconds to copy one page one way, as one of many. The device's pages are unchanged."""
+        """Measure the seconds to copy one of many pages in one direction. The device's pages are unchanged."""
         count = min(_MEASURED_PAGES, self.num_pages, self._device.shape[2])
         pairs = [(page, page) for page in range(count)]
         seconds = []
@@ -212,7 +211,7 @@ class HostKVPages:
             if self._device.device.type == "cuda":
                 torch.cuda.synchronize(self._device.device)
             seconds.append((time.perf_counter() - began) / (2 * count))
-        return statistics.median(seconds[1:])  # The first round faults the memory in.
+        return statistics.median(seconds[1:])  # The first round has page faults.
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""The memory behind KV page ids, and how KV is stored into and read from it."""
+"""The memory behind KV page ids, and operations that store KV into it and read from it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ UNSCALED: KVScales = (1.0, 1.0)
 
 
 class KVPages:
-    """Keys and values of all layers, in one tensor, so that one operation copies a page in all layers; and beside
-    it, the states of recurrent layers, which have no pages. Where layers are in several groups (`LayerGroups`), a
-    page is that of one group, and `num_layers` below those of a group.
+    """Keys and values of all layers, in one tensor, so that one operation copies a page in all layers; and the
+    states of recurrent layers, which have no pages. If layers are in several groups (`LayerGroups`), a page
+    belongs to one group, and `num_layers` below counts those of a group.
 
         data: [num_layers, 2 (keys, values), num_pages + 1, page_size, num_kv_heads, head_dim]
         latent KV, whose values are the first numbers of its keys (`LatentAttentionConfig`):
@@ -40,7 +40,7 @@ class KVPages:
         layers with different heads (Gemma 4), each of which has a view of a part of its numbers:
               [num_layers, 2,                num_pages + 1, page_size, 1,            most numbers of all]
 
-    The shape of `data` is the one description of pages for all who copy, store, send or count them.
+    The shape of `data` is the only description of pages for all code that copies, stores, sends or counts them.
     The last page is the null page: never written, always zero. Padding points to it, so that values gathered for
     masked positions are finite whatever other pages held before (0 * NaN would be NaN).
     """
@@ -58,11 +58,11 @@ class KVPages:
         states: StateSlots | None = None,
         places: Sequence[Place] | None = None,
     ) -> None:
-        """Allocate zeroed pages. On a CPU, memory is taken from the system when pages are first written, in units
-        of up to 2 MiB for each layer's keys and for its values. `parts`: 2, or 1 where values do not lie apart.
+        """Allocate zeroed pages. On a CPU, the system allocates memory when pages are first written, in units of
+        up to 2 MiB for each layer's keys and for its values. `parts`: 2, or 1 if values are part of keys.
 
-        `num_layers`: those whose KV is in one page. `places` says where each layer's memory is: in its group's
-        pages, or in `states`; None: all layers are one group.
+        `num_layers`: those whose KV is in one page. `places`: each layer's memory, in its group's pages or in
+        `states`; None: all layers are one group.
         """
         self.states = states
         self.places = [Place(0, layer) for layer in range(num_layers)] if places is None else places
@@ -104,7 +104,7 @@ class KVPages:
         return self.data[index]
 
     def memory(self, layer: int) -> torch.Tensor | LayerState:
-        """Return what one of all layers has: its pages, or its states."""
+        """Return the memory of one of all layers: its pages, or its states."""
         view = self._views[layer]
         if view is not None:
             return view
@@ -120,18 +120,18 @@ class KVPages:
 
     @property
     def raw(self) -> torch.Tensor:
-        """`data` for operations that only move numbers: as integers where torch lacks operations for the type."""
+        """`data` for operations that only move numbers: as integers if torch lacks operations for the type."""
         return _movable(self.data)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy the beginnings of pages in all layers; all sources are read before any target is written.
 
-        Slots past `num_tokens` hold nothing that is read before it is written anew: they are copied or left alone,
-        whichever is quicker.
+        Slots past `num_tokens` are not read before they are overwritten: they are copied or not, whichever is
+        faster.
         """
         if not copies:
             return
-        if len(copies) == 1 and self._copier is None:  # a fourth of what the operations by index take
+        if len(copies) == 1 and self._copier is None:  # takes a fourth of the operations by index
             self.raw[:, :, copies[0].target] = self.raw[:, :, copies[0].source]
             return
         sources, targets, _ = zip(*copies, strict=True)
@@ -144,7 +144,7 @@ class KVPages:
 
 
 def _copier(device: torch.device) -> Callable[..., None] | None:
-    """Return what copies pages in the memory of a CPU; None where torch has to."""
+    """Return the function that copies pages in a CPU's memory; None if torch has to."""
     with contextlib.suppress(native.NativeUnavailable):
         return native.page_copier() if device.type == "cpu" else None
     return None
@@ -158,7 +158,7 @@ def store_kv(
     scales: KVScales = UNSCALED,
 ) -> None:
     """Write a step's keys and values, [N, num_kv_heads, head_dim], into one layer's pages, at int64 [N] slots.
-    `value` is None where keys hold the values.
+    `value` is None if keys contain the values.
 
     For float8 pages they are divided by the scales and clamped to the largest float8 number.
     """
@@ -174,7 +174,7 @@ def gathered(
     pages: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scales: KVScales, latent: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gather the keys and values, each [N, num_kv_heads, head_dim], at int64 [N] slots of one layer's pages.
-    `latent`: how many of a key's numbers are its value; None: pages hold values apart.
+    `latent`: how many of a key's numbers are its value; None: pages hold values separately.
     """
     parts = [kind.index_select(0, slots) for kind in pages.flatten(1, 2)]
     if parts[0].dtype == FP8:

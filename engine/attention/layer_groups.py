@@ -1,4 +1,4 @@
-"""Attention of models whose layers with a window have page tables of their own: a step for each group."""
+"""Attention of models whose layers with a window have their own page tables: a step for each group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GroupedAttention:
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """Return that it is nothing without its parts, which say themselves whether they can run."""
+        """Return that it cannot be chosen by itself; its parts report whether they can run."""
         return "it consists of two other backends"
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> GroupedStep:
@@ -40,7 +40,7 @@ class GroupedAttention:
 
 
 class GroupedStep:
-    """One step's batch. It attends as the layers without a window do; the decoder takes each group's own step."""
+    """One step's batch. It attends for layers without a window; the decoder uses each group's own step."""
 
     def __init__(self, steps: Sequence[AttentionStep]) -> None:
         self.steps = steps
@@ -70,7 +70,7 @@ def steps_of(step: AttentionStep) -> Sequence[AttentionStep]:
 
 def shapes(shape: AttentionShape) -> tuple[AttentionShape, AttentionShape]:
     """Return the shape of the layers without a window, and that of the others, whose page tables do not begin with
-    what rows share: it is behind the window.
+    shared prefixes, because the window has passed these.
     """
     none = frozenset({None})
     windowed = replace(shape, windows=shape.windows - none or none, is_cascade=False)

@@ -1,4 +1,4 @@
-"""Attention by the native CPU kernels, which read pages in place, whatever their size and strides.
+"""Attention by the native CPU kernels, which read pages of any size and strides in place.
 
 A call takes pointers to these structs:
 
@@ -22,14 +22,14 @@ from engine.kernels import native
 
 
 class NativeAttention:
-    """The preferred backend on CPUs where the library was built."""
+    """The preferred backend on CPUs if the library was built."""
 
     name = "native"
     is_capturable = captures_prompts = False
     plans_by_bounds = spreads_prompts = False
 
     def __init__(self, shape: AttentionShape, isa: str | None = None) -> None:
-        """Use the kernels of `isa`, or the best that run here. They are looked up at the first step."""
+        """Use the kernels of `isa`, or the best that run here; they are loaded at the first step."""
         self._shape = shape
         self._isa = isa
         self._workspaces = threading.local()
@@ -51,7 +51,7 @@ class NativeAttention:
         return None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> NativeStep:
-        """Wrap the batch. Nothing is computed beforehand: the kernels follow the block table."""
+        """Wrap the batch. There is nothing to compute beforehand: the kernels follow the block table."""
         if not hasattr(self._workspaces, "own"):
             self._workspaces.own = native.Workspace()
         return NativeStep(self._shape, batch, self._workspaces.own, self._isa)
@@ -121,7 +121,7 @@ class _WindowCall:
         out: torch.Tensor,
         workspace: native.Workspace,
     ) -> None:
-        """`sinks` are the layer's, float32."""
+        """`sinks`: those of the layer, float32."""
         self._heads.sinks = None if sinks is None else sinks.data_ptr()
         self._kernel(
             *self._shared,

@@ -19,7 +19,7 @@ _TRTLLM_PAGES = (16, 32, 64)
 
 
 def imported(name: str) -> ModuleType | str:
-    """Return the module, or why it does not import: "" when it is not installed at all."""
+    """Return the module, or why it does not import: "" if it is not installed at all."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -30,22 +30,22 @@ def imported(name: str) -> ModuleType | str:
 
 
 def lacks(module: ModuleType, function: str, arguments: Sequence[str]) -> str | None:
-    """Return which of these arguments the module's function does not take; None when it takes them all."""
+    """Return which of these arguments the module's function does not support; None if it supports all."""
     found = getattr(module, function, None)
     if found is None:
-        return f"there is no {function} in it"
+        return f"it has no {function}"
     parameters = inspect.signature(found).parameters
     missing = [name for name in arguments if name not in parameters]
-    return f"its {function} takes no {', '.join(missing)}" if missing else None
+    return f"its {function} has no argument {', '.join(missing)}" if missing else None
 
 
 def capability(device: torch.device) -> Capability | None:
-    """Return the GPU's compute capability; None where there is no GPU."""
+    """Return the GPU's compute capability; None if there is no GPU."""
     return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
 
 
 def misfit(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why none of these packages supports such a type on such a device; None when some may."""
+    """Return why none of these packages supports such a type on such a device; None if some may."""
     if device.type != "cuda":
         return f"it runs on CUDA GPUs, not on {device}"
     if dtype not in HALF_TYPES:
@@ -55,13 +55,13 @@ def misfit(dtype: torch.dtype, device: torch.device) -> str | None:
 
 def trtllm_misfit(page_size: int, kv_dtype: torch.dtype | None) -> str | None:
     """Return why TensorRT-LLM's kernels, which FlashInfer brings for Blackwell GPUs, cannot read such pages; None
-    when they can.
+    if they can.
     """
     if kv_dtype not in (None, *HALF_TYPES):
-        return "TensorRT-LLM's kernels take pages in fp8 only with queries in fp8"
+        return "TensorRT-LLM's kernels support pages in fp8 only with queries in fp8"
     if page_size not in _TRTLLM_PAGES:
         sizes = ", ".join(map(str, _TRTLLM_PAGES))
-        return f"TensorRT-LLM's kernels take pages of {sizes} tokens, not of {page_size}; set page_size"
+        return f"TensorRT-LLM's kernels support pages of {sizes} tokens, not of {page_size}; set page_size"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The bytes of an engine's pages, for who moves them between engines: those of the device in the host's layout."""
+"""The bytes of an engine's pages for the mover between engines; the device's pages in the host's layout."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from engine.host_tier.peers import PageRegion
 
 
 class BytesOfPages:
-    """Reads pages that stay as they are meanwhile, in any thread and beside the engine's steps.
+    """Reads pages that stay unchanged meanwhile, in any thread and while the engine's steps run.
 
-    A page is its layers, one after the other: [2 (keys, values) or 1, page_size, num_kv_heads, head_dim] each.
+    A page is the sequence of its layers: [2 (keys, values) or 1, page_size, num_kv_heads, head_dim] each.
     """
 
     def __init__(self, pages: KVPages, host: HostKVPages, fingerprint: str) -> None:
         """`fingerprint` is the model's."""
         self.identity = json.dumps(host.identity(fingerprint), sort_keys=True)
-        """Equal where engines can use each other's pages."""
+        """Equal in engines that can use each other's pages."""
         self.page_bytes = host.page_bytes
         self._host = host
         self._pages = pages.raw
@@ -29,10 +29,10 @@ class BytesOfPages:
 
     @torch.inference_mode()
     def device(self, page: int) -> memoryview:
-        """Return a copy of a page of the device. On a GPU it is made on a stream of its own, beside the steps."""
+        """Return a copy of a page of the device. On a GPU a separate stream copies it while steps run."""
         layers = self._pages[:, :, page]
         if self._stream is None:
-            # numpy copies in this thread alone; torch would start threads that compete with those of the steps.
+            # numpy copies only in this thread; torch would start threads that compete with those of the steps.
             return layers.view(torch.uint8).numpy().flatten().data
         with torch.cuda.stream(self._stream):
             copy = torch.empty(layers.shape, dtype=layers.dtype, pin_memory=True)
@@ -59,13 +59,13 @@ class BytesOfPages:
             start += len(piece)
 
     def regions(self) -> tuple[PageRegion, PageRegion]:
-        """Return where the pages of the device, whose keys lie apart from their values, and of the host lie."""
+        """Return the regions of the device's pages, whose keys and values are separate, and of the host's."""
         device, host = self._pages.flatten(0, 1), self._host.data
         return _region(device, device[0, 0].nbytes), _region(host, host[0, 0].nbytes)
 
 
 class PageNow:
-    """A page that is read when its bytes are wanted."""
+    """A page that is read when `take` is called."""
 
     def __init__(self, memory: BytesOfPages, is_device: bool, page: int) -> None:
         self._memory, self._is_device, self._page = memory, is_device, page
@@ -80,7 +80,7 @@ class PageNow:
 
 
 def _region(pages: torch.Tensor, stride: int) -> PageRegion:
-    """Return where pages lie whose memory is [num_pieces, num_pages, ...]."""
+    """Return the region of pages with the memory [num_pieces, num_pages, ...]."""
     num_pieces, num_pages = pages.shape[:2]
     start = pages.data_ptr()
     starts = tuple(start + index * num_pages * stride for index in range(num_pieces))

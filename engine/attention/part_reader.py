@@ -1,4 +1,4 @@
-"""A rank's part of the pages that other engines fetch: read when the first rank says so, and written likewise."""
+"""Reads and writes a rank's part of pages that engines exchange, when the first rank asks for it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class _Job(NamedTuple):
     number: int
     reading: PageReading
     wait: Callable[[], None]
-    """Waits until the steps before have made their copies."""
+    """Waits until the earlier steps have made their copies."""
 
 
 class PartReader:
-    """Reads in a thread of its own, beside the steps. Its methods belong to the thread that runs them."""
+    """Reads in a separate thread while steps run. Only the thread that runs the steps calls its methods."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class PartReader:
         report: Callable[[int, bytes | memoryview], None],
         fence: Callable[[], Callable[[], None]],
     ) -> None:
-        """`report` is called in the thread with the number of a reading and the bytes. `fence` returns what waits
-        until everything is done that the calling thread has had the device do.
+        """`report` is called in the thread with the number of a reading and the bytes. `fence` returns a function
+        that waits for all work that the calling thread has launched on the device.
         """
         self._memory, self._report, self._fence = memory, report, fence
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -39,16 +39,16 @@ class PartReader:
         self._thread.start()
 
     def read(self, number: int, is_device: bool, page: int) -> None:
-        """Begin to read a page, as it is after the steps before."""
+        """Begin to read a page, as it is after the earlier steps."""
         self._jobs.put(_Job(number, self._memory.reading(is_device, page), self._fence()))
 
     def write(self, page: int, data: memoryview) -> None:
-        """Write a host page after the copies of the steps before, and before those of the next."""
+        """Write a host page after the copies of the earlier steps, and before those of the next."""
         self._fence()()
         self._memory.write(page, data)
 
     def close(self) -> None:
-        """End the thread; what waits is not read. Idempotent."""
+        """End the thread; waiting pages are not read. Idempotent."""
         self._jobs.put(None)
         self._thread.join(_STOP_S)
 

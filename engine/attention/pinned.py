@@ -1,4 +1,4 @@
-"""Small copies between host and device, through pinned memory: steps copy in no other way."""
+"""Small copies between host and device through pinned memory, the only copies of this kind in steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 def on_device(values: npt.NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return the values as a tensor. A GPU gets them from pinned memory, so that the host need not wait.
 
-    On a CPU nothing is copied, which costs a third of asking torch for a copy.
+    On a CPU nothing is copied, which takes a third of the time of calling torch for a copy.
     """
     here = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
     if device.type == "cpu":
@@ -20,8 +20,8 @@ def on_device(values: npt.NDArray[Any] | torch.Tensor, device: torch.device) -> 
 
 
 def on_host(values: torch.Tensor) -> torch.Tensor:
-    """Return the values in the host's memory. They come from a GPU into pinned memory, and the host waits for what
-    computes them and for nothing else.
+    """Return the values in the host's memory. A GPU copies them to pinned memory, and the host waits only for the
+    work that computes them.
     """
     if values.device.type != "cuda":
         return values

@@ -2,7 +2,7 @@
 
 Query heads that share a KV head become extra query positions of it, so that grouped KV is never repeated:
 
-    decode rows, all at once                       a prefill row, in blocks of queries
+    decode rows, together                          a prefill row, in blocks of queries
     query  [B, num_kv_heads, group, head_dim]      [num_kv_heads, group * block, head_dim]
     KV     [B, num_kv_heads, longest, head_dim]    [num_kv_heads, kv_len, head_dim]
     mask   [B, 1, 1, longest]                      [1, group * block, kv_len]
@@ -23,9 +23,9 @@ from engine.attention.kv_pages import UNSCALED, KVScales, gathered
 from engine.attention.pinned import on_device
 
 _MAX_SCORES = 1 << 22
-"""Maximum number of scores of one head computed at once: bounds the memory of a long prompt's mask."""
+"""Maximum number of scores of one head computed together: bounds the memory of a long prompt's mask."""
 _MAX_GATHERED = 1 << 17
-"""Maximum number of decode positions gathered at once, unless one row alone has more: also bounds memory."""
+"""Maximum number of decode positions gathered together, unless a single row has more: also bounds memory."""
 _FREE_PADDING = 512
 """Positions of padding that cost less than another call."""
 
@@ -40,7 +40,7 @@ class _DecodeRows:
     slots: torch.Tensor
     """int64 [rows * longest]: slots of each row's visible positions, padded with the null page's first slot."""
     mask: torch.Tensor | None
-    """bool [rows, 1, 1, longest], True for visible positions; None when nothing is padded."""
+    """bool [rows, 1, 1, longest], True for visible positions; None without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _Windowed:
 
 
 class ReferenceAttention:
-    """The backend that runs everywhere and that the other backends are compared with."""
+    """The backend that runs everywhere; tests compare the others with it."""
 
     name = "reference"
     is_capturable = captures_prompts = False
@@ -85,7 +85,7 @@ class ReferenceAttention:
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """Return None: it runs wherever torch does."""
+        """Return None, because it runs wherever torch does."""
         return None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> ReferenceStep:

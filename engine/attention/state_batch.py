@@ -1,8 +1,8 @@
-"""How the rows of a step's batch use the slots of recurrent states.
+"""The use of recurrent states' slots by the rows of a step's batch.
 
-a decode            [ x ]              its state advances by one token: all such rows at once
-a prompt            [ a b c | d e ]    its state is kept at borders too, for others who begin alike
-with draft tokens   [ b c | x d d ]    drafts of the step before, b and c, are applied; those of this one are not
+a decode            [ x ]              its state advances by one token: all such rows together
+a prompt            [ a b c | d e ]    its state is also kept at borders, for prompts that begin alike
+with draft tokens   [ b c | x d d ]    drafts of the previous step, b and c, are applied; those of this one are not
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class StateRow:
     source: int
     """Slot with the state before it."""
     target: int
-    """Slot for the state after it; with draft tokens, after those of the step before."""
+    """Slot for the state after it; with draft tokens, after those of the previous step."""
     num_replayed: int
-    """Draft tokens of the step before that `source` keeps and that turned out to be right."""
+    """Draft tokens of the previous step that `source` keeps and that were accepted."""
     has_drafts: bool
     borders: Sequence[tuple[int, int]]
-    """Numbers of its tokens, ascending, after which the state is kept in a slot as well, and the slots."""
+    """Ascending numbers of its tokens after which the state is also kept, each with its slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
-    """The use that one step makes of states."""
+    """The use of states in one step."""
 
     plain: torch.Tensor
     """int64 [D]: the tokens of rows that advance by one token, by their index in the step."""
@@ -51,8 +51,8 @@ class StateBatch:
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], null_slot: int, device: torch.device) -> StateBatch:
-        """Build the batch of a plan's chunks. One without a `StateStep`, as steps outside of a scheduler have
-        it, uses slot 0.
+        """Build the batch of a plan's chunks. A chunk without a `StateStep`, in steps outside of a scheduler, uses
+        slot 0.
         """
         plain: list[tuple[int, int, int]] = []
         rows: list[StateRow] = []

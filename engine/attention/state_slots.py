@@ -1,8 +1,8 @@
-"""The memory of recurrent layers: slots, each of which holds the state of all of them after some tokens.
+"""The memory of recurrent layers: slots, each with the state of all of them after some tokens.
 
 A layer's state is the last inputs of its convolution and a matrix for each head. A step reads the state before a
-chunk in one slot and writes that after it into another or the same. After draft tokens nothing is written: beside
-the state before them, the slot keeps what they are, and the next step applies those that turned out to be right.
+chunk in one slot and writes that after it into another or the same. After draft tokens no state is written: the
+slot keeps the state before them and their inputs, and the next step applies the accepted ones.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class LayerState(NamedTuple):
     matrices: torch.Tensor
     """float32 [num_slots + 1, num_value_heads, key_dim, value_dim]."""
     drafts: torch.Tensor
-    """[num_slots + 1, max_drafts + 1, channels + 2 * num_value_heads]: of the tokens that the state does not
-    contain yet, inputs of the convolution, and of the two gates."""
+    """[num_slots + 1, max_drafts + 1, channels + 2 * num_value_heads]: for tokens that the state does not contain
+    yet, the inputs of the convolution and of the two gates."""
 
 
 class StateSlots:
@@ -41,8 +41,8 @@ class StateSlots:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate zeroed slots, with room for `max_drafts` draft tokens each. On a CPU, memory is taken from the
-        system when a slot is first written.
+        """Allocate zeroed slots, with room for `max_drafts` draft tokens each. On a CPU, the system allocates
+        memory when a slot is first written.
         """
         self.num_slots, self.dtype = num_slots, dtype
         self.null_slot = num_slots
@@ -73,7 +73,7 @@ class StateSlots:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a slot's state, without draft tokens, which it does not contain."""
+        """Bytes of a slot's state, which does not include draft tokens."""
         return self._inputs[:, 0].nbytes + self._matrices[:, 0].nbytes
 
     def packed(self, slot: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The `triton` backend for GPUs, and whether it can run. `engine/attention/triton_step.py` computes its steps."""
+"""The `triton` backend for GPUs, and its requirements. `engine/attention/triton_step.py` computes its steps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from engine.attention.triton_step import TritonStep
 
 _MOST_GROUP = 32
-"""Query heads of a KV head up to which a program takes the queries of two rows, for what these share."""
+"""Most query heads of a KV head with which a program has the queries of two rows, for their shared prefix."""
 _MIN_CAPABILITY = (7, 5)
 _MIN_CAPABILITY_FP8 = (8, 9)
 _FP8_ARCHITECTURES = ("gfx95", "gfx12")
-"""AMD architectures with float8_e4m3fn; earlier ones have a float8 type of their own."""
+"""AMD architectures with float8_e4m3fn; earlier ones have another float8 type."""
 
 
 class TritonAttention:
@@ -42,19 +42,19 @@ class TritonAttention:
         if device.type != "cuda" and environ.get("TRITON_INTERPRET") != "1":
             return f"it runs on GPUs, not on {device}"
         if find_spec("triton") is None:
-            return "Triton is not installed; CUDA builds of torch include it, for others: pip install triton"
+            return "Triton is not installed; CUDA builds of torch include it, with others: pip install triton"
         has_gpu = device.type == "cuda" and torch.cuda.is_available()
         return _missing(shape, dtype, device) if has_gpu else None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> TritonStep:
-        """Wrap the batch. The shared layout depends on the queries' type, so the first layer makes it."""
-        from engine.attention.triton_step import TritonStep  # Import Triton only where it is used.
+        """Wrap the batch. The common layout depends on the queries' type, so the first layer makes it."""
+        from engine.attention.triton_step import TritonStep  # Import Triton only if it is used.
 
         return TritonStep(self._shape, batch)
 
 
 def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return what a GPU lacks for this backend; None when it lacks nothing."""
+    """Return what a GPU lacks for this backend; None if it lacks nothing."""
     from engine.kernels.triton.decode import decode_config
     from engine.kernels.triton.launch_config import shared_memory
 

@@ -3,11 +3,11 @@
     tokens    a | b | c c c c c | d d d d d d d d d d d ...
     by        [   decode        | extend                   ]     c: a few tokens after a long cached prefix
 
-The programs of an extend have tiles of queries each, and read all KV before them: a few queries are too few
-programs for a GPU. So a few tokens after many positions are as many decode rows that share these (`cascade`), and
-programs have pieces of the shared KV.
+Each program of an extend has a tile of queries and reads all KV before them, so a few queries make too few
+programs for a GPU. So a few tokens after many positions become decode rows that share these positions (`cascade`),
+and programs have pieces of the shared KV.
 
-Pages are read in place, whatever their size and strides. The first layer lays out the work for all of them.
+Pages of any size and strides are read in place. The first layer lays out the work for all layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from engine.kernels.triton.work_list import WorkList
 _FEW_TOKENS, _MANY_POSITIONS = 128, 1024
 """A row with so few tokens after so many positions is spread over decode rows ..."""
 _MOST_ROWS = 256
-"""... unless there are more of these than are examined for what they share."""
+"""... unless there are more such rows than are examined for shared prefixes."""
 
 
 class TritonStep:
@@ -77,14 +77,14 @@ class TritonStep:
 
 
 def _is_spreadable(shape: AttentionShape, batch: AttentionBatch, element_size: int) -> bool:
-    """Whether tokens of a row could attend as rows of their own, and share what lies before them."""
+    """Whether tokens of a row could attend as separate rows that share the positions before them."""
     heads = shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, batch.kv_lens.device
     has_windows = shape.windows != frozenset({None})
     return shape.is_cascade and not (batch.is_bounded or has_windows) and cascade_config(*heads) is not None
 
 
 def _num_spread(batch: AttentionBatch) -> int:
-    """Return how many rows after the decodes, from the first on, have few tokens after many positions."""
+    """Return how many leading rows after the decodes have few tokens after many positions."""
     room, first = _MOST_ROWS - batch.num_decodes, batch.num_decodes
     lens = zip(batch.query_lens[first:], batch.kv_lens_host[first:], strict=True)
     found = takewhile(lambda row: row[0] <= _FEW_TOKENS and row[1] - row[0] >= _MANY_POSITIONS, lens)
@@ -95,7 +95,7 @@ def _num_spread(batch: AttentionBatch) -> int:
 class _DecodeLaunch:
     """The launch for rows with one token: a work list per window of the model, and room for partial results.
 
-    In layers without a window, rows that begin alike attend to what they share together.
+    In layers without a window, rows that begin alike attend to their shared prefix together.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _DecodeLaunch:
             self._shared_program, most_members = config
             groups = RowGroups(rows, shape.page_size, most_members, device)
             groups.find(self._block_table, self._kv_lens)
-            # More queries need as many registers as widening does.
+            # More queries need as many registers as widening.
             shared_programs = num_programs(self._shared_program.shared_bytes, device, widens=True)
         for window in shape.windows:
             own = groups if window is None else None
@@ -167,7 +167,7 @@ class _DecodeLaunch:
 
 
 class _ExtendLaunch:
-    """The launch for the rows after these, whose queries are cut into tiles."""
+    """The launch for the other rows, whose queries are cut into tiles."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, first: int, element_size: int) -> None:
         """`first`: the first of these rows."""
@@ -218,7 +218,7 @@ class _ExtendLaunch:
 
 def _bounded_tiles(num_rows: int, first_row: int, longest: int, block: int, device: torch.device) -> torch.Tensor:
     """Return tiles of `block` queries, as `query_tiles` does, for rows of up to `longest` queries: made on the
-    device, so that a graph needs nothing of the host. Tiles past a row's queries compute nothing.
+    device, so that a graph needs no data from the host. Tiles past a row's queries compute nothing.
     """
     each = -(-longest // block)
     tile = torch.arange(num_rows * each, dtype=torch.int32, device=device)

@@ -1,1 +1,1 @@
-"""What all packages of the engine may use: errors, files, and the cores, clocks and memory of this process."""
+"""Utilities for all packages of the engine: errors, files, and the cores, clocks and memory of this process."""

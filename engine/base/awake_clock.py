@@ -1,13 +1,13 @@
 """A clock that stands still while its process does.
 
-A process that is paused (a frozen container, a swapping host, SIGSTOP) hears nobody. When it goes on, it finds all
-of that time over, and what its peers sent meanwhile unread. So a peer's time is measured by this clock:
+A paused process (a frozen container, a swapping host, SIGSTOP) receives nothing. When it resumes, all of that time
+is over, and the messages of its peers are unread. So the time that a peer has is measured by this clock:
 
     monotonic   ─0──1──2────────── paused ──────────10──11─
     awake       ─0──1──2──2.5─────────────────────── 2.5──3.5─
 
-And it is over only when its owner has looked once more for what arrived. A loop reads the clock, looks, and then
-judges by that reading; `Patience` does it for code that waits for one thing.
+That time is over only after its owner has looked once more for messages. A loop reads the clock, looks, and then
+decides by that reading; `Patience` does it for code that waits for one message.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import time
 from collections.abc import Callable
 
 STILL_S = 0.5
-"""Most seconds between two readings that count: who reads the clock later has not looked for messages either."""
+"""Most seconds between two readings that count: a later reader has not looked for messages either."""
 LOOK_S = STILL_S / 5
-"""Most seconds for which code should wait at once that measures time by such a clock."""
+"""Most seconds of a single wait in code that measures time by such a clock."""
 
 
 class AwakeClock:
-    """Counts the seconds in which its owner could hear its peers. To be read several times in `STILL_S`.
-
-    For one thread at a time.
+    """Counts the seconds in which its owner could hear its peers. Read it several times in `STILL_S`, from one
+    thread at a time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +43,7 @@ class AwakeClock:
 
 
 class Patience:
-    """The time that a peer has for one thing, for code that looks for it again and again:
+    """The time that a peer has for one message, for code that looks for it repeatedly:
 
     while not (found := look(LOOK_S)) and not patience.is_over(): ...
     """
@@ -56,6 +55,6 @@ class Patience:
         self._is_due = False
 
     def is_over(self) -> bool:
-        """Return whether the time was over when this was asked before: its owner has looked since."""
+        """Return whether the time was over at the previous call; its owner has looked since."""
         was_due, self._is_due = self._is_due, self._awake.now() >= self._until
         return was_due

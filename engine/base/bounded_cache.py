@@ -1,4 +1,4 @@
-"""What was used last, as much as fits into so many bytes."""
+"""A cache of the most recently used values, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Values by key, of which the least recently used go first. For one thread at a time."""
+    """Values by key; the least recently used are dropped first. For one thread at a time."""
 
     def __init__(self, max_bytes: int) -> None:
-        """`max_bytes` bounds the sum of what the entries count; 0 keeps none."""
+        """`max_bytes` bounds the sum of the entries' sizes; 0 keeps none."""
         self._max_bytes = max_bytes
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self.num_bytes = 0
-        """Bytes that the entries count together."""
+        """Sum of the entries' sizes, in bytes."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """Return what is kept under a key, which counts as its use; None where there is nothing."""
+        """Return the value of a key, which counts as its use; None if there is none."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -32,7 +32,7 @@ class BoundedCache(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
-        """Keep a value in place of another under its key; one that is larger than the bound is not kept."""
+        """Keep a value, replacing an earlier one of its key. A value larger than the bound is not kept."""
         self.drop(key)
         if num_bytes > self._max_bytes:
             return
@@ -42,6 +42,6 @@ class BoundedCache(Generic[K, V]):
             self.drop(next(iter(self._entries)))
 
     def drop(self, key: K) -> None:
-        """Forget what is kept under a key, if anything is."""
+        """Forget the value of a key, if there is one."""
         _, num_bytes = self._entries.pop(key, (None, 0))
         self.num_bytes -= num_bytes

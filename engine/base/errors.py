@@ -1,4 +1,4 @@
-"""Errors with which an engine refuses requests, or ends."""
+"""Errors with which an engine rejects requests, or ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InvalidGrammar(ValueError):
 
 
 class EngineBroken(RuntimeError):
-    """No step can be computed any more: the engine ends, and its requests can go on at another."""
+    """No further step can be computed: the engine ends, and its requests can resume at another."""
 
 
 class RankLost(EngineBroken):

@@ -1,7 +1,7 @@
-"""Opens files that others may have made, and creates files that only this server's user can read.
+"""Opens files that other users may have made, and creates files that only this server's user can read.
 
-A name in a directory that others write to may be that of a FIFO, which would hold up its reader for ever, of a
-device or of a socket. So files are opened without waiting, and are read only if they are regular files.
+In a directory that others write to, a name may belong to a FIFO, which would block its reader forever, a device or
+a socket. So files are opened without waiting, and read only if they are regular files.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _KINDS = (
 )
 _PIECE_BYTES = 2**20
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
-"""Modes of what is created: only this server's user can read it."""
+"""Modes of created files and folders: only this server's user can read them."""
 
 
 class NotRegular(OSError):
-    """What should be a regular file is none."""
+    """A regular file was expected, and this is none."""
 
     def __init__(self, path: str | Path, mode: int) -> None:
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
         super().__init__(errno.EINVAL, f"is {kind}, and a regular file was expected", str(path))
 
 
@@ -41,9 +41,10 @@ class TooLarge(OSError):
 
 
 def open_fd(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a regular file, without waiting; one that `flags` create is this user's only.
+    """Return a descriptor of a regular file, without waiting; one that `flags` create is readable only by this
+    user.
 
-    Raises OSError, `NotRegular` among it.
+    Raises OSError, including `NotRegular`.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, PRIVATE)
     try:
@@ -62,10 +63,10 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def read_bytes(path: str | Path, max_bytes: int) -> bytes:
-    """Return what a regular file has. Raises OSError, `TooLarge` among it."""
+    """Return the content of a regular file. Raises OSError, including `TooLarge`."""
     content = bytearray()
     with open_regular(path) as file:
-        while piece := file.read(_PIECE_BYTES):  # a read of `max_bytes` would take as much memory before it reads
+        while piece := file.read(_PIECE_BYTES):  # a read of `max_bytes` would first allocate as much
             content += piece
             if len(content) > max_bytes:
                 raise TooLarge(path, max_bytes)
@@ -73,7 +74,7 @@ def read_bytes(path: str | Path, max_bytes: int) -> bytes:
 
 
 def checked(path: str | Path, max_bytes: int | None = None) -> os.stat_result:
-    """Return what is known of a file that a library opens itself. Raises OSError unless it is a regular file."""
+    """Return the status of a file that a library opens itself. Raises OSError unless it is a regular file."""
     descriptor = open_fd(path)
     try:
         found = os.fstat(descriptor)
@@ -85,12 +86,12 @@ def checked(path: str | Path, max_bytes: int | None = None) -> os.stat_result:
 
 
 def rewrite(path: str | Path) -> BinaryIO:
-    """Open a file for writing it anew; if there is none, create one that only this user can read."""
+    """Open a file for overwriting it; if there is none, create one that only this user can read."""
     return os.fdopen(open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
 
 
 def read_text(path: str | Path, max_bytes: int) -> str:
-    """Return what a regular file has, as UTF-8. Raises OSError, UnicodeDecodeError."""
+    """Return the content of a regular file, as UTF-8. Raises OSError, UnicodeDecodeError."""
     return read_bytes(path, max_bytes).decode()
 
 
@@ -105,17 +106,17 @@ def open_or_create(path: str | Path) -> BinaryIO:
 
 
 def users_cache() -> Path:
-    """Return the directory `raydix` in the user's cache. That is $XDG_CACHE_HOME if it is an absolute path, as its
-    specification has it, and else ~/.cache.
+    """Return the directory `raydix` in the user's cache: $XDG_CACHE_HOME if it is an absolute path, as its
+    specification demands, or else ~/.cache.
     """
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path("~/.cache").expanduser()) / "raydix"
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder, and those above it, if they are not there: only this user can enter those."""
+    """Create a folder and its parents if they are missing; only this user can enter the created ones."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     if not path.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "is no directory", str(path))
+        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(path))

@@ -15,7 +15,7 @@ _HUGE_PAGE = 2 * 2**20
 def untouched_zeros(num_bytes: int) -> torch.Tensor:
     """Return uint8 [num_bytes] of zeros that take no memory until they are written, unlike those of torch.zeros.
 
-    Where the system has huge pages, a first write takes 2 MiB. The data is aligned to 2 MiB.
+    If the system has huge pages, a first write takes 2 MiB. The data is aligned to 2 MiB.
     """
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

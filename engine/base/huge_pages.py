@@ -1,12 +1,12 @@
-"""Pages of 2 MiB for what a process holds once it is ready, where the kernel makes such (Linux 6.1 and later).
+"""Moves the memory of a ready process to pages of 2 MiB, where the kernel supports it (Linux 6.1 and later).
 
-A request touches thousands of places of a Python process, nearly each in a page of 4 KiB of its own. Where an
-engine computes on the same processor, its weights have displaced what the processor knew of these pages, and to
-look them up takes as long as to read them. With pages of 2 MiB there is little to look up.
+A request touches thousands of places in a Python process, nearly each in its own page of 4 KiB. If an engine
+computes on the same processor, its weights displace these pages' entries from the processor's caches, and a page's
+look-up takes as long as reading it. With pages of 2 MiB there is little to look up.
 
-Memory is moved once (`MADV_COLLAPSE`, madvise(2)), only where most of it is in use, so that a process grows by a
-quarter of what is moved at most, and no more than a start has time for. Where an administrator has turned such
-pages off, nothing is done.
+Memory is moved once (`MADV_COLLAPSE`, madvise(2)), only where most of it is in use, so that a process grows by at
+most a quarter of the moved bytes, and only as much as a start has time for. If an administrator has turned such
+pages off, nothing is moved.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _PAGE = 4096
 _COLLAPSE = 25
 """The number of `MADV_COLLAPSE`."""
 _LEAST_IN_USE = 0.75
-"""Share of 2 MiB that has to be in memory: the rest would be filled with zeros."""
+"""Share of 2 MiB that has to be in memory; the kernel would fill the rest with zeros."""
 _LARGEST = 64 * 2**20
-"""Largest piece of memory, but for the heap, in bytes: larger ones are matrices and KV, read from end to end."""
+"""Largest piece of memory, except for the heap, in bytes: larger ones are matrices and KV, read in order."""
 _MOST = 2**30
 """Most bytes that are moved, the heap first: moving copies them, some GiB a second."""
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def collapse_memory(setting: Path = _SETTING) -> int:
-    """Have the kernel move what this process holds to pages of 2 MiB; return how many bytes it moved.
+    """Move this process's memory to pages of 2 MiB; return how many bytes the kernel moved.
 
     setting: the kernel's file that says whether there are such pages
     """
@@ -50,7 +50,7 @@ def collapse_memory(setting: Path = _SETTING) -> int:
 
 
 def _anonymous_memory() -> Iterator[tuple[int, int]]:
-    """Yield the address ranges of this process's own memory that is no file's, no stack and not too large."""
+    """Yield the address ranges of this process's own memory, without files, stacks and too large ranges."""
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in addresses.split("-"))

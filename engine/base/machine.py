@@ -1,10 +1,10 @@
-"""How many of a machine's cores this process may use, and how its threads wait and wake.
+"""The cores that this process may use, and how its threads wait and wake.
 
                    affinity ∩ cores, hyperthreads counted once ∩ the container's quota
 default_threads ── OMP_NUM_THREADS, or else all of these; `shared_threads`: one engine's part of a shared machine
 prepare_process ── before torch loads OpenMP's library, which reads its settings once
-use_cpu_policy ─── whether a thread that wakes interrupts another that runs
-return_memory ──── what is freed of large values goes back to the kernel
+use_cpu_policy ─── whether a waking thread interrupts a running one
+return_memory ──── the memory of freed large values returns to the kernel
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ _FEW_SPINS = 1000
 
 
 def use_cpu_policy(policy: CpuPolicy) -> None:
-    """Have the kernel schedule the threads of this process by `policy` (sched(7)), those included that they start.
+    """Schedule the threads of this process, and those that they start, by `policy` (sched(7)).
 
-    "batch" is Linux's SCHED_BATCH: a thread that wakes waits for a core in place of interrupting the thread that
-    runs there, whose data the processor's caches hold. "normal" changes nothing, as does any policy where the
-    kernel has no such, or does not let the process choose. Threads that have another policy than the usual one,
-    because whoever started the process chose it, keep that.
+    "batch" is Linux's SCHED_BATCH: a thread that wakes waits for a core instead of interrupting the thread that
+    runs there and has its data in the processor's caches. "normal" changes nothing, nor does a policy that the
+    kernel does not have or does not grant. Threads whose policy was chosen when the process was started keep it.
     """
     if policy == "normal" or not hasattr(os, "SCHED_BATCH"):
         return
@@ -47,10 +46,11 @@ def use_cpu_policy(policy: CpuPolicy) -> None:
 
 
 def return_memory() -> None:
-    """Have what this process frees of large values go back to the kernel, where the C library is glibc.
+    """Return the memory of freed large values to the kernel, if the C library is glibc.
 
-    glibc maps large values by themselves, but raises the size from which it does so (M_MMAP_THRESHOLD) to that of
-    each one that is freed. The next of that size lie between small ones that stay, and then their memory does too.
+    glibc maps large values separately, but raises the size from which it does so (M_MMAP_THRESHOLD) to that of
+    each one that is freed. Later values of that size are then placed between small ones that stay, and their
+    memory is not returned.
     """
     with contextlib.suppress(AttributeError, OSError):  # there is no such function, or no such library
         ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
@@ -82,7 +82,7 @@ def started_with(variable: str) -> str | None:
 
 
 def shared_threads(num_engines: int, cores: int) -> int:
-    """Return one engine's part of a machine's cores, which `num_engines` share with an ingress.
+    """Return one engine's share of a machine's cores, which `num_engines` share with an ingress.
 
     With FEW_CORES or more, one core is left for the processes that deliver the tokens; with fewer, none.
     """
@@ -103,7 +103,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def prepare_process(cpus: str | None = None) -> None:
-    """Pin this process to `cpus`, if given, and let its threads wait as suits the number of cores.
+    """Pin this process to `cpus`, if given, and set how its threads wait, by the number of cores.
 
     Variables that the user has set in the environment stay. Raises ValueError if a CPU is not available.
     """
@@ -154,7 +154,7 @@ def _affinity() -> frozenset[int]:
 
 
 def _siblings(path: Path) -> str | None:
-    """Return the CPUs of one core; None if the system does not tell."""
+    """Return the CPUs of one core; None if the system does not list them."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -162,7 +162,7 @@ def _siblings(path: Path) -> str | None:
 
 
 def _quota(root: Path) -> float:
-    """Return how many CPUs' time this process's control groups (v2 or v1) grant it; infinity without a limit."""
+    """Return how many CPUs this process's control groups (v2 or v1) grant it; infinity without a limit."""
     grants = [math.inf]
     for hierarchy, group in _groups(root / "proc/self/cgroup"):
         # In a container the process's own group looks like the root, and the path in /proc may not exist.

@@ -6,5 +6,5 @@
            apply
 
 Draft tokens never change what is generated: each position is sampled with its own noise as if the draft tokens
-before it were right, and its token is dropped if one of them was not.
+before it were right, and its token is dropped if one of them was wrong.
 """

@@ -20,5 +20,5 @@ class Drafter(Protocol):
         ...
 
     def forget(self, request: Request) -> None:
-        """Release what is kept for a request that gave its pages back: it ended or was preempted."""
+        """Release the state of a request that gave its pages back because it ended or was preempted."""
         ...

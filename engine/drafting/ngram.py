@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from engine.values.request import Request
 
 _MOST_PLACES = 16
-"""Maximum number of earlier places compared per draft, the latest first."""
+"""Maximum number of earlier places that are compared per draft, the latest first."""
 _MOST_INDEXED = 4096
 """Maximum number of tokens indexed per call: a long prompt is indexed over several steps."""
 
@@ -81,7 +81,7 @@ class _Index:
         place = self._heads[hash(tuple(tokens[end - self._n :])) & self._mask]
         best, best_length = None, self._n - 1  # Other n-grams of the same hash match fewer tokens.
         for _ in range(_MOST_PLACES):
-            if place <= max(end - self._mask, 0):  # There is none, or it has been overwritten.
+            if place <= max(end - self._mask, 0):  # There is no earlier place, or it has been overwritten.
                 break
             length = _num_equal(tokens, place, end, most)
             if length > best_length:

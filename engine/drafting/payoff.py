@@ -1,9 +1,9 @@
-"""Whether drafting pays off: the cost of draft tokens, measured on steps, and each request's acceptance rate.
+"""Decides how much drafting pays: by the cost of draft tokens, measured on steps, and the acceptance rates.
 
     cost    =  extra time of a step per draft token in it  /  time of a plain step per request in it
-    chance  =  share of a request's draft tokens that were accepted, of those whose predecessors were
+    chance  =  share of a request's draft tokens that were accepted, of those whose predecessors were accepted
 
-An accepted draft token saves its request one token of a plain step. So the i-th draft token pays off while
+An accepted draft token saves its request one token of a plain step. So the i-th draft token pays while
 chance^i > cost; if not even the first does, the request continues without drafts for a while and then tries again.
 """
 
@@ -37,13 +37,13 @@ class DraftCost:
         self._costs: dict[int, _BatchCosts] = {}
 
     def is_due(self, num_requests: int) -> bool:
-        """Return whether the next step is to have no drafts, for comparison. Call exactly once per step."""
+        """Return whether the next step should have no drafts, for comparison. Call exactly once per step."""
         costs = self._of(num_requests)
         costs.num_asked += 1
         return not costs.plain or costs.num_asked % _PLAIN_EVERY == 0
 
     def observe(self, num_requests: int, num_drafts: int, seconds: float) -> None:
-        """Learn from a step of decodes only that took `seconds`."""
+        """Learn from a step with only decodes, which took `seconds`."""
         costs = self._of(num_requests)
         if not num_drafts:
             costs.plain.append(seconds / num_requests)
@@ -73,7 +73,7 @@ class _BatchCosts:
 
 @dataclass(slots=True)
 class Payoff:
-    """How well drafting has worked for one request, and when it is tried next."""
+    """The success of drafting for one request, and when it is tried next."""
 
     resumes_at: int = 0
     """Number of tokens from which on the request gets drafts again."""
@@ -88,7 +88,7 @@ class Payoff:
         return self._accepted / (self._accepted + self._rejected)
 
     def num_worthwhile(self, cost: float, most: int) -> int:
-        """Return how many draft tokens pay off, 0 to `most`."""
+        """Return how many draft tokens pay, 0 to `most`."""
         if cost <= 0.0:
             return most
         if cost >= self.chance:
@@ -110,7 +110,7 @@ class Payoff:
             self.resumes_at, self._num_silent = num_tokens + _FIRST_PAUSE, 0
 
     def pause(self, num_tokens: int) -> None:
-        """Continue without drafts for a while. The next try starts afresh."""
+        """Continue without drafts for a while. The next try starts from the initial counts."""
         self.resumes_at = num_tokens + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._accepted, self._rejected, self._num_silent = _ACCEPTED, _REJECTED, 0

@@ -1,4 +1,4 @@
-"""The scheduler's view of speculation: which requests get draft tokens, how many, and how many were accepted."""
+"""The scheduler's interface to speculation: decides how many draft tokens each request gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Speculator:
-    """Asks a drafter for as many draft tokens as pay off. Belongs to one scheduler."""
+    """Asks a drafter for as many draft tokens as pay. Belongs to one scheduler."""
 
     def __init__(self, drafter: Drafter | None = None, max_drafts: int = 4, *, adaptive: bool = True) -> None:
         """See `Speculation` for the arguments. Without `adaptive` every request always gets all draft tokens.
@@ -41,7 +41,7 @@ class Speculator:
     def propose(self, requests: Sequence[Request], room: int) -> list[Sequence[int]]:
         """Return draft tokens, maybe none, for each decoding request. Call exactly once per step.
 
-        `room` is the number of tokens that fit in the step besides. Drafts take at most half of it, so that
+        `room` is the number of tokens that still fit in the step. Drafts take at most half of it, so that
         prefill makes progress, and never pass a request's end.
         """
         drafts: list[Sequence[int]] = [()] * len(requests)
@@ -69,8 +69,8 @@ class Speculator:
             self._payoffs[request.request_id].verified(num_drafts, num_accepted)
 
     def stepped(self, num_requests: int, num_drafts: int, num_prefill: int, now: float) -> None:
-        """Learn that a step was applied at `now`. The time between two steps holds all costs of drafts, lost
-        overlap included.
+        """Learn that a step was applied at `now`. The time between two steps has all costs of drafts, including
+        lost overlap.
 
         Only steps without prefill are compared. An idle engine starts with a prefill step, so pauses are not
         measured.
@@ -80,7 +80,7 @@ class Speculator:
         self._stepped_at = now
 
     def forget(self, request: Request) -> None:
-        """Release what is kept for a request that gave its pages back."""
+        """Release the state of a request that gave its pages back."""
         self._payoffs.pop(request.request_id, None)
         if self._drafter is not None:
             self._drafter.forget(request)

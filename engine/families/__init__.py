@@ -1,1 +1,1 @@
-"""The supported model families: a module each, which is found by being here."""
+"""The supported model families: each is a module, found because it is in this folder."""

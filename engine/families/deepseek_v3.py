@@ -11,7 +11,7 @@ from engine.model_parts.reading import Raw, alike, read_latent_attention, read_m
 
 
 def _read(raw: Raw) -> ModelParts:
-    raw.get("head_dim")  # transformers saves the size of the part that is turned, which another key says
+    raw.get("head_dim")  # transformers saves the size of the rotated part, which another key has
     attention = read_latent_attention(raw)
     return ModelParts(
         attention,
@@ -22,7 +22,7 @@ def _read(raw: Raw) -> ModelParts:
     )
 
 
-# The layers after the last predict more tokens at once, which Raydix does not use.
+# The layers after the last predict further tokens, which Raydix does not use.
 FAMILY = Family(
     ("DeepseekV3ForCausalLM",),
     _read,
@@ -34,6 +34,6 @@ FAMILY = Family(
         "n_group": 8,
         "topk_group": 4,
     },
-    # Earlier models of DeepSeek have these keys with other values.
+    # Earlier DeepSeek models have other values of these keys.
     {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
 )

@@ -1,5 +1,5 @@
 """Gemma 3 (Gemma team 2025, arXiv:2503.19786): Gemma 2 with norms of queries and keys instead of soft caps, and
-two rotations: one for layers with a window, five of six, and a slower one. The vision around it is left out.
+two rotations: one for layers with a window, five of six, and a slower one. The vision part is not loaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Gemma 4 (Google 2026): Gemma 3 in which layers that attend to all positions have larger heads than those with a
-window, and turn the fastest quarter of their pairs. Values are normed, and in large models projected as keys are.
+window, and rotate the fastest quarter of their pairs. Values are normed, and in large models use the keys'
+projection.
 
 In small models the last layers attend to earlier ones' keys and values, and a second embedding of each token
-enters each layer; in one, experts stand beside each MLP. What it sees and hears is left out.
+enters each layer; one model has experts next to each MLP. Vision and audio are not loaded.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ def _heads(raw: Raw) -> tuple[AttentionConfig, AttentionConfig]:
 
 
 def _differing(raw: Raw, is_joint: bool) -> Raw:
-    """Return what differs in layers without a window: by keys of its own, or listed for each such layer, as
-    transformers saves it. Raises ModelLoadError.
+    """Return the values that differ in layers without a window: from separate keys, or from a list for each such
+    layer, as transformers saves it. Raises ModelLoadError.
     """
     listed = list((raw.get("per_layer_config") or {}).values())
     if listed:
         if any(layer != listed[0] or not set(layer) <= {"head_dim", "num_key_value_heads"} for layer in listed):
             raise ModelLoadError(
-                "per_layer_config is not supported as it is: expected the same head_dim and num_key_value_heads "
+                "this per_layer_config is not supported: expected the same head_dim and num_key_value_heads "
                 "for all layers with full attention"
             )
         return dict(listed[0])
@@ -94,7 +95,7 @@ def _layers(raw: Raw, heads: dict[str, AttentionConfig]) -> tuple[LayerKind, ...
 
 
 def _source(kinds: Sequence[str], kind: str) -> int:
-    """Return the last of these layers that is of this kind. Raises ModelLoadError."""
+    """Return the last of these layers with this kind. Raises ModelLoadError."""
     if kind not in kinds:
         raise ModelLoadError(f"num_kv_shared_layers leaves no layer of the kind {kind} with keys of its own")
     return max(index for index, other in enumerate(kinds) if other == kind)

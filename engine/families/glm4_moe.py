@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7 (GLM team 2025, arXiv:2508.06471): heads are turned in part; sigmoids choose experts."""
+"""GLM-4.5 to 4.7 (GLM team 2025, arXiv:2508.06471): a part of each head is rotated; sigmoids choose experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _read(raw: Raw) -> ModelParts:
     )
 
 
-# The layers after the last predict more tokens at once, which Raydix does not use.
+# The layers after the last predict further tokens, which Raydix does not use.
 FAMILY = Family(
     ("Glm4MoeForCausalLM",),
     _read,

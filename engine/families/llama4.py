@@ -1,5 +1,6 @@
-"""Llama 4 (Meta 2025): attention within chunks, but in every fourth layer, whose queries and keys positions do not
-turn; in most layers one expert, whose inputs are scaled, and one that all tokens share. Vision is left out.
+"""Llama 4 (Meta 2025): attention within chunks, except in every fourth layer, where positions do not rotate
+queries and keys; in most layers one expert, with scaled inputs, and one that all tokens share. Vision is not
+loaded.
 """
 
 from __future__ import annotations

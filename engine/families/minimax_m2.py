@@ -1,4 +1,4 @@
-"""MiniMax-M2 (MiniMax 2025): norms of all heads together, which are turned in part; experts in all layers."""
+"""MiniMax-M2 (MiniMax 2025): norms of all heads together, partial rotation; experts in all layers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _read(raw: Raw) -> ModelParts:
             f"attn_type_list has {kinds.pop()!r}, which is not supported: expected 1 for all layers"
         )
     for key in ("mlp_intermediate_size", "shared_moe_mode"):
-        raw.get(key)  # of MLPs that it does not have
-    if "rotary_dim" in raw:  # the published way to say it
+        raw.get(key)  # for MLPs, which it does not have
+    if "rotary_dim" in raw:  # the key of published files
         raw = layered(raw, {"partial_rotary_factor": raw["rotary_dim"] / attention.head_dim})
     return ModelParts(
         attention,

@@ -1,4 +1,4 @@
-"""Ministral (Mistral 2024), by transformers' own class: Mistral in which each layer has a window or has none."""
+"""Ministral (Mistral 2024), as in transformers' class: Mistral in which each layer has a window or none."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Mistral-Small 3.1 to 3.2 and Ministral 3 (Mistral 2025): Mistral inside a model that also sees, whose vision is
-left out. Ministral 3 multiplies queries at later positions.
+"""Mistral-Small 3.1 to 3.2 and Ministral 3 (Mistral 2025): Mistral inside a model with vision, which is not
+loaded. Ministral 3 multiplies queries at later positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROPE = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""What a Ministral 3 has where config.json says nothing."""
+"""Defaults of a Ministral 3."""
 
 
 def _read(raw: Raw) -> ModelParts:

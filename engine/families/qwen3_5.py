@@ -1,5 +1,5 @@
-"""Qwen3.5 and 3.6 (Qwen 2026): Qwen3-Next's layers, with MLPs or experts, in a model that also sees, whose
-vision is left out.
+"""Qwen3.5 and 3.6 (Qwen 2026): Qwen3-Next's layers, with MLPs or experts, in a model with vision, which is not
+loaded.
 """
 
 from __future__ import annotations

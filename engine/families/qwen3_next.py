@@ -1,5 +1,5 @@
-"""Qwen3-Next (Qwen 2025): three of four layers are gated delta nets; the others attend, turn heads in part and
-gate their outputs. All MLPs are experts, beside one that all tokens share, with a gate.
+"""Qwen3-Next (Qwen 2025): three of four layers are gated delta nets; the others attend, rotate a part of each head
+and gate their outputs. All MLPs are experts, with one that all tokens share and that has a gate.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _read_delta_net(raw: Raw) -> DeltaNetConfig:
 
 
 HIDDEN_ACT = {"hidden_act": "silu"}
-"""The activation of MLPs, which is that of the recurrent layers' convolutions too."""
+"""The activation of MLPs and of the recurrent layers' convolutions."""
 SHARED_EXPERT = ExpertNames(shared="shared_expert")
 FAMILY = Family(
     ("Qwen3NextForCausalLM",),

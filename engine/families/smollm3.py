@@ -1,5 +1,5 @@
-"""SmolLM3 (Hugging Face 2025): Llama in which positions do not turn queries and keys of every fourth layer (NoPE,
-Kazemnejad et al. 2023, arXiv:2305.19466).
+"""SmolLM3 (Hugging Face 2025): Llama in which positions do not rotate queries and keys of every fourth layer
+(NoPE, Kazemnejad et al. 2023, arXiv:2305.19466).
 """
 
 from __future__ import annotations

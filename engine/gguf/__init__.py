@@ -1,1 +1,1 @@
-"""Reads models in GGUF, the format of llama.cpp: one file has the configuration, the tokenizer and the weights."""
+"""Reads models in GGUF, llama.cpp's format: one file has the configuration, the tokenizer and the weights."""

@@ -1,9 +1,9 @@
 """Reads a GGUF model's metadata as the config.json that the model's family would have.
 
-llama.cpp's converter changes some models (its convert_hf_to_gguf.py). What it changed stands under the key "gguf",
-and is undone when the weights are loaded:
+llama.cpp's converter changes some models (its convert_hf_to_gguf.py). The key "gguf" lists the changes, which
+loading the weights undoes:
 
-    turns_neighbours    the two numbers of a query or key that are turned together lie side by side
+    turns_neighbours    the two numbers of a rotated pair of a query or key are adjacent
     norms_have_one      the one is in the norms' weights that the family adds to them
 """
 
@@ -27,8 +27,8 @@ _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def config_of(model: GGUFModel) -> _Config:
-    """Return what config.json would have. The architecture's keys that nothing here knows are in it as they
-    stand in the file. Raises ModelLoadError.
+    """Return the content of config.json. It includes unknown keys of the architecture as they are in the file.
+    Raises ModelLoadError.
     """
     path, metadata = model.paths[0], model.metadata
     if (kind := metadata.get("general.type", "model")) != "model":
@@ -37,7 +37,7 @@ def config_of(model: GGUFModel) -> _Config:
     if not isinstance(named, str) or named not in ARCHITECTURES:
         raise ModelLoadError(
             f"{path} has general.architecture {str(named)[:40]!r}, which is not supported in GGUF; supported are "
-            f"{', '.join(ARCHITECTURES)}. Take the model as safetensors"
+            f"{', '.join(ARCHITECTURES)}. Use the model as safetensors"
         )
     version = metadata.get("general.quantization_version", 2)
     if version != 2 and any(not tensor.type.is_plain for tensor in model.tensors.values()):
@@ -54,7 +54,7 @@ def config_of(model: GGUFModel) -> _Config:
 
 
 class _Keys:
-    """The keys of a model's architecture, of which it knows those that were read."""
+    """The keys of a model's architecture. It tracks those that were read."""
 
     def __init__(self, model: GGUFModel, architecture: str) -> None:
         self.model, self._architecture = model, architecture
@@ -73,7 +73,7 @@ class _Keys:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, value, "a number")
         rounded = np.float32(value)
-        return float(str(rounded)) if rounded == value else value  # of 32 bits, the decimals that were meant
+        return float(str(rounded)) if rounded == value else value  # the decimals that 32 bits stand for
 
     def text(self, key: str, default: str) -> str:
         """Return a string."""
@@ -83,14 +83,14 @@ class _Keys:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return whether something is so."""
+        """Return a boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
         return value
 
     def optional(self, **names: str) -> _Config:
-        """Return the numbers that are there, by the names of config.json for which their keys are given."""
+        """Return the numbers that exist, under the names of config.json; `names` maps these to keys."""
         return {name: self.number(key) for name, key in names.items() if self.has(key)}
 
     def has(self, key: str) -> bool:
@@ -110,7 +110,7 @@ class _Keys:
         return name.startswith(f"{self._architecture}.") and name not in self.read
 
     def _value(self, key: str, default: Any) -> Any:
-        """Return a value, of a list that has one for each layer the one that all have."""
+        """Return a value; of a list with a value for each layer, the common one."""
         name = f"{self._architecture}.{key}"
         self.read.add(name)
         value = self.model.metadata.get(name, default)
@@ -121,7 +121,7 @@ class _Keys:
         if not value or any(each != value[0] for each in value):
             raise ModelLoadError(
                 f"{self.model.paths[0]} has a {name} that differs between layers, which is not supported in GGUF: "
-                "take the model as safetensors"
+                "use the model as safetensors"
             )
         return value[0]
 
@@ -131,11 +131,11 @@ class _Keys:
 
 
 def _common(keys: _Keys) -> _Config:
-    """Return what all architectures have."""
+    """Return the keys that all architectures have."""
     model, hidden, heads = keys.model, keys.integer("embedding_length"), keys.integer("attention.head_count")
     if keys.integer("expert_count", 0):
         raise ModelLoadError(
-            f"{model.paths[0]} is a mixture of experts, which is not supported in GGUF: take it as safetensors"
+            f"{model.paths[0]} is a mixture of experts, which is not supported in GGUF: use it as safetensors"
         )
     head_dim = keys.integer("attention.key_length", hidden // max(heads, 1))
     if (other := keys.integer("attention.value_length", head_dim)) != head_dim:
@@ -143,7 +143,7 @@ def _common(keys: _Keys) -> _Config:
             f"{model.paths[0]} has keys of {head_dim} numbers and values of {other}; expected the same"
         )
     context, turned = keys.integer("context_length"), keys.integer("rope.dimension_count", head_dim)
-    keys.text("tensor_data_layout", "")  # an old name of the order that `turns_neighbours` states
+    keys.text("tensor_data_layout", "")  # an old key for the order of `turns_neighbours`
     keys.integer("pooling_type", 0)  # read elsewhere (`engine/gguf/documents.py`)
     tokens, stated = model.metadata.get("tokenizer.ggml.tokens"), keys.integer("vocab_size", 0)
     return {
@@ -168,7 +168,7 @@ def _common(keys: _Keys) -> _Config:
 
 
 def _turned_part(keys: _Keys, turned: int, head_dim: int) -> float:
-    """Return the part of a head that is turned, in architectures in which it may be less than all."""
+    """Return the rotated part of a head, in architectures in which it may be less than all."""
     named = keys.model.metadata["general.architecture"]
     if not ARCHITECTURES[named].turns_parts or not 0 < turned < head_dim:
         raise ModelLoadError(
@@ -189,7 +189,7 @@ def _dtype(model: GGUFModel) -> str:
 
 
 def _rope_scaling(keys: _Keys, turned: int, context: int) -> _Config | None:
-    """Return how the context was stretched, as config.json has it; None if it was not."""
+    """Return config.json's settings for a stretched context; None if it was not stretched."""
     path, tensors = keys.model.paths[0], keys.model.tensors
     kind, factor = keys.text("rope.scaling.type", "none"), keys.number("rope.scaling.factor", 0.0)
     is_typed = keys.has("rope.scaling.type")
@@ -233,7 +233,7 @@ def _rope_scaling(keys: _Keys, turned: int, context: int) -> _Config | None:
 
 
 def _factors(model: GGUFModel, name: str, turned: int) -> list[float]:
-    """Return the divisors of frequencies that a tensor holds, one for each pair of numbers that are turned."""
+    """Return the divisors of frequencies in a tensor, one for each rotated pair of numbers."""
     tensor = model.tensors[name]
     if tensor.type.name != "F32" or tensor.shape != (turned // 2,) or turned > _MOST_FACTORS:
         raise ModelLoadError(
@@ -253,7 +253,7 @@ def _read_gemma2(keys: _Keys, config: _Config) -> _Config:
         config["hidden_size"] // max(config["num_attention_heads"], 1) if config["num_hidden_layers"] == 46 else 0
     )
     return {
-        "query_pre_attn_scalar": scores or config["head_dim"],  # GGUF does not say it: as llama.cpp, by size
+        "query_pre_attn_scalar": scores or config["head_dim"],  # not in GGUF: by size, like llama.cpp
         "sliding_window": keys.integer("attention.sliding_window", 4096),
         **keys.optional(
             attn_logit_softcapping="attn_logit_softcapping", final_logit_softcapping="final_logit_softcapping"
@@ -300,13 +300,13 @@ class Architecture:
     """One architecture of GGUF."""
 
     name: str
-    """As config.json names it."""
+    """Its name in config.json."""
     read: Callable[[_Keys, _Config], _Config] = _nothing_more
-    """Returns what config.json has beside what is common to all."""
+    """Returns the config with the architecture's own keys added."""
     turns_neighbours: bool = False
     norms_have_one: bool = False
     turns_parts: bool = False
-    """Whether positions may turn a part of each head."""
+    """Whether positions may rotate only a part of each head."""
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {

@@ -1,11 +1,10 @@
-"""What a GGUF file says, as the JSON files that the directory of the same model would have.
+"""The content of a GGUF file, as the JSON files that the directory of the same model would have.
 
     model.gguf ─▶ model.gguf/config.json               what the model computes
                   model.gguf/generation_config.json    which tokens end a text, and what its makers recommend
                   model.gguf/modules.json, ...          that it was made for embeddings, if it was
 
-`parse_json` looks here for a path within a GGUF file, so whoever reads a model's JSON files need not know in which
-form the model came.
+`parse_json` looks here for a path within a GGUF file, so readers of a model's JSON files need not know its form.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from engine.gguf.vocabulary import GGUFVocabulary
 
 _SAMPLING = "general.sampling."
 _RECOMMENDED = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-"""What generation_config.json calls some of the recommendations."""
+"""Names of some recommendations in generation_config.json."""
 _POOLING = (None, "mean", "cls", "lasttoken", "rank")
-"""What the values of the key pooling_type mean."""
+"""Meanings of the values of the key pooling_type."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -36,14 +35,14 @@ def is_gguf(path: Path) -> bool:
 
 
 def containing_gguf(path: Path) -> Path | None:
-    """Return the GGUF file that a path such as model.gguf/config.json lies in; None if it lies in none."""
+    """Return the GGUF file that contains a path such as model.gguf/config.json; None if none does."""
     return next((parent for parent in path.parents if is_gguf(parent)), None)
 
 
 def gguf_document(model: Path, name: str) -> Any:
-    """Return the JSON file of this name that follows from a GGUF file.
+    """Return the content of the JSON file of this name that follows from a GGUF file.
 
-    Raises FileNotFoundError if none of that name does, OSError, ModelLoadError.
+    Raises FileNotFoundError if there is no such file, OSError, ModelLoadError.
     """
     state = model.stat()
     found = _document(model, name, state.st_mtime_ns, state.st_size) if name in _MAKERS else None
@@ -54,24 +53,24 @@ def gguf_document(model: Path, name: str) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def _document(model: Path, name: str, _mtime_ns: int, _size: int) -> Any:
-    """Return a document, which is small, unlike the vocabulary that was read for it."""
+    """Return a document. It is small, unlike the vocabulary that was read for it."""
     return _MAKERS[name](read_model(model))
 
 
 def _generation_config(model: GGUFModel) -> dict[str, Any]:
-    """Return which tokens end a text, and how the model's makers recommend to sample."""
+    """Return the tokens that end a text, and the sampling that the model's makers recommend."""
     document: dict[str, Any] = {}
     for key, value in model.metadata.items():
         if key.startswith(_SAMPLING):
             name = key.removeprefix(_SAMPLING)
-            # Stored in 32 bits, of which the decimals that were meant are the first.
+            # Stored in 32 bits; the leading decimals are the original ones.
             document[_RECOMMENDED.get(name, name)] = float(f"{value:.6g}") if isinstance(value, float) else value
     document["eos_token_id"] = sorted(GGUFVocabulary.of(model.metadata).end_ids())
     return document
 
 
 def _modules(model: GGUFModel) -> list[dict[str, str]]:
-    """Return what sentence-transformers would write of a model made for embeddings; nothing for others."""
+    """Return sentence-transformers' modules of a model made for embeddings; none for other models."""
     if _pooling(model) is None:
         return []
     return [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]
@@ -86,7 +85,7 @@ def _pooling(model: GGUFModel) -> str | None:
     key = f"{model.metadata.get('general.architecture')}.pooling_type"
     value = model.metadata.get(key, 0)
     if type(value) is not int or value not in range(len(_POOLING)):
-        raise ModelLoadError(f"{key} is {str(value)[:40]}, and 0 to {len(_POOLING) - 1} was expected")
+        raise ModelLoadError(f"{key} is {str(value)[:40]}; expected 0 to {len(_POOLING) - 1}")
     return _POOLING[value]
 
 

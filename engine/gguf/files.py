@@ -1,4 +1,4 @@
-"""Which files are a model in GGUF: one, or all parts of one that was split (NAME-00001-of-00003.gguf).
+"""Finds the files of a model in GGUF: one, or all parts of one that was split (NAME-00001-of-00003.gguf).
 
 The first part has the metadata; the others have tensors, and keys that begin with "split.".
 """
@@ -17,16 +17,16 @@ from engine.gguf.reader import GGUFHeader, GGUFTensor, read_header
 SUFFIX = ".gguf"
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _NOT_TEXT = "mmproj"
-"""How the names of files begin that hold what a model sees with."""
+"""Prefix of files with the vision part of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFModel:
-    """What the headers of a model's files say."""
+    """The content of the headers of a model's files."""
 
     paths: tuple[Path, ...]
     metadata: Mapping[str, Any]
-    """Keys as they stand in the first file; values are int, float, bool, str, or lists of one of these."""
+    """Keys of the first file; values are int, float, bool, str, or lists of one of these."""
     tensors: Mapping[str, GGUFTensor]
 
 
@@ -51,7 +51,7 @@ def read_model(path: Path) -> GGUFModel:
 
 
 def first_files(directory: Path) -> list[Path]:
-    """Return the only or first file of each model in GGUF that a directory holds."""
+    """Return the only or first file of each model in GGUF in a directory."""
     found = []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         part = _PART.fullmatch(path.name)
@@ -75,21 +75,21 @@ def _parts(path: Path) -> list[Path]:
     name, number, count = part[1], int(part[2]), int(part[3])
     first = path.with_name(f"{name}-00001-of-{part[3]}{SUFFIX}")
     if number != 1:
-        raise ModelLoadError(f"{path} is part {number} of a model; expected was the first: name {first}")
+        raise ModelLoadError(f"{path} is part {number} of a model; name the first one instead: {first}")
     paths = [path.with_name(each) for each in part_names(path.name)]
     if missing := [each.name for each in paths if not each.exists()]:
         raise ModelLoadError(
-            f"{len(missing)} of the {count} parts of {path} are missing beside it ({', '.join(missing[:3])}); "
+            f"{len(missing)} of the {count} parts of {path} are missing next to it ({', '.join(missing[:3])}); "
             "download them"
         )
     return paths or [path]
 
 
 def _check_part(path: Path, header: GGUFHeader, number: int, count: int) -> None:
-    """Raise ModelLoadError unless the file is part `number` of `count`, from 0, as its name says."""
+    """Raise ModelLoadError unless the header says part `number` (from 0) of `count`, like the file's name."""
     part, of = header.metadata.get("split.no", 0), header.metadata.get("split.count", 0) or 1
     if (part, of) != (number, count):
         raise ModelLoadError(
             f"{path} says that it is part {str(part)[:20]} of {str(of)[:20]} (split.no, split.count), and by "
-            f"its name it is part {number} of {count}, counted from 0; give the files their first names"
+            f"its name it is part {number} of {count}, counted from 0; give the files their original names"
         )

@@ -1,4 +1,4 @@
-"""What GGUF calls the weights of our families: llama.cpp's names, and those of safetensors files.
+"""The names of our families' weights in GGUF: llama.cpp's names, and those of safetensors files.
 
 token_embd.weight        model.embed_tokens.weight
 blk.3.attn_q.weight      model.layers.3.self_attn.q_proj.weight    ...
@@ -58,6 +58,6 @@ def our_names(model: GGUFModel) -> dict[str, GGUFTensor]:
     if unknown:
         raise ModelLoadError(
             f"{model.paths[0]} holds {', '.join(unknown[:3])}{' and more' * (len(unknown) > 3)}, which a model of "
-            f"architecture {architecture} does not have: take the model as safetensors"
+            f"architecture {architecture} does not have: use the model as safetensors"
         )
     return found

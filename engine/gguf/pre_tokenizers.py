@@ -1,7 +1,7 @@
-"""How byte-level tokenizers split texts into words, by the names that GGUF files have for it (tokenizer.ggml.pre).
+"""Splits texts into words for byte-level tokenizers, by the names in GGUF files (tokenizer.ggml.pre).
 
 Merges stay within a word. The patterns are those of the models' own tokenizers; llama.cpp has others for some of
-them, because its expressions can say less.
+them, because its expressions are less powerful.
 """
 
 # ruff: noqa: RUF001 - the letters of real patterns
@@ -45,18 +45,18 @@ _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way to split texts, with what else comes with its name."""
+    """One way to split texts, with other properties of its name."""
 
     patterns: tuple[str, ...] = ()
-    """Each cuts out, of what the ones before it left, what it matches. Without any, words are those of GPT-2."""
+    """Each cuts its matches out of the parts that the earlier ones left. Without any, words are those of GPT-2."""
     single_digits: bool = False
-    """Whether digits are cut out one by one before all else."""
+    """Whether digits are first cut out one by one."""
     normalizes: bool = False
     """Whether texts are normalized (NFC)."""
     ignores_merges: bool = False
-    """Whether a word that is a token becomes that token, whatever the merges say."""
+    """Whether a word that is a token becomes that token, without regard to merges."""
     adds_bos: bool = False
-    """Whether texts begin with a token for that where the file says nothing of it."""
+    """Whether texts begin with a BOS token if the file does not say so."""
 
 
 _LLAMA = PreTokenizer((_LLAMA3,), ignores_merges=True, adds_bos=True)
@@ -96,7 +96,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "starcoder": _WORDS_AND_DIGITS,
     "tekken": PreTokenizer((_TEKKEN,), ignores_merges=True, adds_bos=True),
 }
-"""By their names in files."""
+"""By the names in files."""
 
 
 def pre_tokenizer(name: str | None) -> PreTokenizer:
@@ -104,7 +104,7 @@ def pre_tokenizer(name: str | None) -> PreTokenizer:
     if name is None or name == "default":
         logger.warning(
             "the GGUF file does not say how its tokenizer splits texts into words (tokenizer.ggml.pre is %s): "
-            "llama.cpp's rule for such files is used, and answers may be worse; take a file that says it",
+            "llama.cpp's rule for such files is used, and answers may be worse; use a file that says it",
             name,
         )
     found = PRE_TOKENIZERS.get(name or "default")
@@ -117,7 +117,7 @@ def pre_tokenizer(name: str | None) -> PreTokenizer:
 
 
 def splitter(words: PreTokenizer, *, adds_space: bool) -> Any:
-    """Return what splits texts into words, and words into bytes, for the tokenizers library.
+    """Return the splitter of texts into words, and words into bytes, for the tokenizers library.
 
     With `adds_space`, a text begins with a space.
     """

@@ -1,9 +1,9 @@
-"""Reads the header of a GGUF file: its metadata and where its tensors lie. The file may be damaged or hostile.
+"""Reads the header of a GGUF file: its metadata and its tensors' places. The file may be damaged or hostile.
 
     "GGUF", version | numbers of tensors and keys | keys, values | tensors: name, shape, type, offset | pad | data
 
-Every count, length and offset is checked against the file before memory is taken for it: a reader takes time and
-memory for what a file has, not for what it says. Layout: ggml's docs/gguf.md, versions 2 and 3, little endian.
+Every count, length and offset is checked against the file before memory is allocated for it: time and memory
+depend on the real size of a file, not on its claims. Layout: ggml's docs/gguf.md, versions 2 and 3, little endian.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from engine.base.files import open_regular
 from engine.gguf.types import SUPPORTED, TYPES, UNSUPPORTED, BlockType
 
 MAX_HEADER_BYTES = 2**26
-"""Four times the largest header that any model has: that of one with 262,144 tokens and their merges."""
+"""Four times the largest header of any model, one with 262,144 tokens and their merges."""
 _MAX_KEY_BYTES, _MAX_NAME_BYTES, _MAX_AXES = 2**16 - 1, 63, 4
 """Limits of the format: a key's length, a tensor's name's length, a tensor's axes."""
 _VERSIONS, _ALIGNMENT, _FEWEST_BYTES = (2, 3), 32, 24
 _SHORTEST_KEY, _SHORTEST_TENSOR = 8 + 1 + 4 + 1, 8 + 1 + 4 + 8 + 4 + 8
-"""The fewest bytes that a key with its value, and a tensor's entry, take."""
+"""The fewest bytes of a key with its value, and of a tensor's entry."""
 _NUMBERS: Mapping[int, str] = {
     0: "<u1",
     1: "<i1",
@@ -42,39 +42,39 @@ _NUMBERS: Mapping[int, str] = {
     11: "<i8",
     12: "<f8",
 }
-"""The numpy type of each type of values that is a number."""
+"""The numpy type of each numeric type of values."""
 _STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where one tensor lies."""
+    """The type, shape and place of one tensor."""
 
     name: str
     shape: tuple[int, ...]
-    """As torch has it, [outputs, inputs]: the axis whose numbers lie side by side is the last."""
+    """In torch's order, [outputs, inputs]: the last axis has adjacent numbers."""
     type: BlockType
     path: Path
     offset: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
 
     @property
     def num_numbers(self) -> int:
-        """How many numbers it has."""
+        """Number of its numbers."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of the file it takes."""
+        """Number of its bytes in the file."""
         return self.num_numbers // self.type.block * self.type.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What the header of one file says."""
+    """The content of one file's header."""
 
     metadata: Mapping[str, Any]
-    """Keys as they stand in the file; values are int, float, bool, str, or lists of one of these."""
+    """Keys of the file; values are int, float, bool, str, or lists of one of these."""
     tensors: Mapping[str, GGUFTensor]
 
 
@@ -96,34 +96,32 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 class _Wrong(Exception):
-    """The file is damaged: what was found, and what was expected."""
+    """The file is damaged. The message says what was found and what was expected."""
 
 
 class _Unsupported(Exception):
-    """The file is sound, and nothing here reads it: what was found, and what was expected."""
+    """The file is valid but not supported. The message says what was found and what was expected."""
 
 
 class _Cursor:
-    """A place in a file, up to which it has been read."""
+    """The position up to which a file has been read."""
 
     def __init__(self, content: mmap.mmap, size: int) -> None:
         self.content, self.size, self.at = content, size, 0
         self._end = min(size, MAX_HEADER_BYTES)
 
     def take(self, count: int, what: str) -> int:
-        """Go on by `count` bytes and return where they begin."""
+        """Advance by `count` bytes and return where they begin."""
         start = self.at
         if count > self._end - start:
             limit = "the end of the file" if self._end == self.size else f"{self._end} bytes, the most of a header"
-            raise _Wrong(
-                f"{what} takes {count} bytes at byte {start}, and expected was that it ends before {limit}"
-            )
+            raise _Wrong(f"{what} takes {count} bytes at byte {start}, and was expected to end before {limit}")
         self.at += count
         return start
 
     @property
     def left(self) -> int:
-        """How many bytes the header may still have."""
+        """Number of bytes that the header may still have."""
         return self._end - self.at
 
     def number(self, layout: str, what: str) -> int:
@@ -143,7 +141,7 @@ class _Cursor:
             raise _Wrong(f"{what} at byte {start} is not UTF-8") from None
 
     def texts(self, what: str) -> list[str]:
-        """Read an array of strings. A vocabulary has hundreds of thousands, so nothing here is done in vain."""
+        """Read an array of strings. A vocabulary has hundreds of thousands, so this avoids all needless work."""
         found: list[str] = []
         length_of, content, end, at = struct.Struct("<Q").unpack_from, self.content, self._end, self.at
         try:
@@ -159,7 +157,7 @@ class _Cursor:
         return found
 
     def count(self, what: str, fewest_bytes: int) -> int:
-        """Read how many entries follow, of which each takes at least so many bytes."""
+        """Read the number of following entries, each of which takes at least so many bytes."""
         count = self.number("<Q", f"the number of {what}")
         if count > self.left // fewest_bytes:
             raise _Wrong(
@@ -233,7 +231,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
 
 
 def _tensor(cursor: _Cursor, path: Path) -> GGUFTensor:
-    """Read a tensor's entry, whose offset counts from where the data begin."""
+    """Read a tensor's entry; its offset counts from the beginning of the data."""
     name = _name(cursor, "a tensor", _MAX_NAME_BYTES)
     axes = cursor.number("<I", f"the number of axes of {name}")
     if not 1 <= axes <= _MAX_AXES:
@@ -242,9 +240,9 @@ def _tensor(cursor: _Cursor, path: Path) -> GGUFTensor:
     number = cursor.number("<I", f"the type of {name}")
     offset = cursor.number("<Q", f"the offset of {name}")
     if number not in TYPES:
-        found = UNSUPPORTED.get(number, f"type {number}, which nothing here knows")
+        found = UNSUPPORTED.get(number, f"the unknown type {number}")
         raise _Unsupported(
-            f"{name} is stored as {found}; supported are {SUPPORTED}. Take a file of another quantization"
+            f"{name} is stored as {found}; supported are {SUPPORTED}. Use a file with another quantization"
         )
     kind = TYPES[number]
     if 0 in shape:

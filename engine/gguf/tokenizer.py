@@ -1,12 +1,11 @@
-"""Makes the tokenizer that a GGUF file describes: the same that its model had before it was converted.
+"""Makes the tokenizer that a GGUF file describes: the same as its model had before conversion.
 
     gpt2      words, split as the file says ─▶ bytes ─▶ merges                       Llama 3, Qwen and most others
-    gemma4    spaces as "▁" ─▶ merges; bytes of what is unknown
+    gemma4    spaces as "▁" ─▶ merges; bytes of unknown characters
     llama     the same, with the merges that follow from the tokens' scores          Llama 2, Gemma 1 to 3, Phi 3
-    t5        spaces as "▁" ─▶ the tokens that are likeliest together (Unigram)
+    t5        spaces as "▁" ─▶ the likeliest sequence of tokens (Unigram)
 
-What llama.cpp and transformers make of the same file differs in places; there, the model's own tokenizer is
-followed.
+llama.cpp and transformers interpret some files differently; we then follow the model's own tokenizer.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def made_of(vocabulary: GGUFVocabulary) -> Any:
         _add_tokens(backend, vocabulary)
     except ModelLoadError:
         raise
-    except Exception as error:  # the library raises no other class
+    except Exception as error:  # the library raises no narrower class
         raise ModelLoadError(
             f"the file's tokens make no tokenizer: {' '.join(str(error).split())[:300]}"
         ) from error
@@ -53,7 +52,7 @@ def made_of(vocabulary: GGUFVocabulary) -> Any:
 
 
 def _adds_bos(vocabulary: GGUFVocabulary) -> bool:
-    if vocabulary.model == "gemma4":  # whose template writes the token, so that its own tokenizer does not add it
+    if vocabulary.model == "gemma4":  # its template writes the token, so its own tokenizer does not
         return False
     usual = vocabulary.model == "llama"
     if vocabulary.model == "gpt2":
@@ -62,7 +61,7 @@ def _adds_bos(vocabulary: GGUFVocabulary) -> bool:
 
 
 def _vocab(vocabulary: GGUFVocabulary) -> dict[str, int]:
-    """Return the ids of the tokens. Those that are not used only fill up the rows of the embeddings."""
+    """Return the ids of the tokens. Unused ones only fill the rows of the embeddings."""
     named = set(vocabulary.ids.values())
     return {
         token: number
@@ -72,7 +71,7 @@ def _vocab(vocabulary: GGUFVocabulary) -> dict[str, int]:
 
 
 def _add_tokens(backend: Any, vocabulary: GGUFVocabulary) -> None:
-    """Have special tokens and those that users defined be found in texts before all else."""
+    """Make the tokenizer find special and user-defined tokens in texts first."""
     from tokenizers import AddedToken
 
     special = vocabulary.special_ids()
@@ -86,7 +85,7 @@ def _add_tokens(backend: Any, vocabulary: GGUFVocabulary) -> None:
 
 
 def _stripping(vocabulary: GGUFVocabulary) -> frozenset[int]:
-    """Return the tokens that swallow the spaces after them: those by which Phi 3 marks turns. No key says it."""
+    """Return the tokens that absorb the spaces after them: Phi 3's marks of turns. No key says so."""
     if vocabulary.model != "llama" or vocabulary.architecture != "phi3":
         return frozenset()
     kept = {vocabulary.ids.get("bos"), vocabulary.ids.get("unk")}
@@ -150,9 +149,9 @@ def _pieces(vocabulary: GGUFVocabulary) -> Any:
 
 
 def _begins_once(vocabulary: GGUFVocabulary) -> bool:
-    """Whether only a whole text begins with a space, and not what follows each special token.
+    """Whether only a whole text begins with a space, and not also the text after each special token.
 
-    That is so in Mistral's tokenizers since their marks of turns are special tokens. No key says it.
+    This is so in Mistral's tokenizers whose marks of turns are special tokens. No key says so.
     """
     return any(
         token == _MISTRAL_TURN and kind is TokenType.CONTROL
@@ -161,7 +160,7 @@ def _begins_once(vocabulary: GGUFVocabulary) -> bool:
 
 
 def _merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
-    """Return the merges that make each token of any two others, best first.
+    """Return the merges that form each token from any two others, best first.
 
     SentencePiece merges the neighbours whose token has the highest score. Gemma's own merges are in the order of
     the tokens; its scores are not.
@@ -188,7 +187,7 @@ def _merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
 
 
 def _single_spaces(vocabulary: GGUFVocabulary) -> list[Any]:
-    """Return the steps that take away a text's outer spaces and all but one of several, if the file says so."""
+    """Return the steps that strip a text and reduce several spaces to one, if the file says so."""
     from tokenizers import Regex, normalizers
 
     if not vocabulary.flags.get("remove_extra_whitespaces", False):
@@ -197,16 +196,16 @@ def _single_spaces(vocabulary: GGUFVocabulary) -> list[Any]:
 
 
 def _unigram(vocabulary: GGUFVocabulary) -> Any:
-    """Return a tokenizer that cuts a text into the tokens with the highest sum of scores."""
+    """Return a tokenizer that splits a text into the tokens with the highest sum of scores."""
     from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import Unigram
 
     if "unk" not in vocabulary.ids:
-        raise ModelLoadError("the file has no token for what is unknown: expected tokenizer.ggml.unknown_token_id")
+        raise ModelLoadError("the file has no token for unknown text: expected tokenizer.ggml.unknown_token_id")
     assert vocabulary.scores is not None, "the vocabulary was checked"
     kinds = vocabulary.types
     normal = [score for score, kind in zip(vocabulary.scores, kinds, strict=True) if kind is TokenType.NORMAL]
-    # Scores of tokens that fill up the embeddings would make unknown characters, which score below all, worse.
+    # Unknown characters score below all tokens; scores of unused tokens would lower theirs.
     filling = min(normal, default=0.0)
     pieces = [
         (token, filling if kind is TokenType.UNUSED else float(score))

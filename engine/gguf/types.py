@@ -1,4 +1,4 @@
-"""How GGUF stores the numbers of a tensor: plain, or in blocks that share scales."""
+"""The formats of numbers in GGUF: plain, or in blocks that share scales."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """One type of numbers."""
+    """One format of numbers."""
 
     name: str
     block: int
-    """Numbers of a block, which lie side by side in a row; 1: plain numbers."""
+    """Numbers of a block, which are adjacent in a row; 1: plain numbers."""
     block_bytes: int
 
     @property
     def is_plain(self) -> bool:
-        """Whether each number stands for itself."""
+        """Whether numbers are stored without shared scales."""
         return self.block == 1
 
 

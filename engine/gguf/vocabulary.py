@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file says of a tokenizer, checked: files come from anywhere.
+"""A tokenizer's data in the metadata of a GGUF file, all checked because files come from anywhere.
 
 tokens        "Ġthe"  "<|im_end|>"  "[PAD7]"      merges   "Ġ t", "h e", ...    of BPE
 token_type    normal   control       unused       scores   -3.5, -7.1, ...      of SentencePiece
@@ -19,9 +19,9 @@ from engine.base.errors import ModelLoadError
 MODELS = ("gpt2", "llama", "t5", "gemma4")
 """The kinds of tokenizers that are known, by their names in tokenizer.ggml.model."""
 MAX_TOKENS, MAX_MERGES = 2**20, 2**22
-"""Four times the largest vocabulary that any model has, and the merges that it can have."""
+"""Four times the largest vocabulary of any model, and its possible merges."""
 MAX_TOKEN_CHARS, MAX_VOCABULARY_CHARS = 1024, 2**24
-"""Of one token, and of all: each place of a token is where it may be cut in two."""
+"""Most characters of one token and of all, because a token may be split at each of its characters."""
 MAX_TEMPLATES = 64
 _GGML = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -37,7 +37,7 @@ _IDS = {
 }
 """Keys of special tokens. One of them is misspelled in the format."""
 _LLAMA_IDS = {"bos": 1, "eos": 2, "unk": 0}
-"""What files of SentencePiece models mean that leave them out."""
+"""Defaults of files of SentencePiece models."""
 _T5_IDS = {"eos": 1, "unk": 2, "pad": 0}
 _ENDS = frozenset(
     [
@@ -46,30 +46,30 @@ _ENDS = frozenset(
         *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
     ]
 )
-"""Control tokens that end a text wherever they are. Files name one end, and models have several."""
+"""Control tokens that always end a text. Files name one end token, but models have several."""
 _CHANNELS, _TOOL_ANSWER = {"<|return|>", "<|call|>"}, "<|tool_response>"
 
 
 class TokenType(IntEnum):
-    """What a token is for."""
+    """The purpose of a token."""
 
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3
     USER_DEFINED = 4
-    """Found in texts before all else, and part of what a text says."""
+    """Found in texts first, and part of the decoded text."""
     UNUSED = 5
     BYTE = 6
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFVocabulary:
-    """A tokenizer's tokens, and how texts become some of them."""
+    """A tokenizer's tokens, and the rules by which texts become tokens."""
 
     model: str
     """One of `MODELS`."""
     pre: str | None
-    """The name of the way in which texts are split before all else; None if the file names none."""
+    """The name of the rule that first splits texts; None if the file names none."""
     architecture: str
     tokens: Sequence[str]
     types: Sequence[TokenType]
@@ -78,9 +78,9 @@ class GGUFVocabulary:
     ids: Mapping[str, int]
     """Ids of special tokens by their roles: "bos", "eos", "eot", "eom", "unk", "pad", "sep", "mask"."""
     flags: Mapping[str, bool]
-    """What the file says of "add_bos_token", "add_eos_token", "add_space_prefix", "remove_extra_whitespaces"."""
+    """The file's values of "add_bos_token", "add_eos_token", "add_space_prefix", "remove_extra_whitespaces"."""
     charsmap: bytes
-    """How characters are normalized, as SentencePiece compiles it; empty for not at all."""
+    """SentencePiece's compiled normalization of characters; empty for none."""
     templates: Mapping[str, str]
     """Chat templates by name; that without a name is the "default"."""
 
@@ -117,19 +117,19 @@ class GGUFVocabulary:
             for number, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             if token in _ENDS and kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
         }
-        if ends.keys() >= _CHANNELS:  # which end a message each, and <|end|> leads from one to the next
+        if ends.keys() >= _CHANNELS:  # each ends a message; <|end|> leads from one to the next
             ends.pop("<|end|>", None)
-        if _TOOL_ANSWER in ends:  # whose vocabulary has </s> for HTML
+        if _TOOL_ANSWER in ends:  # its vocabulary has </s> for HTML
             ends.pop("</s>", None)
         named = (self.ids[role] for role in ("eos", "eot", "eom") if role in self.ids)
         return frozenset(ends.values()).union(named)
 
     def num_added(self) -> int:
-        """Return how many tokens are found in texts before all else."""
+        """Return how many tokens are found in texts first."""
         return len(self.special_ids()) + sum(kind is TokenType.USER_DEFINED for kind in self.types)
 
     def special_ids(self) -> frozenset[int]:
-        """Return the tokens that are no part of what a text says."""
+        """Return the tokens that are not part of a decoded text."""
         kinds = (TokenType.CONTROL, TokenType.UNKNOWN)
         return frozenset(number for number, kind in enumerate(self.types) if kind in kinds).union(
             self.ids.values()
@@ -137,7 +137,7 @@ class GGUFVocabulary:
 
 
 class _Reader:
-    """Reads values of the types that are expected."""
+    """Reads values and checks their types."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
@@ -173,7 +173,7 @@ class _Reader:
             return None
         if len(found) != num_tokens:
             raise ModelLoadError(
-                f"{key} has {len(found)} values and tokenizer.ggml.tokens {num_tokens}: expected was one for each "
+                f"{key} has {len(found)} values and tokenizer.ggml.tokens {num_tokens}: expected one for each "
                 "token"
             )
         for number, each in enumerate(found):
@@ -186,19 +186,19 @@ _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 
 
 def _short(value: Any) -> str:
-    """Return what a value is, in a few words."""
+    """Describe a value in a few words."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     return repr(value[:60] if isinstance(value, str) else value)[:80]
 
 
 def _tokens(read: _Reader, *, spells_spaces: bool) -> list[str]:
-    """Return the tokens. With `spells_spaces`, those of spaces are written as the other tokens write spaces."""
+    """Return the tokens. With `spells_spaces`, tokens of spaces are spelled as in the other tokens."""
     key = f"{_GGML}tokens"
     tokens = read.array(key, (str,), MAX_TOKENS)
     if not tokens:
         raise ModelLoadError(f"{key} has no tokens, and a vocabulary was expected")
-    if spells_spaces:  # which converters have changed into what they stand for
+    if spells_spaces:  # converters have replaced them by their meaning
         tokens = ["▁" * len(token) if token.isspace() and token.strip(" ") == "" else token for token in tokens]
     first: dict[str, int] = {}
     total = 0
@@ -226,7 +226,7 @@ def _types(read: _Reader, tokens: Sequence[str]) -> list[TokenType]:
     expected = f"one of {min(known)} to {max(known)}"
     types = read.for_tokens(f"{_GGML}token_type", (int,), len(tokens), known.__contains__, expected)
     kinds = [TokenType.NORMAL] * len(tokens) if types is None else [known[each] for each in types]
-    # A token without text stands for nothing, whatever the file says that it is.
+    # A token without text is unused, whatever type the file states.
     return [kind if token else TokenType.UNUSED for token, kind in zip(tokens, kinds, strict=True)]
 
 
@@ -274,7 +274,7 @@ def _ids(read: _Reader, model: str, tokens: Sequence[str], types: Sequence[Token
                     f"{key} is {number}, and one of the file's tokens was expected, 0 to {len(types) - 1}"
                 )
             if not tokens[number]:
-                raise ModelLoadError(f"{key} is {number}, and that token has no text: expected another one")
+                raise ModelLoadError(f"{key} is {number}, and that token has no text; expected another one")
             ids[role] = number
     usual = {"llama": _LLAMA_IDS, "t5": _T5_IDS}.get(model, {})
     for role, number in usual.items():
@@ -293,8 +293,8 @@ def _flags(read: _Reader, ids: Mapping[str, int]) -> dict[str, bool]:
     for role in ("bos", "eos"):
         if flags.get(f"add_{role}_token") and role not in ids:
             raise ModelLoadError(
-                f"{_GGML}add_{role}_token is true, and the file lacks {_GGML}{_IDS[role]}: expected was the token "
-                "that is to be added"
+                f"{_GGML}add_{role}_token is true, and the file lacks {_GGML}{_IDS[role]}: expected the token "
+                "that should be added"
             )
     return flags
 

@@ -5,9 +5,9 @@
 
 llguidance works with derivatives of regular expressions and an Earley parser, both of which spend a bounded amount
 of fuel per token: a mask that would take too long is an error. With recursive rules, its time for a token grows
-with the answer. So where xgrammar can follow a grammar too, random answers decide (`engine.grammar.random_walks`).
-Compiling has no bound (`multipleOf` with a large number), so clients' grammars are first tried in a process of
-their own: `engine.grammar.trial`.
+with the answer. So if xgrammar can follow a grammar too, random answers decide which is used
+(`engine.grammar.random_walks`). Compiling has no bound (`multipleOf` with a large number), so clients' grammars
+are first tried in a separate process: `engine.grammar.trial`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 _MAX_MESSAGE_CHARS = 300
 _MOST_ITEMS = 2000
-"""Items of a row of llguidance's parser: how many ways it follows at once."""
+"""Items of a row of llguidance's parser: the number of ways that it follows at the same time."""
 _ITEMS_PER_PROPERTY = 5
-"""More of them for each property of a schema, as any number of optional ones may be next."""
+"""More items for each property of a schema, because any optional one may be next."""
 
 
 class Compiler:
-    """Compiles grammars for one model and keeps those that were used last. May be called from any thread."""
+    """Compiles grammars for one model and keeps the most recently used ones. May be called from any thread."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], cache_bytes: int = 2**29) -> None:
-        """`vocabulary` is called for the first grammar. `cache_bytes` bounds what kept grammars weigh; one that is
-        heavier is not kept, but shared by the requests that have it at a time.
+        """`vocabulary` is called for the first grammar. `cache_bytes` bounds the bytes of kept grammars; a larger
+        one is not kept, but requests that use it at the same time share it.
         """
         self._vocabulary = vocabulary
         self._loaded: LoadedVocabulary | None = None
@@ -60,13 +60,13 @@ class Compiler:
         self._used: weakref.WeakValueDictionary[Grammar, CompiledGrammar] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self.num_hits = 0
-        """Grammars asked for that were there."""
+        """Requested grammars that were kept."""
         self.num_misses = 0
-        """Grammars asked for that were compiled, or could not be."""
+        """Requested grammars that were compiled, or could not be."""
 
     @property
     def num_bytes(self) -> int:
-        """What the kept grammars weigh."""
+        """Bytes that the kept grammars count."""
         return self._kept.num_bytes
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
@@ -94,7 +94,7 @@ def compile_grammar(
     vocabulary: LoadedVocabulary,
     unmeasured: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> GrammarMatcher:
-    """Return a matcher in its initial state, by the library that is exact and follows random answers faster.
+    """Return a matcher in its initial state, of the library that is exact and follows random answers faster.
 
     xgrammar is loaded in the context `unmeasured`. Raises InvalidGrammar, with a message for the grammar's author.
     """
@@ -124,7 +124,7 @@ def compile_grammar(
 
 
 def matcher_name(matcher: GrammarMatcher) -> MatcherName:
-    """Return the name of the library that a matcher is of."""
+    """Return the name of a matcher's library."""
     return "xgrammar" if isinstance(matcher, XGrammarMatcher) else "llguidance"
 
 
@@ -160,8 +160,8 @@ def explained(error: str) -> str:
         )
     if error.startswith("NoExtension"):
         return "it allows no output at all"
-    if "Regex is empty" in error:  # what follows shows the regular expression as llguidance has it
-        return "no text matches its patterns with the lengths that it asks for"
+    if "Regex is empty" in error:  # the rest shows llguidance's form of the regular expression
+        return "no text matches its patterns and its bounds on lengths"
     # The text before "(in regex): " repeats the expression, and lines with a bar show the grammar around it.
     error = re.sub(r"\A.*?\(in regex\): ", "", error, count=1, flags=re.DOTALL)
     error = error.partition("<backtrace>")[0].replace("panic:", "llguidance cannot follow it:")
@@ -205,7 +205,7 @@ def _lark(grammar: Grammar) -> str:
 
     try:
         return gbnf_to_lark(grammar.source)
-    except Exception as error:  # of no type of its own where a rule is missing
+    except Exception as error:  # an untyped error if a rule is missing
         raise InvalidGrammar(f"it is no grammar in GBNF: {' '.join(str(error).split())[:200]}") from None
 
 

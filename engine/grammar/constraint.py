@@ -1,4 +1,4 @@
-"""The state of one request's grammar, which follows any history of the request, forwards and back."""
+"""The state of one request's grammar, which follows the request's output forwards and back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ConstraintStatus(Enum):
 
     ALLOWED = "allowed"
     TAIL_REJECTED = "tail rejected"
-    """The uncertain tail is not allowed: it holds a wrong draft token, so the row's result will be dropped."""
+    """The uncertain tail is not allowed: it has a wrong draft token, so the row's result will be dropped."""
     FAILED = "failed"
-    """The request cannot continue: `Constraint.failure` tells why."""
+    """The request cannot continue: `Constraint.failure` has the reason."""
 
 
 class OutputHistory(Protocol):
@@ -47,10 +47,10 @@ class Constraint:
     """
 
     def __init__(self, compiled: CompiledGrammar, pace: MaskPace | None = None) -> None:
-        """`pace`: what its masks may take; None for no bound."""
+        """`pace` bounds the time of its masks; None: no bound."""
         self.pace = pace or MaskPace()
         self.lock = threading.Lock()
-        """Held by whoever follows an output or computes a mask: a step, or a thread for late masks."""
+        """Held while a step, or a thread for late masks, follows an output or computes a mask."""
         self.num_words = -(-compiled.tokenizer.vocab_size // 32)
         """Number of 32-bit words in a mask."""
         self._compiled = compiled
@@ -69,7 +69,7 @@ class Constraint:
 
     @property
     def failure(self) -> GrammarFailure | None:
-        """Why the last mask or the last `follow` failed; a wrong tail is no failure."""
+        """The reason why the last mask or the last `follow` failed; a wrong tail is no failure."""
         if self.pace.is_over_budget:
             return GrammarFailure.OVER_BUDGET
         if not self.matcher.is_error():
@@ -85,12 +85,12 @@ class Constraint:
         return self._compiled.tokenizer.decode_str(list(tokens))
 
     def restart(self) -> None:
-        """Forget what was consumed, and a failure; the next `follow` consumes all of an output again."""
+        """Forget the consumed tokens and a failure; the next `follow` consumes a whole output again."""
         self._matcher, self._num_certain = None, 0
         self._consumed.clear()
 
     def follow(self, history: OutputHistory) -> ConstraintStatus:
-        """Bring the grammar to the end of an output, for a mask. Costs as much as the output holds that is new."""
+        """Advance the grammar to the end of an output, for a mask. O(new tokens of the output)."""
         self._compiled.num_masks += 1
         num_known = history.num_known_output
         rest = history.output(self._num_certain)
@@ -100,7 +100,7 @@ class Constraint:
             self.matcher.rollback(len(had) - num_same)
             del self._consumed[self._num_certain + num_same :]
         wanted = rest[num_same:]
-        valid = next((index for index, token in enumerate(wanted) if token < 0), len(wanted))  # no token was found
+        valid = next((index for index, token in enumerate(wanted) if token < 0), len(wanted))  # no valid token
         taken = self.matcher.try_consume_tokens(wanted[:valid]) if valid else 0
         self._consumed += wanted[:taken]
         self._num_certain = min(len(self._consumed), num_known)
@@ -110,9 +110,9 @@ class Constraint:
         return ConstraintStatus.ALLOWED if taken == len(wanted) else ConstraintStatus.TAIL_REJECTED
 
     def is_ready(self, history: OutputHistory) -> bool:
-        """Whether a step need not wait for the mask after `history`; if it had to, a thread begins to compute it.
+        """Whether a step need not wait for the mask after `history`; otherwise a thread begins to compute it.
 
-        Nothing else may use this constraint until it is ready.
+        Until it is ready, nothing else may use this constraint.
         """
         return self.pace.is_ready(history.num_known_output, partial(self._mask, history))
 

@@ -3,8 +3,8 @@ r"""Translates grammars from Lark's syntax to xgrammar's, where they mean the sa
     start: /[a-z ]/ start | "end"      start ::= [a-z ] start | "end"
 
 llguidance reads an answer terminal by terminal, each time the longest text that one matches. xgrammar reads
-characters. So both agree where no terminal's text can be the beginning of another's. A grammar in GBNF has no
-terminals, so for it xgrammar is right in any case.
+characters. So both agree if no terminal's text can be the beginning of another's. A grammar in GBNF has no
+terminals, so xgrammar is always right for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.grammar.least_set import least_set
 from engine.grammar.rules import NotKnown, Rules, Token, rules_of, tokens_of
 
 ROOT = "raydix-root"
-"""A rule that no other refers to: where another refers to the root, xgrammar forbids tokens that span its end."""
+"""A rule that no other refers to: if another refers to the root, xgrammar forbids tokens that span its end."""
 _CLASS = re.compile(r"/\[(\^?)((?:\\.|[^\]\[\\\n])+)\]/", re.DOTALL)
 _CHAR = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})|\\[^0-9a-zA-Z]|\\[nrt]|[^\\]", re.DOTALL
@@ -35,8 +35,8 @@ Ranges = Sequence[tuple[int, int]]
 
 
 def as_ebnf(source: str, *, has_terminals: bool) -> str | None:
-    """Return a grammar in xgrammar's syntax, whose root is the rule `ROOT`; None if it is not known to match
-    exactly what the source does, of which `has_terminals` says whether its terminals are read one by one.
+    """Return a grammar in xgrammar's syntax, whose root is the rule `ROOT`; None if it may not match exactly the
+    same texts. `has_terminals`: whether the terminals of the source are read one by one.
     """
     tokens = [token for token in tokens_of(source) or () if token.kind != "blank"]
     if tokens and tokens[0].text == "%llguidance" and tokens[0].value == {}:
@@ -53,11 +53,11 @@ def as_ebnf(source: str, *, has_terminals: bool) -> str | None:
 
 
 class _Differs(Exception):
-    """The grammar has what xgrammar does not know, or takes for something else."""
+    """The grammar has syntax that xgrammar does not know, or interprets differently."""
 
 
 def _with_empty_alternatives(tokens: Sequence[Token]) -> Iterator[str]:
-    """Yield the parts of the translation, with "" for each alternative that says nothing."""
+    """Yield the parts of the translation, with "" for each empty alternative."""
     was_empty = False
     for token in tokens:
         ends = token.kind == "head" or token.text in ("|", ")")
@@ -90,7 +90,7 @@ def _written(token: Token) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return what a quoted text says. Raises _Differs if it has escapes of another kind, or ignores case."""
+    """Return the content of a quoted text. Raises _Differs if it has other escapes, or ignores case."""
     try:
         return str(json.loads(text))
     except ValueError:
@@ -121,7 +121,7 @@ def _class(regex: str) -> Ranges:
 
 
 def _others(ranges: Ranges) -> Ranges:
-    """Return all other characters. Surrogates are none, which xgrammar does not know."""
+    """Return all other characters, without surrogates, which xgrammar does not know."""
     others, begin = list[tuple[int, int]](), 0
     for first, last in sorted([*ranges, _SURROGATES, (_NUM_CHARS, _NUM_CHARS)]):
         if begin < first:
@@ -131,7 +131,7 @@ def _others(ranges: Ranges) -> Ranges:
 
 
 def _code(written: str) -> int:
-    """Return the character that is written in a class."""
+    """Return the code of a character that is written in a class."""
     if not written.startswith("\\"):
         return ord(written)
     if len(written) == 2:
@@ -145,7 +145,7 @@ def _escaped(code: int) -> str:
 
 
 def _check_no_terminal_begins_another(tokens: Sequence[Token]) -> None:
-    """Raise _Differs if a terminal's text may be the beginning of another's, or that is not known."""
+    """Raise _Differs if a terminal's text is, or may be, the beginning of another's."""
     is_terminal = False
     for token in tokens:
         if token.kind == "head":
@@ -161,7 +161,7 @@ def _check_no_terminal_begins_another(tokens: Sequence[Token]) -> None:
 
 
 def _derives_itself(rules: Rules) -> bool:
-    """Whether some rule may be nothing but itself again. xgrammar then misses answers, or ends the process."""
+    """Whether some rule can derive exactly itself. xgrammar then misses answers, or ends the process."""
     empty = least_set(rules, lambda rule, is_in: any(all(map(is_in, one)) for one in rules[rule]))
     inner = {
         rule: {part for one in found for at, part in enumerate(one) if empty.issuperset(one[:at] + one[at + 1 :])}

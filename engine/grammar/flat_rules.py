@@ -1,8 +1,9 @@
-r"""Rewrites rules that join two texts of their own, which can be read in many ways, as lists. They match the same.
+r"""Rewrites rules that join two texts of their own, which can be parsed in many ways, as lists that match the
+same.
 
     s: s s | s "," s | "a" | "b"    ─▶    s: s_item ((",")? s_item)*       s_item: "a" | "b"
 
-A text of n items has exponentially many readings by the former, which take time in the third power of n to follow.
+By the former, a text of n items has exponentially many parses, and following them takes time in O(n^3).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from engine.grammar.rules import Token, tokens_of
 
 
 class _Rule(NamedTuple):
-    """A rule, as its place in the source and its alternatives."""
+    """A rule: its place in the source and its alternatives."""
 
     name: str
     start: int
@@ -34,7 +35,7 @@ def with_flat_rules(source: str) -> str:
 
 
 def _rules(tokens: Sequence[Token]) -> list[_Rule]:
-    """Return the rules that have no attributes, and whose alternatives no names."""
+    """Return the rules without attributes and without names of alternatives."""
     rules, depth = list[_Rule](), 0
     is_plain = False
     for token in tokens:
@@ -58,7 +59,7 @@ def _rules(tokens: Sequence[Token]) -> list[_Rule]:
 
 
 def _flat(source: str, rule: _Rule) -> str | None:
-    """Return the rules in place of one; None if it joins no texts of its own, or nothing else."""
+    """Return the rules that replace one; None if it does not join its own texts, or does only that."""
     joins = [one for one in rule.alternatives if _joins(rule.name, one)]
     items = [one for one in rule.alternatives if one not in joins]
     item = f"{rule.name}_item"
@@ -79,5 +80,5 @@ def _joins(name: str, alternative: Sequence[Token]) -> bool:
 
 
 def _text(source: str, tokens: Sequence[Token]) -> str:
-    """Return tokens as they stand in the source, on one line."""
+    """Return tokens as the source writes them, on one line."""
     return " ".join(source[token.start : token.end] for token in tokens) or '""'

@@ -1,4 +1,4 @@
-"""How much memory this process has allocated: what is measured around a piece of work that nothing runs beside."""
+"""Counts the memory that this process has allocated, for measuring work that runs by itself."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cache
 
 
 def allocated_bytes() -> int:
-    """Return the bytes that the C library has given out and not got back.
+    """Return the bytes that the C library has allocated and not freed.
 
-    Where the library does not tell, as only glibc does since 2.33: the memory that is in use, in whole pages.
+    Only glibc since 2.33 reports them; elsewhere, return the memory that is in use, in whole pages.
     """
     count = _glibc_count()
     if count is not None:
@@ -21,7 +21,7 @@ def allocated_bytes() -> int:
 
 
 class _MallInfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`: `uordblks` bytes are in use in the heap, `hblkhd` in mappings of their own."""
+    """glibc's `struct mallinfo2`: `uordblks` bytes are in use in the heap, `hblkhd` in separate mappings."""
 
     _fields_ = (
         ("arena_to_hblks", ctypes.c_size_t * 4),

@@ -1,7 +1,6 @@
-"""Answers questions on the texts of a small grammar by following it with a vocabulary of single bytes.
+"""Answers questions about the texts of a small grammar by following it with a vocabulary of single bytes.
 
-llguidance gives the answers itself, so they hold for what it will do with the grammar: its dialect of regular
-expressions is nobody else's.
+llguidance itself gives the answers, so they are true of its own dialect of regular expressions.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,  # at most 64 MB, shared by all requests with the grammar
     "verbose_errors": False,
 }
-"""What llguidance may spend on any grammar."""
+"""Limits of llguidance for any grammar."""
 _END = 256
 _MOST_STATES = 4096
-"""States that are looked at for the texts of one pattern, some 10 µs each."""
+"""Most states that are examined for the texts of one pattern, some 10 µs each."""
 
 
 def texts_of_pattern(pattern: str, most: int) -> list[str] | None:
@@ -53,7 +52,7 @@ def texts_of_pattern(pattern: str, most: int) -> list[str] | None:
 
 
 def contradicts_itself(schema: object) -> bool:
-    """Whether no value matches a JSON schema that has no references. False where llguidance does not know it."""
+    """Whether no value matches a JSON schema without references. False if llguidance does not find that out."""
     return "Unsatisfiable schema" in _matcher("start: %json " + json.dumps(schema)).get_error()
 
 
@@ -87,7 +86,7 @@ def _bytes_tokenizer() -> LLTokenizer:
 
 
 class _Bytes:
-    """A tokenizer in the form that llguidance asks for: each byte is a token, and one more is the end."""
+    """A tokenizer in the form that llguidance needs: each byte is a token, and one more is the end."""
 
     eos_token_id = _END
     bos_token_id = None

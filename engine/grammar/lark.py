@@ -1,4 +1,4 @@
-"""Texts and marks in the Lark syntax of grammars. A special token is referred to by its id: no text matches it."""
+"""Texts and marks in the Lark syntax of grammars. No text matches a special token: its id refers to it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 from engine.grammar.texts import ANY_TEXT
 
 SpecialId = Callable[[str], int | None]
-"""Tells the id of the special token with a text; None if there is none."""
+"""Returns the id of the special token with a text; None if there is none."""
 
 
 def reference(mark: str, special: SpecialId) -> str | None:
-    """Return how a grammar refers to a special token, by its id; None if it is text."""
+    """Return a grammar's reference to a special token, by its id; None if the mark is text."""
     known = special(mark)
     return None if known is None else f"<[{known}]>"
 
 
 def literal(text: str, marks: Iterable[str], special: SpecialId) -> str:
-    """Return `text`, with references to those of `marks` that are special tokens; "" if it is empty."""
+    """Return `text`, with references to the special tokens among `marks`; "" if it is empty."""
     for mark in marks:
         if mark in text and (known := reference(mark, special)):
             before, _, after = text.partition(mark)
@@ -29,7 +29,7 @@ def literal(text: str, marks: Iterable[str], special: SpecialId) -> str:
 
 
 def up_to_mark(rule: str, mark: str, special: SpecialId, *, before: str = "") -> str:
-    """Return a rule for the shortest text that ends with `mark`, and that, with `before` perhaps before it."""
+    """Return a rule for the shortest text up to and including `mark`, with `before` optionally before the mark."""
     text = f"(?s:.*){json.dumps(before)[1:-1]}?" if before else "(?s:.*)"
     if known := reference(mark, special):
         return f"{rule}: /{text}/ {known}"
@@ -40,7 +40,7 @@ def one_up_to_mark(
     rule: str, texts: Sequence[str], mark: str, special: SpecialId, *, before: str = ""
 ) -> list[str]:
     """Return rules for one of `texts`, which are expressions for terminals, and `mark`; the first rule is called
-    `rule`. One `before` may come before the mark, and must where the text ends with one itself.
+    `rule`. One `before` may come before the mark, and must if the text itself ends with one.
     """
     if ANY_TEXT in texts:
         return [up_to_mark(rule, mark, special, before=before)]
@@ -57,8 +57,8 @@ def one_up_to_mark(
 def separated(name: str, parts: Sequence[tuple[str, bool]], separator: str) -> list[str]:
     """Return rules for `parts` in their order, with a separator between two; the first is called `name`.
 
-    Each part is an expression, and whether it is required. Rule NAME_first_I has the parts from I on where none is
-    written yet, and NAME_more_I where one is.
+    Each part is an expression, and whether it is required. Rule NAME_first_I has the parts from I on if none is
+    written yet, and NAME_more_I if one is.
     """
     rules = [f"{name}: {name}_first_0", f'{name}_first_{len(parts)}: ""', f'{name}_more_{len(parts)}: ""']
     for number, (part, is_required) in enumerate(parts):

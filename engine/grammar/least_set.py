@@ -1,4 +1,4 @@
-"""Least sets that are defined by rules, such as the rules of a grammar that can end."""
+"""Computes least sets that are defined by rules, such as the rules of a grammar that can end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def least_set(names: Iterable[str], holds: Callable[[str, Callable[[str], bool]]
     """Return the least set of names for which `holds` is true.
 
     `holds` gets a name and a test whether another is in the set, and must never become false as the set grows. A
-    name is looked at again when one that it asked for has come in.
+    name is tested again when a name that it asked for enters the set.
     """
     found: set[str] = set()
     waiting: defaultdict[str, set[str]] = defaultdict(set)

@@ -1,10 +1,10 @@
-"""Computes the masks of slow grammars in threads of their own, and bounds the time that a request has for them.
+"""Computes the masks of slow grammars in separate threads, and bounds the time that a request has for them.
 
     fast:  step N ─ token ─▶ step N + 1: mask, sample
     slow:  step N ─ token ─▶ a thread: mask ─▶ the first step that is planned after it: sample
 
-Most masks take microseconds and are computed in their step. A grammar is slow from the first mask on that a step
-had to wait for, until some masks in a row were quick again.
+Most masks take microseconds and are computed in their step. A grammar becomes slow when a step has to wait for a
+mask, and fast again after some quick masks in a row.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from engine.base.machine import usable_cores
 
 LATE_SECONDS = 0.002
-"""Seconds for a mask above which steps do not wait for it."""
+"""Steps do not wait for a mask that takes more seconds than this."""
 _QUICK_SECONDS = 0.0005
 _QUICK_IN_A_ROW = 16
-"""So many masks that took less than `_QUICK_SECONDS` make a slow grammar fast again."""
+"""Consecutive masks below `_QUICK_SECONDS` that make a slow grammar fast again."""
 _NICENESS = 5
-"""How much lower the threads' priority is than that of steps, where the system has priorities of threads."""
+"""How much lower the threads' priority is than that of steps, if the system has priorities of threads."""
 
 
 class MaskThreads:
     """Threads for slow masks, shared by all requests of an engine. They start when they are first needed."""
 
     def __init__(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """`on_ready` is called in a thread when a mask is there."""
+        """`on_ready` is called in a thread when a mask is ready."""
         num_threads = max(2, usable_cores() // 4)
         self._threads = ThreadPoolExecutor(num_threads, "grammar-mask", initializer=_lower_priority)
         self._on_ready = on_ready
 
     def begin(self, work: Callable[[], None]) -> Future[None]:
-        """Do some work in a thread."""
+        """Run `work` in a thread."""
         done = self._threads.submit(work)
         done.add_done_callback(lambda _: self._on_ready())
         return done
 
     def close(self) -> None:
-        """Begin no more work. Idempotent."""
+        """Start no more work. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class MaskPace:
-    """How long the masks of one request take, and its slow mask that is there or being computed."""
+    """The pace of one request's masks, and its slow mask that is ready or being computed."""
 
     def __init__(
         self, threads: MaskThreads | None = None, budget_s: float = math.inf, *, is_slow: bool = False
     ) -> None:
-        """Without `threads`, steps wait for every mask. All masks together may take `budget_s`, of which only
-        those count that were late, or that steps did not wait for. `is_slow`: whether the first may be.
+        """Without `threads`, steps wait for every mask. Late masks, and masks that steps did not wait for, may
+        take `budget_s` together. `is_slow`: whether the first mask may be slow.
         """
         self._threads, self._budget = threads, budget_s
         self._spent = 0.0
@@ -70,19 +70,19 @@ class MaskPace:
 
     @property
     def is_over_budget(self) -> bool:
-        """Whether the request has no time left. Its constraint may then be in use for ever, and is left alone."""
+        """Whether the request has no time left. A thread may then hold its constraint forever: do not use it."""
         if self._spent > self._budget:
             return True
         return self._work is not None and self._spent + self._work.seconds > self._budget
 
     def took(self, seconds: float) -> None:
-        """Note how long a mask took for which a step had to wait."""
+        """Record the time of a mask that a step waited for."""
         if seconds > LATE_SECONDS and self._threads is not None:
             self._is_slow, self._num_quick = True, 0
             self._spent += seconds
 
     def is_ready(self, position: int, compute: Callable[[], bytes]) -> bool:
-        """Whether the mask at a position is there, or needs no thread; `compute` computes it in one otherwise."""
+        """Whether the mask at a position is ready or needs no thread; otherwise a thread calls `compute`."""
         if self.is_over_budget:
             return True
         if self._work is not None and self._work.position != position:
@@ -98,7 +98,7 @@ class MaskPace:
         return work.result() if work is not None and work.position == position and work.is_done else None
 
     def _settle(self, work: _Work) -> None:
-        """Charge work that is done."""
+        """Charge finished work."""
         if work.is_done:
             self._work = None
             self._spent += work.seconds
@@ -120,19 +120,19 @@ class _Work:
 
     @property
     def is_done(self) -> bool:
-        """Whether the mask is there, or an error in its place."""
+        """Whether there is a mask or an error."""
         return self._future.done()
 
     @property
     def seconds(self) -> float:
-        """Processor time that it has taken so far; by the clock where a thread's is not known to others."""
+        """Processor time that it has taken so far; elapsed time if the system does not report a thread's."""
         if self._seconds is not None:
             return self._seconds
         began = self._began
         return 0.0 if began is None else time.clock_gettime(self._clock) - began
 
     def result(self) -> bytes:
-        """Return the mask, or raise what computing it raised."""
+        """Return the mask, or raise the error of its computation."""
         self._future.result()
         return self._mask
 
@@ -147,6 +147,6 @@ class _Work:
 
 
 def _lower_priority() -> None:
-    with contextlib.suppress(AttributeError, OSError):  # a thread has a priority of its own on Linux only
+    with contextlib.suppress(AttributeError, OSError):  # only on Linux do threads have their own priorities
         if os.uname().sysname == "Linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,4 +1,4 @@
-"""What follows a grammar along an answer: the one interface to both libraries, llguidance and xgrammar."""
+"""The matcher follows a grammar along an answer: one interface to both libraries, llguidance and xgrammar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 class GrammarMatcher(Protocol):
     """A grammar's state after some tokens. llguidance's `LLMatcher` is one. Used by one thread at a time.
 
-    No method raises for what is wrong with a grammar: the matcher then has an error, and keeps it.
+    No method raises because of a wrong grammar: the matcher then has an error, and keeps it.
     """
 
     def deep_copy(self) -> GrammarMatcher:
@@ -16,9 +16,10 @@ class GrammarMatcher(Protocol):
         ...
 
     def compute_bitmask(self) -> bytes:
-        """Return which tokens may follow, an end if the answer may end here: bit i is for token i, lowest first.
+        """Return the tokens that may follow, including an end if the answer may end here: bit i is for token i,
+        lowest first.
 
-        At least as many 32-bit words as the vocabulary needs. No bit is set where nothing may follow.
+        It has at least as many 32-bit words as the vocabulary needs. No bit is set if nothing may follow.
         """
         ...
 
@@ -27,7 +28,7 @@ class GrammarMatcher(Protocol):
         ...
 
     def rollback(self, num_tokens: int) -> bool:
-        """Go back by the last tokens that were consumed; returns whether that was possible."""
+        """Undo the last `num_tokens` consumed tokens; returns whether that was possible."""
         ...
 
     def is_accepting(self) -> bool:
@@ -43,5 +44,5 @@ class GrammarMatcher(Protocol):
         ...
 
     def get_error(self) -> str:
-        """Return why, for a log; "" if nothing is wrong."""
+        """Return the error, for a log; "" if there is none."""
         ...

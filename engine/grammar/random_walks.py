@@ -1,4 +1,4 @@
-"""Writes random answers to a grammar before any request has it, to find out how fast it can be followed.
+"""Writes random answers to a grammar before any request uses it, to find out how fast it can be followed.
 
 The answers are the same each time: only the time that they take differs.
 """
@@ -20,10 +20,10 @@ _ENOUGH_SECONDS = 0.1
 
 
 class Walked(NamedTuple):
-    """What came of writing answers."""
+    """The result of writing answers."""
 
     num_tokens: int
-    """Tokens that were written, of all answers."""
+    """Tokens of all answers."""
     seconds: float
     """Processor time that their masks, and consuming them, took."""
     failed_at: int | None
@@ -36,7 +36,7 @@ class Walked(NamedTuple):
 
 
 def walked(initial: GrammarMatcher, ends: Collection[int]) -> Walked:
-    """Write answers, of which each ends where only one of the tokens `ends` may follow."""
+    """Write answers. Each ends where only one of the tokens `ends` may follow."""
     num_tokens, began = 0, time.thread_time()
     for seed, most in enumerate(_LENGTHS):
         draw, matcher = random.Random(seed), initial.deep_copy()
@@ -57,5 +57,5 @@ def walked(initial: GrammarMatcher, ends: Collection[int]) -> Walked:
 
 
 def _has_failed(matcher: GrammarMatcher) -> bool:
-    """Whether following the grammar took too much; that nothing may follow is another fault."""
+    """Whether following the grammar took too much. A state without any next token is another fault."""
     return matcher.is_error() and not matcher.get_error().startswith("NoExtension")

@@ -3,8 +3,8 @@
     start: "yes" bad        bad: /[^\\s\\S]/       after "yes", nothing can follow
     start: "a" start                             each start needs another
 
-llguidance would follow such a rule up to where nothing is allowed. Where the syntax is not known here, nothing is
-said of it, so no grammar is refused that llguidance can follow.
+llguidance would follow such a rule until nothing is allowed. If the syntax is not known here, the grammar is not
+checked, so no grammar is rejected that llguidance can follow.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _TOKEN = re.compile(
 _MAY_BE_NONE = re.compile(r"[?*]|\{\s*0?\s*,|~\s*0")
 _CUTS = re.compile(r"\b(stop|suffix|max_tokens)\b")
 _SOME = '"…"'
-"""Stands for what can be written, whatever it is."""
+"""Stands for any text that can be written."""
 _LONGEST_QUOTE = 60
 Rules = dict[str, list[list[str]]]
 """The alternatives of each rule: sequences of rules, terminals and regular expressions."""
 
 
 class Token(NamedTuple):
-    """A part of a grammar's source, by the names of groups in `_TOKEN`."""
+    """A part of a grammar's source. Kinds are the names of groups in `_TOKEN`."""
 
     kind: str
     text: str
     start: int
     end: int
     value: Any = None
-    """Of `json`: the value that follows."""
+    """For `json`: the value that follows."""
     is_cut: bool = False
-    """Of `head`: whether the rule ends by other means than its alternatives."""
+    """For `head`: whether the rule ends by other means than its alternatives."""
 
 
 def with_schemas(source: str, rewrite: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
@@ -68,7 +68,7 @@ def with_schemas(source: str, rewrite: Callable[[dict[str, Any]], dict[str, Any]
 
 
 def check_rules_end(source: str) -> None:
-    """Raise InvalidGrammar where an answer could begin a rule that it cannot end."""
+    """Raise InvalidGrammar if an answer could begin a rule that it cannot end."""
     try:
         rules, terminals = rules_of(source)
     except NotKnown:
@@ -97,12 +97,12 @@ def check_rules_end(source: str) -> None:
 
 
 def _until(sequence: Sequence[str], ends: set[str]) -> Sequence[str]:
-    """Return the part of a sequence up to the first that cannot end, and this."""
+    """Return the part of a sequence up to and including the first item that cannot end."""
     return sequence[: next(at for at, part in enumerate(sequence) if part not in ends) + 1]
 
 
 def _begins(sequence: Sequence[str], nothing: set[str], begins: Callable[[str], bool]) -> bool:
-    """Whether some text can be written of a sequence; `nothing` may be left out."""
+    """Whether a sequence can begin with some text; the items in `nothing` may be empty."""
     for part in sequence:
         if begins(part):
             return True
@@ -112,7 +112,7 @@ def _begins(sequence: Sequence[str], nothing: set[str], begins: Callable[[str], 
 
 
 def _reachable(rules: Rules) -> Iterator[list[str]]:
-    """Yield the sequences that an answer may have."""
+    """Yield the sequences that an answer may contain."""
     todo = deque(["start"])
     seen = set(todo)
     while todo:
@@ -124,7 +124,7 @@ def _reachable(rules: Rules) -> Iterator[list[str]]:
 
 
 def _empty(leaves: Sequence[str], terminals: str) -> Iterator[str]:
-    """Yield the leaves that match no text: if one of them does not, neither do all of them in a row."""
+    """Yield the leaves that match no text. One test of all in a row suffices if none is among them."""
     if leaves and is_empty(" ".join(leaves), terminals):
         if len(leaves) == 1:
             yield leaves[0]
@@ -136,7 +136,7 @@ def _empty(leaves: Sequence[str], terminals: str) -> Iterator[str]:
 
 def _complaint(part: str, empty: set[str]) -> str:
     if part in empty:
-        return f"{part[:_LONGEST_QUOTE]} matches no text, so an answer could not go on there"
+        return f"{part[:_LONGEST_QUOTE]} matches no text, so an answer could not continue there"
     name = part.partition(" ")[0]
     return (
         f'rule "{name[:_LONGEST_QUOTE]}" can never end, because each of its alternatives needs a rule that cannot '
@@ -160,7 +160,7 @@ def rules_of(source: str) -> tuple[Rules, str]:
 
 
 class _Reader:
-    """Reads the rules of one grammar. A group or an optional part becomes a rule, with a blank in its name."""
+    """Reads the rules of one grammar. A group or an optional part becomes a rule whose name has a blank."""
 
     def __init__(self, source: str) -> None:
         tokens = tokens_of(source)
@@ -220,7 +220,7 @@ class _Reader:
         return part
 
     def _repeated(self, part: str, times: str) -> str:
-        """Return a rule for a part as often as is said, but for how often at most."""
+        """Return a rule for a repeated part, without its upper bound."""
         name = self._rule([[part]])
         if times != "?":
             self._rules[name].append([part, name])
@@ -250,7 +250,7 @@ class _Reader:
 
 
 def tokens_of(source: str) -> list[Token] | None:
-    """Return all of a grammar's tokens; None where one is not known."""
+    """Return all of a grammar's tokens; None if one is not known."""
     found, at = list[Token](), 0
     while at < len(source):
         match = _TOKEN.match(source, at)

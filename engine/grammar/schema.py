@@ -1,11 +1,11 @@
-"""Rewrites JSON schemas, so that llguidance gets them right. Before and after, the same values are valid.
+"""Rewrites JSON schemas so that llguidance handles them correctly. The same values stay valid.
 
-    {"format": "password"}                              ─▶ {}: what constrains nothing is left out
+    {"format": "password"}                              ─▶ {}: keywords without effect are omitted
     {"patternProperties": {"^(a|b)$": S}}               ─▶ {"properties": {"a": S, "b": S}}
     {"$ref": "#/$defs/endless"}, which requires itself  ─▶ false
 
-By llguidance, names that a pattern matches may be repeated, and may be begun when all of them are taken. It is
-right with `properties`, so names that can be counted become these.
+llguidance lets names that a pattern matches be repeated, or be begun when all of them are taken. It handles
+`properties` correctly, so names that can be enumerated become properties.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from engine.grammar.least_set import least_set
 from engine.grammar.schema_keywords import NAMED, NO_SCHEMAS, is_vacuous
 
 OPTIONS: dict[str, Any] = {
-    # Nothing is ignored or approximated: either the answer validates, or the grammar is refused.
+    # Nothing is ignored or approximated: either the answer validates, or the grammar is rejected.
     "lenient": False,
     "coerce_one_of": False,
-    # A blank, or a new line with indentation: without a bound, an unsure model would write blanks for ever.
+    # A blank, or a new line with indentation: without a bound, an unsure model would write blanks forever.
     "whitespace_pattern": r" |\n[ \t]{0,16}",
     "whitespace_flexible": True,
     "item_separator": ",",
     "key_separator": ":",
-    # No \u: a name that is written in two ways would not be known as the same.
+    # No \u: a name that is written in two ways would not be recognized as the same.
     "json_allowed_escapes": '"\\bfnrt',
 }
 """llguidance's options for JSON schemas."""
 _MOST_NAMES = 128
 """Most names of one pattern that become properties."""
 _MOST_COPIED = 4096
-"""Most objects that the schemas of such names may have."""
+"""Most objects in the schemas of such names."""
 _MOST_NAMED = 3
-"""References that an error names."""
+"""Most references that an error names."""
 
 
 def rewritten(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with the same valid values. Raises InvalidGrammar if there are none, or if llguidance would
-    get it wrong.
+    handle it incorrectly.
     """
     try:
         targets = _targets(schema)
@@ -53,7 +53,7 @@ def rewritten(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mapped(node: Any, keeps_patterns: bool) -> Any:
-    """Rewrite a node, which may be a schema or hold some, after all below it."""
+    """Rewrite a node, which is a schema or contains some, after all nodes below it."""
     if isinstance(node, list):
         return [_mapped(child, keeps_patterns) for child in node]
     if not isinstance(node, dict):
@@ -66,7 +66,7 @@ def _mapped(node: Any, keeps_patterns: bool) -> Any:
 
 
 def _with_parts(node: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a node with what is in it changed."""
+    """Return a node with its parts changed."""
     return {
         key: value
         if key in NO_SCHEMAS
@@ -81,7 +81,7 @@ def _with_parts(node: dict[str, Any], change: Callable[[Any], Any]) -> dict[str,
 
 
 def _with_counted_names(node: dict[str, Any]) -> dict[str, Any]:
-    """Make names that patterns match properties, where they are few."""
+    """Turn names that patterns match into properties, if they are few."""
     patterns, own = node.get("patternProperties"), node.get("properties", {})
     if isinstance(patterns, dict) and isinstance(own, dict):
         few = dict(_few_names(patterns))
@@ -103,7 +103,7 @@ def _few_names(patterns: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _counted(node: dict[str, Any], properties: dict[str, Any], patterns: dict[str, Any]) -> dict[str, Any]:
-    """Return `node` with these properties, if llguidance can count them where `maxProperties` says so."""
+    """Return `node` with these properties, if llguidance can count them for its `maxProperties`."""
     most, required = node.get("maxProperties"), node.get("required", [])
     changed = {**node, "properties": properties, "patternProperties": patterns}
     if not isinstance(most, int) or not isinstance(required, list) or all(name in required for name in properties):
@@ -119,7 +119,7 @@ def _both(one: Any, other: Any) -> Any:
 
 
 def _num_objects(node: Any) -> int:
-    """Return the number of objects in a value, and one."""
+    """Return the number of objects in a value, plus one."""
     count, nodes = 1, [node]
     while nodes:
         found = nodes.pop()
@@ -129,12 +129,12 @@ def _num_objects(node: Any) -> int:
 
 
 def _check_names_can_be_counted(node: dict[str, Any]) -> None:
-    """Refuse what llguidance gets wrong: for minProperties it counts a repeated name more than once."""
+    """Reject a minProperties for which llguidance would count a repeated name more than once."""
     least, required = node.get("minProperties"), node.get("required")
     num_required = len(required) if isinstance(required, list) else 0
     if isinstance(least, int) and least > num_required + 1:
         raise InvalidGrammar(
-            "minProperties is not supported above the number of required properties and one: "
+            "minProperties is not supported above the number of required properties plus one: "
             f"got {least}, with {num_required} required"
         )
 
@@ -143,10 +143,10 @@ def _check_names_can_be_counted(node: dict[str, Any]) -> None:
 
 
 def _without_endless(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace references to schemas that no finite value matches by false. Raises InvalidGrammar if none does.
+    """Replace references to schemas that no finite value matches by false. Raises InvalidGrammar if none is left.
 
-    llguidance leaves out alternatives that contradict themselves, but not those that are endless. So it is asked
-    for the former where a reference leads back to itself.
+    llguidance omits alternatives that contradict themselves, but not those that are endless. So if a reference
+    leads back to itself, llguidance is asked which of its alternatives contradict themselves.
     """
     found = _targets(schema)
     targets = {"#": schema, **found}
@@ -164,11 +164,11 @@ def _without_endless(schema: dict[str, Any]) -> dict[str, Any]:
     endless = targets.keys() - finite
     if "#" in endless:
         if not has_value("#", lambda _: True):
-            return schema  # llguidance tells what contradicts itself
+            return schema  # llguidance finds contradictions
         named = " or ".join(sorted(f'"{reference}"' for reference in endless if reference in found)[:_MOST_NAMED])
         raise InvalidGrammar(
             f"no value matches, because a $ref that is needed ({named}) leads back to itself without end, or "
-            "matches nothing; let the value be left out, or allow another in its place"
+            "matches nothing; make the value optional, or allow another instead"
         )
     if not endless:
         return schema
@@ -176,7 +176,7 @@ def _without_endless(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cut(target: Any, is_finite: Callable[[str], bool]) -> Any:
-    """Return a schema without references: in place of each is false, or whatever else stands beside it."""
+    """Return a schema without references: each is replaced by the keywords next to it, or by false."""
 
     def change(node: dict[str, Any]) -> Any:
         return is_finite(node["$ref"]) and {key: value for key, value in node.items() if key != "$ref"}
@@ -188,7 +188,7 @@ def _cut(target: Any, is_finite: Callable[[str], bool]) -> Any:
 
 
 def _targets(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what the schema's references within it refer to; none where `$id` gives them another meaning."""
+    """Return the targets of a schema's references within it; none if `$id` gives them another meaning."""
     found: dict[str, Any] = {}
     nodes: list[Any] = [schema]
     while nodes:
@@ -206,7 +206,7 @@ def _targets(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _target(schema: dict[str, Any], reference: str) -> Any:
-    """Return what a JSON pointer refers to; true if nothing is there, or it is another kind of reference."""
+    """Return the target of a JSON pointer; true if there is none, or it is another kind of reference."""
     node: Any = schema
     if not reference.startswith("#/"):
         return node if reference == "#" else True
@@ -222,7 +222,7 @@ def _target(schema: dict[str, Any], reference: str) -> Any:
 
 
 def _has_finite(node: Any, is_finite: Callable[[str], bool]) -> bool:
-    """Whether a finite value may match; `is_finite` tells it of a reference. False only where none can."""
+    """Whether a finite value may match; `is_finite` says so of a reference. False only if none can."""
     if not isinstance(node, dict):
         return node is not False
     if node.get("enum") == []:
@@ -248,7 +248,7 @@ def _has_finite(node: Any, is_finite: Callable[[str], bool]) -> bool:
 def _has_finite_object(node: dict[str, Any], is_finite: Callable[[str], bool]) -> bool:
     properties, patterns = node.get("properties", {}), node.get("patternProperties", {})
     if not isinstance(properties, dict) or not isinstance(patterns, dict):
-        return True  # llguidance tells what is wrong
+        return True  # llguidance reports the error
     rest, required = node.get("additionalProperties", True), _list(node.get("required"))
     # A required name that is no property may match a pattern.
     needed = [properties.get(name, bool(patterns) or rest) for name in required if isinstance(name, str)]

@@ -1,5 +1,5 @@
-"""The keywords of JSON Schema (draft 2020-12, and older drafts' where they mean something): where schemas nest in
-schemas, and what constrains nothing.
+"""The keywords of JSON Schema (draft 2020-12, and older ones with a meaning): which contain schemas, and which
+constrain nothing.
 """
 
 from __future__ import annotations
@@ -66,26 +66,24 @@ _VACUOUS: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "then": lambda _, schema: "if" not in schema,
     "else": lambda _, schema: "if" not in schema,
 }
-"""Which values of a keyword constrain nothing, in a schema."""
+"""For keywords: whether a value constrains nothing, in a schema."""
 
 
 def is_vacuous(keyword: str, schema: dict[str, Any]) -> bool:
-    """Whether a keyword of the standard constrains nothing where it stands."""
+    """Whether a keyword of the standard constrains nothing in this schema."""
     says_nothing = _VACUOUS.get(keyword)
     return says_nothing is not None and says_nothing(schema[keyword], schema)
 
 
 def binding(schema: dict[str, Any], kinds: Collection[str]) -> list[str]:
-    """Return the keywords, besides `type`, by which a schema constrains values of these types; an integer is a
-    number.
-    """
+    """Return the keywords, besides `type`, that constrain values of these types. An integer is a number."""
     found = _OF_ALL_TYPES.union(*(_OF_TYPES.get(kind, ()) for kind in kinds))
     return [keyword for keyword in schema if keyword in found and not is_vacuous(keyword, schema)]
 
 
 def unknown_in(schema: object) -> Iterator[tuple[str, object]]:
-    """Yield the places, and the values, of what constrains nothing although its author may think so: keywords that
-    the standard does not know, unknown formats, and what a text's content is (`contentEncoding`).
+    """Yield the places and values of keywords that constrain nothing although their author may expect it: keywords
+    that the standard does not know, unknown formats, and the content of texts (`contentEncoding`).
     """
     nodes: list[tuple[str, object]] = [("", schema)]
     while nodes:

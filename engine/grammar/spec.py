@@ -15,9 +15,10 @@ class Grammar:
 
     kind: GrammarKind
     source: str = ""
-    """By `kind`: the JSON text of a schema; "" for any JSON object; a regular expression; a JSON array of strings,
-    one of which the output must be; or a grammar in llguidance's dialect of Lark, or in llama.cpp's GBNF."""
+    """Depending on `kind`: the JSON text of a schema; "" for any JSON object; a regular expression; a JSON array
+    of strings, one of which the output must be; or a grammar in llguidance's dialect of Lark, or in llama.cpp's
+    GBNF."""
     compiled_bytes: int = field(default=0, compare=False)
-    """Memory that it takes compiled, as measured where it was tried (`engine.grammar.trial`); 0: it was not."""
+    """Bytes of the compiled grammar, as measured by the trial (`engine.grammar.trial`); 0: not measured."""
     matcher: MatcherName | None = field(default=None, compare=False)
-    """What follows it best, as found out there; None: nobody has."""
+    """The library that follows it faster, by the trial; None: not tried."""

@@ -1,4 +1,4 @@
-r"""Regular expressions of texts, for grammars whose texts have no quotes: JSON schemas' formats and patterns.
+r"""Regular expressions of JSON schemas' formats and patterns, for grammars whose texts have no quotes.
 
     "format": "ipv4"         ─▶  [0-9]…
     "pattern": "^a|b"        ─▶  (?s:a(?s:.*)|(?s:.*)b(?s:.*))
@@ -81,7 +81,7 @@ ANY_TEXT = f"/{_ANYTHING}/"
 """The expression of a terminal that any text matches."""
 _BRACKETS = {"(": 1, ")": -1}
 _TOKEN = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
-"""Parts of a regular expression. A bracket that is the first in a class does not close it."""
+"""Parts of a regular expression. A closing bracket that is the first in a class does not close it."""
 _SHOWN = 64
 
 
@@ -104,7 +104,7 @@ def text_terminal(schema: Mapping[str, Any]) -> str:
 
 
 def count_in(schema: Mapping[str, Any], keyword: str) -> int | None:
-    """Return the number that a keyword has; None if there is none. Raises InvalidGrammar unless it is whole."""
+    """Return the number of a keyword; None if there is none. Raises InvalidGrammar unless it is a whole number."""
     given = schema.get(keyword)
     if given is None and keyword not in schema:
         return None
@@ -116,7 +116,8 @@ def count_in(schema: Mapping[str, Any], keyword: str) -> int | None:
 def _searched(pattern: object) -> str:
     """Return a regular expression of all texts in which a schema's pattern is found.
 
-    An anchor at an end of an alternative tells that nothing else stands there. Raises InvalidGrammar for others.
+    An anchor at an end of an alternative means that nothing else precedes or follows. Raises InvalidGrammar for
+    others.
     """
     from llguidance import regex_to_lark  # Imported here: without grammars it need not be installed.
 
@@ -136,7 +137,7 @@ def _searched(pattern: object) -> str:
 
 
 def _alternatives(pattern: str) -> list[list[str]]:
-    """Split a regular expression at the bars that stand in no brackets, and each of these into its parts."""
+    """Split a regular expression at the bars outside of brackets, and each alternative into its parts."""
     found, in_class, in_group = [list[str]()], 0, 0
     for token in _TOKEN.findall(pattern):
         was_in_class = in_class

@@ -2,9 +2,9 @@
 
 Trial.check ──▶ stdin: one grammar a line ──▶ [timer on, compile, random answers, timer off] ──▶ stdout: a verdict
 
-The process is killed by its own timer, which counts processor time: a busy machine refuses no grammar that an idle
-one accepts, and no process keeps computing after its parent is gone. Its memory is bounded too. As it does nothing
-else, it can tell how much memory a compiled grammar takes.
+The process's own timer, which counts processor time, kills it: a busy machine rejects no grammar that an idle one
+accepts, and no process continues after its parent has ended. Its memory is bounded too. Because it does nothing
+else, it can measure how much memory a compiled grammar takes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from engine.grammar.heap import allocated_bytes
 from engine.grammar.spec import Grammar, MatcherName
 from engine.grammar.vocabulary import LoadedVocabulary, Vocabulary
 
-# Seconds after which a process that used less processor time counts as dead, if this one did not stand still too.
+# Seconds after which a process that used less processor time counts as dead, unless this one was paused too.
 _TIMEOUT_S = 120.0
 _ATTEMPTS = 3
-"""Processes that others may kill, one after the other, before a grammar is given up."""
+"""Processes in a row that may be killed from outside before a grammar is given up."""
 _NICENESS = 10
 _DYING_S = 5.0
-"""Seconds that a process whose output has ended has for its own end."""
+"""Seconds that a process has to end after the end of its output."""
 _POLL_S = 0.005
 
 
@@ -47,7 +47,7 @@ class TrialLimits:
 
     cpu_seconds: float = 2.0
     memory_bytes: int = 512 * 2**20
-    """Memory beyond what the tokenizer takes."""
+    """Memory in addition to that of the tokenizer."""
 
 
 class Trial:
@@ -61,9 +61,9 @@ class Trial:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, grammar: Grammar) -> Grammar:
-        """Return the grammar with what was learnt of it: how many bytes it takes, and what follows it best.
+        """Return the grammar with the measured bytes and the library that follows it faster.
 
-        Raises InvalidGrammar, or TooComplex, which is one.
+        Raises InvalidGrammar, including TooComplex.
         """
         attempts = _ATTEMPTS
         while True:
@@ -90,12 +90,12 @@ class Trial:
         )
 
     def _was_killed(self) -> bool:
-        """Whether somebody else ended the process, such as the kernel for want of memory elsewhere."""
+        """Whether the process was killed from outside, for example by the kernel because memory ran out."""
         assert self._process is not None
         patience = Patience(_DYING_S, self._clock)
         while (status := self._process.poll()) is None and not patience.is_over():
             time.sleep(_POLL_S)
-        return status == -signal.SIGKILL  # None: it lives, and does not answer
+        return status == -signal.SIGKILL  # None: it runs, but does not answer
 
     @property
     def pid(self) -> int | None:
@@ -134,7 +134,7 @@ class Trial:
         raise RuntimeError("the process that compiles grammars on trial died while starting")
 
     def _begin(self) -> Any:
-        """Start the process and tell it what it needs. Return what is wrong, if that is a text.
+        """Start the process and send it the vocabulary. Return its answer; a text is an error.
 
         Raises EOFError if it died.
         """
@@ -144,12 +144,12 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # The terminal's interrupts go to the parent alone, with which it ends.
+            start_new_session=True,  # Only the parent gets the terminal's interrupts; this process ends with it.
         )
         return self._ask({"vocabulary": asdict(self._vocabulary), "limits": asdict(self._limits)})
 
     def _ask(self, question: dict[str, Any]) -> Any:
-        """Return what is wrong, as a text, or another answer.
+        """Return the answer; a text is an error.
 
         Raises EOFError when the process has died or does not answer.
         """
@@ -174,7 +174,7 @@ def main(questions: IO[bytes], answers: IO[bytes]) -> None:
     """Run the process: read the vocabulary, then grammars until the end of input."""
     import resource
 
-    os.nice(_NICENESS)  # Engines and ingresses go first: who asks for a grammar can wait.
+    os.nice(_NICENESS)  # Engines and ingresses go first: a request for a grammar can wait.
     first = json.loads(questions.readline())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -198,7 +198,7 @@ class _Measure:
         self._bound_memory()
 
     def verdict(self, grammar: Grammar, vocabulary: LoadedVocabulary) -> str | tuple[int, MatcherName]:
-        """Return what is wrong with a grammar, or the bytes that it takes and what follows it best."""
+        """Return a grammar's error, or its bytes and the library that follows it faster."""
         from engine.grammar.compiler import compile_grammar, matcher_name
 
         self._allocated = allocated_bytes()
@@ -225,7 +225,7 @@ class _Measure:
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """Exclude work that is no grammar's: the time begins again after it, and its memory is not counted."""
+        """Exclude work that belongs to no grammar: the timer restarts after it, and its memory is not counted."""
         import resource
 
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -19,7 +19,7 @@ class Vocabulary:
     """The vocabulary that grammars are compiled against: plain values that can be sent to another process."""
 
     tokenizer_json: str
-    """The tokenizer as the `tokenizers` library writes it, tokens added by its configuration included."""
+    """The tokenizer as the `tokenizers` library writes it, including tokens added by its configuration."""
     num_logits: int
     """Number of tokens the model has logits for: more than the tokenizer has if the model's table is padded."""
     eos_token_ids: tuple[int, ...]

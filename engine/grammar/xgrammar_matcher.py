@@ -21,7 +21,7 @@ class XGrammarCompiler:
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
-        """`tokenizer` tells each token's bytes. Special tokens have none, so no text contains them."""
+        """`tokenizer` has each token's bytes. Special tokens have none, so no text contains them."""
         import xgrammar
 
         num_words = -(-tokenizer.vocab_size // 32)
@@ -32,7 +32,7 @@ class XGrammarCompiler:
             vocab_size=32 * num_words,
             stop_token_ids=list(tokenizer.eos_tokens),
         )
-        # Whoever compiles keeps what was compiled, and gives it a thread.
+        # The caller keeps compiled grammars and provides the thread.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._ends = _mask(num_words, tokenizer.eos_tokens)
 
@@ -51,7 +51,7 @@ class XGrammarMatcher:
     """Implements `engine.grammar.matcher.GrammarMatcher`."""
 
     def __init__(self, matcher: Any, ends: bytes, error: str = "") -> None:
-        """`matcher`: xgrammar's. `ends`: the mask that allows an end only."""
+        """`matcher`: xgrammar's. `ends`: the mask that allows only an end."""
         self._matcher, self._ends, self._error = matcher, ends, error
 
     def deep_copy(self) -> XGrammarMatcher:
@@ -66,7 +66,7 @@ class XGrammarMatcher:
         if not self._error:
             try:
                 self._matcher.fill_next_token_bitmask(mask)
-            except RuntimeError as error:  # such as: rules that are nested too deeply
+            except RuntimeError as error:  # for example: rules are nested too deeply
                 self._error = _first_line(error)
                 mask[:] = 0
         return mask.astype("<i4", copy=False).tobytes()
@@ -106,9 +106,9 @@ class XGrammarMatcher:
 
 
 def _text(tokenizer: LLTokenizer, token: int) -> bytes:
-    """Return the bytes that a token adds to a text; none for special tokens, and ids that stand for nothing."""
+    """Return the bytes that a token adds to a text; none for special tokens and unused ids."""
     text = tokenizer.decode_bytes([token])
-    is_none = tokenizer.is_special_token(token) or text == b"<[%d]>" % token  # how llguidance shows such an id
+    is_none = tokenizer.is_special_token(token) or text == b"<[%d]>" % token  # llguidance's text of such an id
     return b"" if is_none else text
 
 

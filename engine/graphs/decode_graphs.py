@@ -1,13 +1,13 @@
 """Decode steps as CUDA graphs: the device gets a few changed words, and the step is replayed.
 
-    words ─▶ rows ─▶ [ forward graph ] ─▶ logits ─┬▶ [ plain sampler ]      every row by its temperature alone
+    words ─▶ rows ─▶ [ forward graph ] ─▶ logits ─┬▶ [ plain sampler ]      every row uses only its temperature
                                                   ├▶ [ cutting sampler ]    some row has top-k, top-p or min-p
-                     masks of grammars ───────────┼▶ [ masked sampler ]     the same among what grammars allow
-                                                  └▶ the sampler itself     some row asks for more ─┐
+                     masks of grammars ───────────┼▶ [ masked sampler ]     the same among allowed tokens
+                                                  └▶ the sampler itself     some row needs more ────┐
              rows ◀── tokens, positions ◀─────────┴─────────────────────────────────────────────────┘
 
-Logits have one address, so that all four can read them. A row that asks for penalties costs a step its recorded
-sampling, and never its recorded layers.
+Logits have a fixed address, so that all four can read them. A row with penalties prevents recorded sampling in its
+step, but never recorded layers.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class GraphStep:
     swap_in: Sequence[PagePair]
     changes: RowChanges
     size: DecodeSize
-    """Of the graph."""
+    """The size of the graph."""
     sampler: RecordedSampler | None
     """The graph that chooses all tokens; None if the sampler itself does."""
     tails: Sequence[int | None] | None
     """None if a graph chooses all tokens without masks. Else, for each row, the row of the previous step that
-    sampled its last token, None if that is known."""
+    sampled its last token, or None if that token is known."""
     chunks: Sequence[Chunk]
-    """In the plan's order. Ranks other than the first know no requests, and have none."""
+    """In the plan's order; empty on ranks after the first, which know no requests."""
 
     @property
     def rows(self) -> Sequence[int]:
@@ -100,8 +100,8 @@ class DecodeGraphs:
         capture: Capture,
         grammars: GrammarMasks | None = None,
     ) -> None:
-        """`sample` chooses the tokens of steps in which some row asks for more than a temperature and, with
-        `grammars`, what a grammar allows.
+        """`sample` chooses the tokens of steps in which some row needs more than a temperature and, with
+        `grammars`, a mask.
         """
         self._decode, self._choose, self._sample, self._layout = decode, choose, sample, layout
         self._book = RowAssigner(layout)
@@ -164,8 +164,8 @@ class DecodeGraphs:
     def forward(self, step: GraphStep, before: torch.Tensor | None) -> bool:
         """Compute the logits of a step, and return whether a graph was replayed.
 
-        before: tokens that the previous step sampled. Raises RuntimeError when a previous step failed that this
-        one was prepared to follow: its rows are then stale.
+        before: tokens that the previous step sampled. Raises RuntimeError if the previous step, which this one
+        follows, failed: its rows are then stale.
         """
         changes = step.changes
         with self._breaking():
@@ -179,7 +179,7 @@ class DecodeGraphs:
     ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
         """Choose the tokens of a step after `forward`, and advance the rows by them.
 
-        known: returns the previous step's tokens, and is called only if the sampler needs them. Returns each row's
+        known: returns the previous step's tokens; called only if the sampler needs them. Returns each row's
         token, int64 [rows], which later steps do not overwrite, and its log-probabilities.
         """
         count, changes = len(step.rows), step.changes
@@ -202,7 +202,7 @@ class DecodeGraphs:
         return sampled, reports
 
     def _write_masks(self, rows: Sequence[SamplingRow]) -> Failures:
-        """Send what the rows' grammars allow; returns the rows whose grammar failed."""
+        """Send the masks of the rows' grammars; returns the rows whose grammar failed."""
         assert self._grammars is not None and self._masks is not None
         constrained, masks, failed = self._grammars.fill(rows)
         self._masks.write(constrained, masks)

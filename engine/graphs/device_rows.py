@@ -28,8 +28,8 @@ from engine.sampling.graph_chooser import GraphChooser, RowParams
 class DeviceRows:
     """All fields of all rows, in one tensor whose address never changes, so that graphs can read and advance it.
 
-    A step of n rows reads the first n. Empty rows compute token 0 at position 0 over and over, each attending only
-    to the KV it has just written to the page of empty rows.
+    A step of n rows reads the first n. Empty rows compute token 0 at position 0 in each step, and attend only to
+    the KV that they have just written to the page of empty rows.
     """
 
     def __init__(self, layout: RowLayout, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class DeviceRows:
         self.kernels = row_kernels(device)
         self._qo_indptr = torch.arange(size + 1, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(size, dtype=torch.int64, device=device)
-        """int64 [max_rows]: tokens chosen by the last step, -1 where no choice was valid."""
+        """int64 [max_rows]: tokens chosen by the last step, -1 if no choice was valid."""
         self.clear()
 
     def clear(self) -> None:
@@ -78,7 +78,7 @@ class DeviceRows:
             self._tokens.index_copy_(0, rows, before.index_select(0, sources).clamp(min=0).int())
 
     def enter(self, count: int) -> None:
-        """Compute what a step of the first `count` rows reads: `token_ids`, `batch`, and what `choose` needs."""
+        """Compute the inputs of a step of the first `count` rows: `token_ids`, `batch`, and those of `choose`."""
         if self.kernels is not None:
             self.kernels.enter(*self._arguments(), count, self._layout.page_size)
             return
@@ -91,9 +91,9 @@ class DeviceRows:
         self._num_output[:count] = positions + 1 - self._num_prompt[:count]
 
     def batch(self, count: int, longest: int) -> AttentionBatch:
-        """Return the batch of the first `count` rows, of up to `longest` positions, as the host says of them all.
+        """Return the batch of the first `count` rows, which the host knows to have up to `longest` positions.
 
-        Their page tables are cut to as many, too: some packages take the width of a table for a bound.
+        Their page tables are cut to this length, because some packages use the width of a table as a bound.
         """
         num_pages = -(-longest // self._layout.page_size)
         has_more = self._layout.num_groups > 1
@@ -122,7 +122,7 @@ class DeviceRows:
         return choose(logits, params, self._num_output[:count], cuts=cuts)
 
     def advance(self, count: int, tokens: torch.Tensor) -> None:
-        """Advance the first rows by their tokens, int64 [count]; negative ones, of requests that end, are any."""
+        """Advance the first rows by their tokens, int64 [count]; negative ones belong to requests that end."""
         if self.kernels is not None:
             self.kernels.leave(self._arguments()[0], tokens, self.sampled, count)
             return
@@ -132,7 +132,7 @@ class DeviceRows:
         self._positions[:count].copy_((self._positions[:count] + 1) * in_use)
 
     def _arguments(self) -> tuple[Any, Any]:
-        """Return the rows' words and what steps read, as the kernels take them."""
+        """Return the rows' words and the inputs of steps, as arguments of the kernels."""
         kernels = self.kernels
         words = kernels.RowWords(self._tokens, self._positions, self._in_use, self._num_prompt, self._tables)
         inputs = self._ids, self._long_positions, self._kv_lens, self._slots, self._num_output

@@ -1,7 +1,7 @@
 """Steps of rows with a few tokens each as CUDA graphs: those that verify drafts, and a draft model's own.
 
     rows x width    [ t d d . ]     a row has up to `width` tokens: its last one, and its draft tokens
-                    [ t d d d ]     rows are ragged: their tokens lie one after the other, and padding at the end
+                    [ t d d d ]     rows are ragged: their tokens follow each other, and padding is at the end
                     [ . . . . ]
 
 Attention is recorded too, so that the host launches one graph for all layers.
@@ -21,16 +21,16 @@ from engine.graphs.step_inputs import StepInputs
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Possible numbers of rows."""
 _MAX_TOKENS = 512
-"""Most tokens of a graph, padding included."""
+"""Most tokens of a graph, including padding."""
 _FREE_TOKENS = 128
-"""Padding up to so many tokens costs next to nothing, as reading the weights takes longer than multiplying."""
+"""Padding up to so many tokens is nearly free, because reading the weights takes longer than multiplying."""
 
 Layers = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
 """Maps int64 token ids [N] and their batch to hidden states [N, H]; writes the tokens' KV."""
 
 
 class DraftSize(NamedTuple):
-    """Of a graph."""
+    """The size of a graph."""
 
     rows: int
     width: int
@@ -38,7 +38,7 @@ class DraftSize(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens, padding included."""
+        """Tokens, including padding."""
         return self.rows * self.width
 
 
@@ -57,8 +57,8 @@ class DraftGraphs:
         capture: Capture,
         num_groups: int = 1,
     ) -> None:
-        """widths: from `draft_sizes`, as is `max_rows`; max_len: most positions of a row; hidden: [N, H], where
-        results go, for as many tokens as the largest graph has; num_groups: as `StepInputs` takes it.
+        """widths, max_rows: those of `draft_sizes`; max_len: most positions of a row; hidden: [N, H], for the
+        results of as many tokens as the largest graph has; num_groups: see `StepInputs`.
         """
         self._layers, self._max_len, self._hidden = layers, max_len, hidden
         self._sizes = draft_sizes(widths, max_rows)

@@ -1,4 +1,4 @@
-"""Which models cannot be computed by CUDA graphs, whatever the GPU. Imports no torch."""
+"""Knows which models CUDA graphs cannot compute on any GPU. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.model_config.config import ModelConfig
 def why_not_model(model: ModelConfig) -> str | None:
     """Return why no graph can replay a model's decode steps; None if one can."""
     if model.norms.scales_layers:
-        return "its layers differ in their heads, and torch computes what they have beside them"
+        return "its layers differ in their heads, and torch computes their additional parts"
     if model.delta_net is not None:
         return "its gated delta nets are computed in torch, by rows of different kinds"
     return None

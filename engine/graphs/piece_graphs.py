@@ -1,10 +1,11 @@
-"""Steps of any rows as pieces of CUDA graphs: what lies between the attention of two layers is recorded.
+"""Steps of any rows as pieces of CUDA graphs: the work between the attention of two layers is recorded.
 
     [ graph ]  attention  [ graph ]  attention  [ graph ]       a step of 37 tokens replays the graphs of 48
      padded     37 tokens   padded
 
-Attention differs from step to step in more than numbers: how prompts are cut, how many rows there are. So it is
-launched as without graphs, on the step's own tokens, while the rest depends on the number of tokens alone.
+Attention differs from step to step in more than numbers: prompts are cut differently, and the number of rows
+varies. So it is launched as without graphs, on the step's own tokens, while the rest depends only on the number of
+tokens.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class PieceGraphs:
         num_groups: int = 1,
         above: int = 0,
     ) -> None:
-        """num_heads, head_dim: of attention's queries and results; hidden: [max_tokens, H] at least, where results
-        go; num_groups: as `StepInputs` takes it; above: tokens up to which other graphs take all steps.
+        """num_heads, head_dim: of attention's queries and results; hidden: [max_tokens, H] at least, for results;
+        num_groups: see `StepInputs`; above: tokens up to which other graphs run all steps.
         """
         self._layers, self._hidden, self._cut = layers, hidden, capture.cut
         self._sizes = piece_sizes(max_tokens, above)
@@ -53,7 +54,7 @@ class PieceGraphs:
         self._attended = hidden.new_zeros(max_tokens, num_heads * head_dim)
         self._step: AttentionStep | None = None
         self.graphs = StepGraphs(self._sizes, self._compute, capture)
-        """Each is as many CUDA graphs as there are layers, and one more."""
+        """Each consists of one more CUDA graph than there are layers."""
 
     def size_of(self, num_tokens: int) -> int | None:
         """Return the size of the graphs for a step; None if there is none."""
@@ -87,10 +88,10 @@ class PieceGraphs:
         sinks: torch.Tensor | None,
         group: int,
     ) -> torch.Tensor:
-        """Have the current step's attention computed between two pieces (`AttentionStep.attend`), for a layer of
-        this group.
+        """Compute the current step's attention between two pieces (`AttentionStep.attend`), for a layer of this
+        group.
 
-        Queries and results of all layers lie in the same place, so that layers need no memory of their own.
+        Queries and results of all layers share their memory, so that layers need none of their own.
         """
         size = len(query)
         self._query[:size] = query
@@ -100,7 +101,7 @@ class PieceGraphs:
     def _attend(
         self, pages: torch.Tensor, window: int | None, scales: KVScales, sinks: torch.Tensor | None, group: int
     ) -> None:
-        if self._step is None:  # Nothing but the kernels between attentions is wanted, to record them.
+        if self._step is None:  # Only the kernels between attentions run, to record them.
             return
         step = steps_of(self._step)[group]
         count = len(step.batch.positions)
@@ -108,7 +109,7 @@ class PieceGraphs:
 
 
 class _CutStep:
-    """Implements `AttentionStep` for layers that are recorded: attention is where one piece ends."""
+    """Implements `AttentionStep` for layers that are recorded: a piece ends at attention."""
 
     def __init__(self, graphs: PieceGraphs, batch: AttentionBatch, group: int) -> None:
         self._graphs, self.batch, self._group = graphs, batch, group
@@ -126,8 +127,8 @@ class _CutStep:
 
 
 def piece_sizes(max_tokens: int, above: int = 0) -> list[int]:
-    """Return the numbers of tokens of graphs for steps of more than `above` and up to `max_tokens`, which is the
-    last of them; none if it is no more.
+    """Return the numbers of tokens of graphs for steps of more than `above` and up to `max_tokens`, the last of
+    them; none if `max_tokens` is not above `above`.
     """
     sizes = [size for size in _SIZES if size < max_tokens] + [max_tokens]
     return [size for size in sizes if size > above]

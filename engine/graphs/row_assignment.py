@@ -1,4 +1,4 @@
-"""Which request has which row of the device's state, and which words to write there before a decode step.
+"""Assigns requests to rows of the device's state, and lists the words to write there before a decode step.
 
     row      0   1   2   3 ...              an empty row: position 0, its KV in the page of empty rows
     request  a   b   c   -
@@ -6,7 +6,7 @@
              a   c   d   -    d has joined
 
 The device advances rows by itself: a step writes tokens and positions for the next one. So the host writes a row
-only when a request joins, when it got a page, and when another kind of step has computed its tokens meanwhile.
+only when a request joins, gets a page, or had tokens computed by another kind of step.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from engine.values.request import PENDING
 # The fields of a row, each identified by the number of words before it.
 SEED, INVERSE, TOP_P, MIN_P, POSITION, TOKEN, IN_USE, NUM_PROMPT, TOP_K, TABLE = 0, 2, 4, 6, 8, 9, 10, 11, 12, 13
 _WIDE, _NARROW = (SEED, INVERSE, TOP_P, MIN_P), (POSITION, TOKEN, IN_USE, NUM_PROMPT, TOP_K)
-"""Fields of two words and of one, page tables aside."""
+"""Fields of two words and of one, without page tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
     """Layout of all rows in one array of int32 words: field by field, and within a field row by row. Fields begin
-    at multiples of 16 bytes, as do tensors of their own, so that kernels compiled for these take them too.
+    at multiples of 16 bytes, like separate tensors, so that the same compiled kernels accept them.
 
     seed (2 words) | inverse temperature, top-p, min-p (2 each)
     position | token | whether in use | prompt length | top-k | page tables
 
-    Page tables come last, for one group of layers after the other (`LayerGroups`).
+    Page tables come last, group of layers by group of layers (`LayerGroups`).
     """
 
     max_rows: int
@@ -71,20 +71,20 @@ class RowChanges:
     """The words to write before a step."""
 
     number: int
-    """Number of the step, as each step builds on the previous one."""
+    """Number of the step. Each step builds on the previous one."""
     rows: Sequence[int]
     """The row of each of the step's chunks: a permutation of 0 .. len(rows)."""
     packet: npt.NDArray[np.int64] | None
-    """`num_words` places of words, then their values; then rows, and the index of the previous step's token that
-    each of these starts with. None when there is nothing to write."""
+    """`num_words` places of words, then their values; then rows, and for each the index of the previous step's
+    token with which it starts. None if there is nothing to write."""
     num_words: int
     is_anew: bool
-    """Whether all rows are to be cleared first."""
+    """Whether to clear all rows first."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """The state that a row of the device holds, as the host knows it."""
+    """The state of a row of the device, as the host knows it."""
 
     request_id: str
     lease: Lease | None
@@ -95,7 +95,7 @@ class _Held:
     position: int
     """Position of the token that it computes next, unless another kind of step does."""
     windowed: range = range(1)
-    """Slots that its page tables of layers with a window fill; in an empty row the first, with the empty page."""
+    """Slots used in its page tables of layers with a window; in an empty row the first, with the empty page."""
 
 
 class RowAssigner:
@@ -109,13 +109,13 @@ class RowAssigner:
         self._number = -1
 
     def forget(self) -> None:
-        """Treat the device's rows as unknown: all of them will be written anew."""
+        """Treat the device's rows as unknown: all of them will be written again."""
         self._held, self._row_of, self._is_anew = [], {}, True
 
     def place(self, chunks: Sequence[Chunk], before: dict[str, int]) -> RowChanges:
         """Assign rows for a step of decodes, one token each, which the device will advance.
 
-        before: for each request id, the row of its token in the previous step; needed for `PENDING` tokens.
+        before: by request id, the row of its token in the previous step; needed for `PENDING` tokens.
         """
         words: dict[int, int] = {}
         taken: dict[int, int] = {}
@@ -154,7 +154,7 @@ class RowAssigner:
             self._row_of = {held.request_id: row for row, held in enumerate(self._held)}
         for row, chunk in zip(rows, chunks, strict=True):
             held, lease = self._held[row], chunk.request.lease
-            # Another request of the same id, or the same request after it lost its pages.
+            # Another request with the same id, or the same request after it lost its pages.
             if held.lease is not lease or (lease is None and held.position >= 0):
                 self._occupy(row, chunk, held, words)
         return rows
@@ -169,7 +169,7 @@ class RowAssigner:
         words[field(TOP_K) + row] = asked.top_k
         words[field(IN_USE) + row] = 1
         words[field(NUM_PROMPT) + row] = request.num_prompt
-        before = before or _EMPTY  # Nothing stays of its predecessor's page tables.
+        before = before or _EMPTY  # Nothing remains of its predecessor's page tables.
         self._fill(row, range(1, before.num_pages), words)
         self._fill_windowed(row, before.windowed, words)
         self._held[row] = _Held(request.request_id, request.lease, None, -1, 0, -1, range(0))
@@ -210,8 +210,8 @@ class RowAssigner:
             self._write_windowed(row, held, chunk, count, words)
 
     def _write_windowed(self, row: int, held: _Held, chunk: Chunk, count: int, words: dict[int, int]) -> None:
-        """Write the pages of layers with a window that the row lacks, and none where the window has passed. A
-        lease never replaces those that it has.
+        """Write the missing pages of layers with a window, except those that the window has passed. A lease never
+        replaces pages that it has.
         """
         first, pages = rows_of(chunk, count, self._layout.num_groups)
         self._fill_windowed(row, range(held.windowed.start, min(first, held.windowed.stop)), words)

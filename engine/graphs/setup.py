@@ -1,4 +1,4 @@
-"""Whether CUDA graphs are used, an estimate of their memory, and recording them at an engine's start."""
+"""Decides whether CUDA graphs are used, estimates their memory, and records them at an engine's start."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 
 _SIZES_CHOSEN = (512, 768, 1024, 1536, 2048)
 _LAUNCHES_OF_A_LAYER_S = 0.5e-3
-"""Seconds in which the host launches a layer's kernels: measured beside an H100."""
+"""Seconds in which the host launches a layer's kernels, measured on the host of an H100."""
 _RATE = 5e14
-"""Operations per second of an H100 in the products of a prompt, about two thirds of its most."""
+"""Operations per second of an H100 in the products of a prompt, about two thirds of its peak."""
 _NODES_PER_LAYER = 12
 _NODES_OF_EXPERTS = 12
-"""The router, the choice of experts and the kernels of a mixture, beside the layer's."""
+"""Kernels of a mixture in addition to the layer's: the router, the choice of experts and the experts."""
 _NODES_BESIDE = 40
 _NODE_BYTES = 16 * 1024
-"""Driver memory per kernel of a graph: a safe estimate, logged beside the actual amount."""
+"""Driver memory per kernel of a graph: a safe estimate, logged with the actual amount."""
 _PIECE_BYTES = 32 * 1024
-"""The same for each graph of a step in pieces, beside its kernels."""
+"""The same for each graph of a step in pieces, in addition to its kernels."""
 _BYTES_BESIDE = 64 * 2**20
 """Memory for libraries' workspaces and attention's layouts."""
 
@@ -42,7 +42,7 @@ class Graphs(Protocol):
 
     @property
     def num_graphs(self) -> int:
-        """How many there are."""
+        """Number of graphs."""
         ...
 
     def capture_all(self) -> None:
@@ -56,7 +56,7 @@ def why_not(
     device: torch.device,
     model: ModelConfig | None = None,
 ) -> str | None:
-    """Return why steps are not replayed as graphs, attention included; None when they are."""
+    """Return why steps are not replayed as graphs, including attention; None if they are."""
     reason = why_no_pieces(config, device, model)
     if reason is None and not attention.is_capturable:
         return f"attention by {attention.name} needs the host in each step"
@@ -64,17 +64,17 @@ def why_not(
 
 
 def why_no_pieces(config: EngineConfig, device: torch.device, model: ModelConfig | None = None) -> str | None:
-    """Return why not even what lies between attentions is replayed; None when it is."""
+    """Return why not even the work between attentions is replayed; None if it is."""
     if config.cuda_graphs == "off":
         return "cuda_graphs is off"
     if device.type != "cuda":
-        return f"they are for GPUs, not for {device}"
+        return f"CUDA graphs are for GPUs, not for {device}"
     return None if model is None else why_not_model(model)
 
 
 def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple[int, ...]:
-    """Return the tokens of rows for which graphs with draft tokens are made: of the model that verifies them, or
-    of the draft model, which computes a token or two for each guess.
+    """Return the widths of rows for which graphs with draft tokens are made: of the model that verifies them, or
+    of the draft model, which computes one or two tokens for each draft token.
     """
     if config.speculation is None:
         return ()
@@ -83,14 +83,14 @@ def draft_widths(config: EngineConfig, *, is_draft_model: bool = False) -> tuple
 
 
 def piece_tokens(config: EngineConfig, model: ModelConfig) -> int:
-    """Return how many tokens a step with prompts has at most that is replayed, as a whole or in pieces."""
+    """Return the most tokens of a step with prompts that is replayed, as a whole or in pieces."""
     chosen = _tokens_while_launching(model) if config.graph_tokens is None else config.graph_tokens
     return min(chosen, config.max_step_tokens)
 
 
 def _tokens_while_launching(model: ModelConfig) -> int:
-    """Return about how many tokens a GPU computes while the host launches a step's kernels one by one, of
-    `_SIZES_CHOSEN`: for more tokens than these, graphs would save nothing.
+    """Return about how many tokens, of `_SIZES_CHOSEN`, a GPU computes while the host launches a step's kernels
+    one by one. For more tokens, graphs would save nothing.
     """
     tables = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
     per_token = 2 * (model.active_parameters - tables)
@@ -109,11 +109,11 @@ def graph_bytes(
     is_draft_model: bool = False,
     num_groups: int = 1,
 ) -> int:
-    """Estimate the bytes of GPU memory to reserve for all graphs and what they read.
+    """Estimate the bytes of GPU memory to reserve for all graphs and their inputs.
 
-    `is_planned`: whether there are some for short rows (`contexts_up_to`); `spreads_prompts`: whether there are
-    some in which each token is a row. A draft model has none of plain decodes. `num_groups`: groups of layers with
-    page tables of their own. Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
+    `is_planned`: whether some are for short rows (`contexts_up_to`); `spreads_prompts`: whether in some each token
+    is a row. A draft model has no graphs of plain decodes. `num_groups`: groups of layers with page tables of
+    their own. Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
     """
     rows = sizes_up_to(config.max_running)
     decodes = DecodeSizes(rows, contexts_up_to(max_model_len, is_planned=is_planned)).all
@@ -138,12 +138,12 @@ def graph_bytes(
 
 
 def capture_all(kinds: Sequence[Graphs], device: torch.device, reserved: int) -> None:
-    """Record all graphs; a warning says when the device cannot record such steps.
+    """Record all graphs; log a warning if the device cannot record such steps.
 
     `reserved` is the number of bytes set aside for them. Raises ValueError when they do not fit.
     """
     num_graphs = sum(graphs.num_graphs for graphs in kinds)
-    torch.cuda.empty_cache()  # as recording does, which would count as memory that graphs gave back
+    torch.cuda.empty_cache()  # recording does so too, and would seem to free memory
     before = torch.cuda.mem_get_info(device)[0]
     try:
         for graphs in kinds:

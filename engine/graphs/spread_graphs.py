@@ -1,11 +1,11 @@
-"""Steps of few tokens as CUDA graphs with attention in them: each token is a row of its own.
+"""Steps of few tokens as CUDA graphs that include attention: each token is a separate row.
 
     rows      a | b b b | c c c c c        a decode, and prompts of which few tokens are computed
     spread    a | b | b | b | c | c | ...  rows of one token each, and empty ones up to the graph's size
 
-How prompts are cut differs from step to step, and attention of ragged rows with it. Of rows with one token nothing
-but their number matters, as in steps of decodes. The rows of a prompt have what lies before them in common, and so
-this is for attention that reads it once for all of them (`AttentionBackend.spreads_prompts`).
+Prompts are cut differently in each step, which changes the attention of ragged rows. For rows with one token only
+their number matters, as in steps of decodes. The rows of a prompt share its prefix, so this is for attention that
+reads the prefix once for all of them (`AttentionBackend.spreads_prompts`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from engine.graphs.step_graphs import Capture, StepGraphs, next_size
 from engine.graphs.step_inputs import StepInputs
 
 LONGEST = 128
-"""Most tokens of a row: what is not shared of the context of more of them would be read too often."""
+"""Most tokens of a row; with more, the unshared part of their context would be read too often."""
 _MOST_TOKENS = 256
-"""Most tokens of a step: rows among which attention looks for what they share."""
+"""Most tokens of a step, which are the rows in which attention looks for shared prefixes."""
 
 
 class SpreadGraphs:
@@ -37,9 +37,7 @@ class SpreadGraphs:
         hidden: torch.Tensor,
         capture: Capture,
     ) -> None:
-        """max_tokens: of a step; max_len: most positions of a row; hidden: [max_tokens, H] at least, where results
-        go.
-        """
+        """max_tokens: of a step; max_len: most positions of a row; hidden: at least [max_tokens, H], results."""
         self._layers, self._max_len, self._hidden = layers, max_len, hidden
         self._sizes = spread_sizes(max_tokens)
         most, pages = self._sizes[-1], -(-max_len // page_size)

@@ -17,9 +17,9 @@ K = TypeVar("K", bound=Hashable)
 _SIZES = (1, 2, 4, *range(8, 257, 8))
 """Possible numbers of rows of graphs; a step takes the next larger one."""
 _CONTEXTS = (1024, 8192)
-"""Lengths up to which rows have graphs of their own, where attention is launched as the longest row suggests."""
+"""Lengths for which rows have separate graphs, if the launch of attention depends on the longest row."""
 _MOST_SPLIT_ROWS = 32
-"""Number of rows from which on a GPU is busy without cutting any row's KV, so that lengths no longer matter."""
+"""Number of rows that keep a GPU busy without splitting any row's KV, so that lengths no longer matter."""
 
 
 class Capture(Protocol):
@@ -34,8 +34,8 @@ class CutCapture(Capture, Protocol):
     """A way to record work in pieces."""
 
     def cut(self, outside: Callable[[], None]) -> None:
-        """End a piece in the work that is being recorded: what repeats the work calls `outside` there. Where
-        nothing is being recorded, call it now.
+        """End a piece of the work that is being recorded: repetitions of the work call `outside` there. If nothing
+        is being recorded, call it now.
         """
         ...
 
@@ -109,8 +109,8 @@ class StepGraphs(Generic[K]):
     def capture_all(self) -> None:
         """Record all sizes, the largest first, so that the others find the memory they need in the pool.
 
-        A size that cannot be recorded is computed without a graph from then on. All sizes are computed in any
-        case, as other ranks compute them too. Raises torch.OutOfMemoryError.
+        A size that cannot be recorded is computed without a graph from then on. All sizes are always computed,
+        because other ranks compute them too. Raises torch.OutOfMemoryError.
         """
         for size in reversed(self.sizes):
             self._work(size)
@@ -119,8 +119,8 @@ class StepGraphs(Generic[K]):
                 raise error
 
     def run(self, size: K) -> bool:
-        """Compute a step of this size, and return whether a graph was replayed. A new size is computed first and
-        recorded afterwards.
+        """Compute a step of this size, and return whether a graph was replayed. A new size is computed and then
+        recorded.
         """
         if (replay := self._replays.get(size)) is not None:
             replay()
@@ -133,16 +133,16 @@ class StepGraphs(Generic[K]):
     def _try_to_record(self, size: K) -> None:
         try:
             self._replays[size] = self._capture(lambda: self._work(size))
-        except RuntimeError as error:  # Running out of memory is one, too.
+        except RuntimeError as error:  # This includes running out of memory.
             if not self._unrecorded:
                 logger.warning(
-                    "steps of %s rows run without a CUDA graph, as none could be recorded: %s", size, error
+                    "steps of %s rows run without a CUDA graph, because none could be recorded: %s", size, error
                 )
             self._unrecorded[size] = error
 
 
 class DecodeSize(NamedTuple):
-    """Of a graph of decodes."""
+    """The size of a graph of decodes."""
 
     rows: int
     longest: int
@@ -150,7 +150,7 @@ class DecodeSize(NamedTuple):
 
 
 class DecodeSizes:
-    """The sizes that graphs of decodes have, and which of them a step takes."""
+    """The sizes of graphs of decodes, and the choice of one for a step."""
 
     def __init__(self, rows: Sequence[int], contexts: Sequence[int]) -> None:
         """rows: numbers of rows; contexts: lengths of rows. Both ascend."""
@@ -175,8 +175,8 @@ def next_size(sizes: Sequence[int], count: int) -> int | None:
 
 
 def contexts_up_to(max_len: int, *, is_planned: bool) -> list[int]:
-    """Return the lengths of rows for which graphs are recorded apart; `is_planned`: whether attention is launched
-    as they suggest (`AttentionBackend.plans_by_bounds`). The last is `max_len`.
+    """Return the lengths of rows for which separate graphs are recorded; the last is `max_len`. `is_planned`:
+    whether the launch of attention depends on them (`AttentionBackend.plans_by_bounds`).
     """
     return [length for length in _CONTEXTS if is_planned and length < max_len] + [max_len]
 

@@ -1,4 +1,4 @@
-"""What recorded steps of ragged rows read: tokens and rows, padded, in tensors that keep their addresses.
+"""The inputs of recorded steps of ragged rows: tokens and rows, padded, in tensors with fixed addresses.
 
 tokens   [ a a a | b | c c | . . ]     padding: token 0 at position 0, whose KV goes to the page of empty rows
 rows     [ a | b | c | . ]             an empty row has no tokens and no KV
@@ -23,8 +23,8 @@ class StepInputs:
         max_pages: int = 0,
         num_groups: int = 1,
     ) -> None:
-        """empty_slot: where padding's KV is written; max_pages: in a row's page table; num_groups: groups of
-        layers with page tables of their own.
+        """empty_slot: the slot of padding's KV; max_pages: of a row's page table; num_groups: groups of layers
+        with their own page tables.
         """
         padding = torch.tensor([[0], [0], *[[empty_slot]] * num_groups])
         self._padding = padding.to(device)
@@ -54,7 +54,7 @@ class StepInputs:
             self._kv_lens[count:size].zero_()
 
     def token_ids(self, size: int) -> torch.Tensor:
-        """Return the tokens of a step of `size`, padding included, int64 [size]."""
+        """Return the tokens of a step of `size`, including padding, int64 [size]."""
         return self._tokens[0, :size]
 
     def batch(self, size: int, num_rows: int = 0, width: int = 0, longest: int = 0) -> AttentionBatch:

@@ -1,7 +1,7 @@
-"""The graphs of steps that are no plain decodes, and which of them a step takes.
+"""The graphs of steps that are no plain decodes, and the choice of one for a step.
 
 draft tokens to verify, or to draft       a graph for so many rows of a few tokens each
-few tokens of prompts, beside decodes     a graph in which each token is a row, where attention is made for that
+few tokens of prompts, with decodes       a graph in which each token is a row, if attention supports it
 other short prompts                       graphs in pieces, with attention between them
 """
 
@@ -19,7 +19,7 @@ from engine.graphs.spread_graphs import SpreadGraphs
 
 
 class TokenGraphs:
-    """The graphs of these kinds: all ranks decide alike which a step takes, by its rows alone."""
+    """The graphs of these kinds. All ranks make the same choice for a step, only by its rows."""
 
     def __init__(
         self, drafts: DraftGraphs | None, spreads: SpreadGraphs | None, pieces: PieceGraphs | None
@@ -41,7 +41,7 @@ class TokenGraphs:
         self, ids: torch.Tensor, batch: AttentionBatch, prepare: Callable[[AttentionBatch], AttentionStep]
     ) -> tuple[torch.Tensor, bool] | None:
         """Return a step's hidden states, [N, H], which the next step overwrites, and whether graphs were replayed;
-        None if none has its size. `prepare`: that of the attention's backend.
+        None if none has its size. `prepare`: the attention backend's.
         """
         if self._drafts is not None and (size := self._drafts.size_of(batch)) is not None:
             return self._drafts.hidden(ids, batch, size)

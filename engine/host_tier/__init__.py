@@ -1,1 +1,1 @@
-"""KV in host memory: of preempted requests and of evicted prefixes, and what other engines are lent."""
+"""KV in host memory, of preempted requests and of evicted prefixes, and loans of KV to other engines."""

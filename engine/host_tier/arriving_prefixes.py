@@ -1,13 +1,13 @@
-"""Prefixes on their way to host memory, from a lower tier and from other engines, and the requests that wait for
+"""Loads prefixes to host memory, from a lower tier and from other engines, and tracks the requests that wait for
 them.
 
-    a prompt arrives ──▶ which of its pages lie below,  ──▶ loaded into host pages ──▶ its first step copies them
+    a prompt arrives ──▶ which of its pages are below,  ──▶ loaded into host pages ──▶ its first step copies them
                          and which has its source?
                               │ computing them is sooner            │ late, or lost
                               └────────────────────────────────────▶ computed
 
 A request waits for its pages at most as long as computing them would take, so that it never takes more than twice
-as long as the better of both would have. What has arrived by then is used, to the page.
+the time of the faster way. It uses every page that has arrived by then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.host_tier.peers import NO_PEERS, KVPeers
 from engine.values.request import KVSource, Request
 
 _LONGEST_WAIT_S = 30.0
-"""A tier that is slower than this has broken down."""
+"""A tier that is slower than this has failed."""
 
 
 class _Missing(NamedTuple):
@@ -33,18 +33,18 @@ class _Missing(NamedTuple):
     in_files: list[int]
     at_peer: list[int]
     last: int | None
-    """The last page that comes, of these and of those that are on their way; None if none does."""
+    """The last page to arrive, of these and of those already being loaded; None if there are none."""
 
 
 class _Awaited(NamedTuple):
-    """What a request waits for."""
+    """The pages that a request waits for."""
 
     last: bytes
     """Key of the page that arrives last."""
     until: float
-    """Clock at which it waits no longer."""
+    """Clock at which it stops waiting."""
     num_tokens: int
-    """Leading tokens of the prompt that have KV then."""
+    """Leading tokens of the prompt that then have KV."""
 
 
 def _has_none(key: bytes) -> bool:
@@ -52,7 +52,7 @@ def _has_none(key: bytes) -> bool:
 
 
 class ArrivingPrefixes:
-    """Has pages of host memory written below, and read back for prompts that begin with them, or fetched."""
+    """Writes pages of host memory to the tier below, and loads pages from it or from other engines for prompts."""
 
     def __init__(self, lower: LowerTier, pool: HostPool, page_size: int) -> None:
         self._lower, self._pool, self._tier = lower, pool, pool.tier
@@ -65,7 +65,7 @@ class ArrivingPrefixes:
         self._being_saved: dict[int, TierPage] = {}
 
     def save(self, pages: Iterable[TierPage]) -> None:
-        """Have pages written that have come to the host, as far as it does not give them up before their turn."""
+        """Write pages that have arrived in host memory, unless it evicts them before their turn."""
         self._unsaved += pages
         self._save_more()
 
@@ -86,12 +86,12 @@ class ArrivingPrefixes:
         now: float,
         blocks_in: Callable[[Sequence[int]], Sequence[Sequence[int]]],
     ) -> None:
-        """Begin to load what files and the request's source have of the pages `first` to `last` of a new request,
-        where that is sooner than to compute them at `rate` tokens per second (0: not known).
+        """Begin to load the pages `first` to `last` of a new request from files and from its source, where that is
+        faster than computing them at `rate` tokens per second (0: not known).
 
-        `blocks_in` returns the hashes of the blocks in each of some pages, which are all known to have KV.
+        `blocks_in` returns the hashes of the blocks in each of some pages, all of which have KV.
 
-        Not to be called while a step is being planned, as the host pages of the step in flight are free by then.
+        Do not call it while a step is being planned, because the host pages of the step in flight are then free.
         """
         if self._lower.is_empty and request.source is None and not self._num_fetching:
             return
@@ -101,7 +101,7 @@ class ArrivingPrefixes:
         seconds = self._seconds_to_compute(missing.last + 1 - first, rate)
         num_loaded = len(missing.in_files) + len(missing.at_peer)
         if not num_loaded and self._lower.seconds(0) >= seconds:
-            return  # Others have begun to load it, and it comes too late.
+            return  # Other requests have begun to load it, and it will arrive too late.
         hosts = self._pool.take(num_loaded)
         coming = [*missing.in_files, *missing.at_peer]
         for page, host, blocks in zip(coming, hosts, blocks_in(coming), strict=True):
@@ -115,7 +115,7 @@ class ArrivingPrefixes:
         self._awaited[request.request_id] = _Awaited(keys[missing.last], now + seconds, num_tokens)
 
     def _load_from_peer(self, request: Request, pages: Sequence[int], hosts: Sequence[int]) -> None:
-        """Fetch each run of pages without a gap, which those that are here already may leave."""
+        """Fetch each run of pages; pages that are already here may lie between the runs."""
         assert request.source is not None
         self._num_fetching += len(pages)
         begin = 0
@@ -128,7 +128,7 @@ class ArrivingPrefixes:
     def _worth_loading(
         self, source: KVSource | None, keys: PageKeys, first: int, last: int, rate: float
     ) -> _Missing:
-        """Return what is sooner loaded than computed. Where files are too slow, the source is asked instead."""
+        """Return the pages that are faster to load than to compute, from the source if files are too slow."""
         stop = 0 if source is None else min(last, source.num_tokens // self._page_size)
         missing = self._missing(keys, first, last, self._lower.has, stop)
         if missing.in_files:
@@ -149,8 +149,8 @@ class ArrivingPrefixes:
     def _missing(
         self, keys: PageKeys, first: int, last: int, has_file: Callable[[bytes], bool], stop: int
     ) -> _Missing:
-        """Return what can be loaded of the pages without a gap; those before `stop` that are in no file, from a
-        peer. Only as many as fit beside those that are here.
+        """Return the pages that can be loaded without a gap; those before `stop` that are in no file, from a peer.
+        Only as many as fit with those that are here.
         """
         in_files: list[int] = []
         at_peer: list[int] = []
@@ -170,7 +170,7 @@ class ArrivingPrefixes:
         return _Missing(in_files, at_peer, last_coming)
 
     def is_awaited(self, request_id: str, now: float) -> bool:
-        """Whether a request waits for pages that are on their way. O(1)."""
+        """Whether a request waits for pages that are being loaded. O(1)."""
         awaited = self._awaited.get(request_id)
         if awaited is None:
             return False
@@ -180,16 +180,16 @@ class ArrivingPrefixes:
         return False
 
     def num_coming(self, request_id: str) -> int:
-        """Return how many leading tokens of a request have KV when what it waits for has come; 0 for nothing."""
+        """Return how many leading tokens of a request have KV once its pages arrive; 0 if it waits for none."""
         awaited = self._awaited.get(request_id)
         return 0 if awaited is None else awaited.num_tokens
 
     def forget(self, request_id: str) -> None:
-        """Note that a request does not wait any more. Idempotent."""
+        """Note that a request no longer waits. Idempotent."""
         self._awaited.pop(request_id, None)
 
     def take_in(self) -> None:
-        """Take in which transfers have ended."""
+        """Record the transfers that have ended."""
         saved, loaded, failed = self._lower.finished()
         self._tier.unpin([self._being_saved.pop(page) for page in saved][::-1])
         self._pool.free(self._tier.settle(loaded).unwanted)
@@ -199,7 +199,7 @@ class ArrivingPrefixes:
         self._save_more()
 
     def _take_in_fetched(self) -> None:
-        """Take in what has come from peers, which goes on to the files as all that comes to the host."""
+        """Record the pages that peers sent, and save them below like all pages that arrive in host memory."""
         _, fetched, lost = self.peers.finished()
         self._num_fetching -= len(fetched) + len(lost)
         found, unwanted = self._tier.settle(fetched)
@@ -208,6 +208,6 @@ class ArrivingPrefixes:
         self._unsaved += found
 
     def reset(self) -> None:
-        """Forget what lies below."""
+        """Forget the pages of the tier below."""
         self._unsaved.clear()
         self._lower.clear()

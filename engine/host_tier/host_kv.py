@@ -1,4 +1,4 @@
-"""KV in host memory, as admission, growth and preemption use it: of preempted requests and of evicted prefixes.
+"""The host memory's KV, as admission, growth and preemption use it: of preempted requests and evicted prefixes.
 
 preempted request ── swap_out ──▶ ┌───────────┐ ── load ──▶ its own pages, when it starts again
 evicted prefix ───── on_evict ──▶ │ host pages│ ── load ──▶ the pages of any prompt that begins with it
@@ -25,8 +25,8 @@ from engine.values.request import Request
 
 
 class HostKV:
-    """Owns every host page of an engine, through the two that fill them. Without any there is nothing to look up,
-    and the methods that each request or step calls say so at once.
+    """Owns every host page of an engine, through its swap space and its prefixes. Without any page, the methods
+    that each request or step calls return immediately.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class HostKV:
     ) -> None:
         """`page_size` in tokens; `preemption` is one of `swap.MODES`. Raises ValueError when it is not.
 
-        `log` is told of the blocks, each of `block_tokens` tokens, that are here. `lower` holds more prefixes.
-        `hashes` returns the hashes of a prompt's blocks. `cache` is the device's, which tells what has to be at
-        the ends of prefixes; None: nothing.
+        `log` records the blocks, each of `block_tokens` tokens, that are here. `lower` holds more prefixes.
+        `hashes` returns the hashes of a prompt's blocks. `cache` is the device's, which knows the resume points
+        that prefixes need; None: they need none.
         """
         self._lower = lower
         self._peers: KVPeers = NO_PEERS
@@ -58,9 +58,9 @@ class HostKV:
             self._pool, page_size, min_uses, block_tokens, self._lower, hashes, self._ends
         )
         self.on_evict = self._prefixes.on_evict
-        """To be called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
+        """Called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
         self.on_give_up = self._prefixes.on_give_up
-        """To be called with each node of which only what is at its end is given up (`ResumePoints.on_give_up`)."""
+        """Called with each node that loses only its resume point (`ResumePoints.on_give_up`)."""
 
     @property
     def num_pages(self) -> int:
@@ -69,7 +69,7 @@ class HostKV:
 
     @property
     def num_evicted(self) -> int:
-        """Pages of prefixes that were given up for others, since the start."""
+        """Pages of prefixes evicted since the start."""
         return self._pool.num_evicted
 
     def connect(self, peers: KVPeers) -> None:
@@ -78,20 +78,20 @@ class HostKV:
         self._prefixes.connect(peers)
 
     def peer_totals(self) -> PeerTotals:
-        """Return what was fetched from other engines."""
+        """Count the pages fetched from other engines."""
         return self._peers.totals()
 
     def lower_totals(self) -> TierTotals:
-        """Return what was moved to and from the lower tier."""
+        """Count the pages moved to and from the lower tier."""
         return self._lower.totals()
 
     @property
     def traffic(self) -> HostTraffic:
-        """What was copied in both directions."""
+        """The pages copied in both directions."""
         return HostTraffic(self._num_out, self._num_in, self._pool.page_bytes, self._saved_seconds)
 
     def reset(self) -> int:
-        """Forget all prefixes that no request is about to read; return the number of pages that are free now."""
+        """Forget all prefixes that no request is about to read; return the number of pages that this freed."""
         return self._prefixes.reset()
 
     def account(self) -> HostAccount:
@@ -99,7 +99,7 @@ class HostKV:
         return self._swap.account() if self._has_pages else HostAccount()
 
     def take_in_transfers(self) -> None:
-        """Note what has come to host memory and what was saved below it. `begin_step` does so too."""
+        """Record the pages that have arrived in host memory or were saved below it. `begin_step` does so too."""
         self._prefixes.take_in_transfers()
 
     def begin_step(self) -> None:
@@ -111,8 +111,8 @@ class HostKV:
     # --- to the host ---------------------------------------------------------------------------------------
 
     def swap_out(self, request: Request, start: int, end: int, tokens_per_second: float) -> Copies:
-        """Note that a request loses the pages of its lease, in which `end` tokens have KV; only it held those from
-        `start` on. Returns the copies to be made (`SwapSpace.swap_out`).
+        """Record that a request loses the pages of its lease, in which `end` tokens have KV; only it held those
+        from `start` on. Returns the copies to make (`SwapSpace.swap_out`).
         """
         name, lease = request.request_id, request.lease
         assert lease is not None
@@ -132,7 +132,7 @@ class HostKV:
         return copies
 
     def take_copies(self) -> Copies:
-        """Return the copies of evicted prefixes that the step which is being planned has to make first."""
+        """Return the copies of evicted prefixes that the step being planned has to make first."""
         return self._prefixes.take_copies()
 
     def copied(self, plan: StepPlan) -> None:
@@ -142,9 +142,7 @@ class HostKV:
             self._prefixes.settle(hosts)
 
     def failed(self, plan: StepPlan) -> None:
-        """Note that a step failed, and perhaps has not copied what it should have for those that were preempted in
-        it and for others.
-        """
+        """Note that a step failed, so that its copies to the host may be missing."""
         self._prefixes.drop(_hosts(plan))
         for request in plan.preempted:
             self._swap.forget(request.request_id)
@@ -152,21 +150,21 @@ class HostKV:
     # --- to the device -------------------------------------------------------------------------------------
 
     def fetch(self, request: Request, num_found: int, tokens_per_second: float, now: float) -> None:
-        """Begin to load what a lower tier and its source have of a new request (`HostPrefixes.fetch`)."""
+        """Begin to load pages of a new request from a lower tier and its source (`HostPrefixes.fetch`)."""
         if self._has_pages:
             self._prefixes.fetch(request, num_found, tokens_per_second, now)
 
     def is_awaited(self, request_id: str, now: float) -> bool:
-        """Whether a waiting request had better wait a little longer, as what it begins with is on its way."""
+        """Whether a waiting request should wait a little longer, because its first pages are being loaded."""
         return self._has_pages and self._prefixes.is_awaited(request_id, now)
 
     def num_coming(self, request_id: str) -> int:
-        """Return how many leading tokens of a waiting request have KV when that has come; 0 if nothing comes."""
+        """Return how many leading tokens of a waiting request have KV once these have arrived; 0 if none will."""
         return self._prefixes.num_coming(request_id) if self._has_pages else 0
 
     def reach(self, request: Request, prefix: CachedPrefix, tokens_per_second: float) -> int:
-        """Return after how many leading tokens a waiting request can go on, given what the device's tree has of
-        them. `tokens_per_second` (0: not known) is the rate at which they would be computed.
+        """Return after how many leading tokens a waiting request can resume, given the prefix in the device's
+        tree. `tokens_per_second` (0: not known) is the rate at which they would be computed.
         """
         if not self._has_pages:
             return prefix.num_reusable
@@ -176,7 +174,7 @@ class HostKV:
         return self._prefixes.reach(request, prefix, tokens_per_second)
 
     def hold(self, request: Request, prefix: CachedPrefix, reached: int) -> None:
-        """Keep what `reach` promised to a request until it starts, `release` or `forget`."""
+        """Keep the pages that `reach` promised to a request until it starts, `release` or `forget`."""
         if reached > max(prefix.num_reusable, self._swap.end(request.request_id, prefix.num_held)):
             self._prefixes.hold(request, prefix, reached)
 
@@ -185,7 +183,7 @@ class HostKV:
         self._prefixes.release(request_id)
 
     def start(self, request: Request, prefix: CachedPrefix, tokens_per_second: float) -> int:
-        """Return what `reach` does, and keep it for the request until `load` or `forget`."""
+        """Return the result of `reach`, and keep its pages for the request until `load` or `forget`."""
         if not self._has_pages:
             return prefix.num_reusable
         self.release(request.request_id)
@@ -199,11 +197,11 @@ class HostKV:
         return reached
 
     def is_of_prefix(self, request_id: str) -> bool:
-        """Whether a request that was started begins with what a prefix has in host memory."""
+        """Whether a started request begins with a prefix's pages in host memory."""
         return self._prefixes.holds(request_id)
 
     def load(self, request_id: str, lease: Lease) -> Copies:
-        """Return the copies to the device for a request that was started and continues in the pages of a lease."""
+        """Return the copies to the device for a started request, which continues in the pages of a lease."""
         if not self._has_pages:
             return Copies([], [])
         at_end, end = self._swap.at_end(request_id), self._swap.end(request_id, lease.num_cached)
@@ -220,8 +218,8 @@ class HostKV:
     # --- to other engines ----------------------------------------------------------------------------------
 
     def lend(self, keys: PageKeys, first: int, last: int) -> list[TierPage]:
-        """Keep the pages of a prefix from `first` on, before `last`, that are found without a gap, where they are
-        until `take_back`.
+        """Keep the pages `first` to `last` (exclusive) of a prefix, up to the first gap, where they are until
+        `take_back`.
         """
         tier = self._pool.tier
         return tier.lend(keys, first, first + tier.count(keys, first, last))
@@ -231,12 +229,12 @@ class HostKV:
         self._pool.tier.take_back(pages)
 
     def forget(self, request_id: str) -> None:
-        """Let go of everything of a request that has ended. Idempotent."""
+        """Release all pages of a request that has ended. Idempotent."""
         if self._has_pages:
             self._swap.forget(request_id)
             self._prefixes.forget(request_id)
 
 
 def _hosts(plan: StepPlan) -> list[int]:
-    """Return the host pages that a step fills, of a state its first."""
+    """Return the host pages that a step fills; of a state only its first."""
     return [*[copy.hosts[0] for copy in plan.states_out], *[host for _, host in plan.swap_out]]

@@ -1,8 +1,8 @@
-"""Host pages: who holds them, and when they can be used again.
+"""The pool of host pages: their owners, and when they can be reused.
 
 Preempted requests (`swap`) and evicted prefixes (`host_prefixes`) share them, with the recurrent states and the
-windows from which these resume (`host_resume_points`). A preempted request takes pages of prefixes that nobody
-reads, as it is certain to need its KV again; a prefix takes no pages of requests.
+windows from which these resume (`host_resume_points`). A preempted request takes pages of prefixes that no request
+reads, because it is certain to need its KV again; a prefix takes no pages of requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.values.plan import PagePair, StateCopy
 
 
 class Copies(NamedTuple):
-    """What a step copies to the host, or from it."""
+    """The copies of a step to the host, or from it."""
 
     pages: list[PagePair]
     states: list[StateCopy]
@@ -29,17 +29,17 @@ class Copies(NamedTuple):
 
 
 class HostAccount(NamedTuple):
-    """Where the host pages are. Each is in one state, so `total` is always the size of the pool."""
+    """Host pages by state. Each is in one state, so `total` is always the size of the pool."""
 
     free: int = 0
     held: int = 0
-    """Pages with KV of preempted requests, or that the latest plan reads for one."""
+    """Pages with KV of preempted requests, or pages that the latest plan reads for one."""
     cached: int = 0
     """Pages with KV of evicted prefixes."""
     arriving: int = 0
-    """Pages to which the KV of prefixes is on its way: from the device, from below, or from another engine."""
+    """Pages being filled with KV of prefixes: from the device, from below, or from another engine."""
     lent: int = 0
-    """Pages with KV of evicted prefixes that are lent to other engines, whoever else reads them."""
+    """Pages with KV of evicted prefixes that are lent to other engines, including those that requests read."""
 
     @property
     def total(self) -> int:
@@ -56,11 +56,11 @@ class HostMemory(NamedTuple):
     page_bytes: int = 0
     """Bytes of a page, of this rank."""
     state_pages: int = 0
-    """Pages that a recurrent state takes; 0 in a model without any."""
+    """Pages for one recurrent state; 0 in a model without any."""
 
 
 class HostTraffic(NamedTuple):
-    """What was copied since the start, and what that was worth."""
+    """Pages copied since the start, and the seconds that this saved."""
 
     pages_out: int = 0
     """Pages copied to the host."""
@@ -68,7 +68,7 @@ class HostTraffic(NamedTuple):
     """Pages copied to the device."""
     page_bytes: int = 0
     saved_seconds: float = 0.0
-    """Seconds that computing would have taken, at the rate of that moment, less those of the copies."""
+    """Seconds that computing them would have taken, at the rate measured then, minus the seconds of the copies."""
 
 
 class HostPool:
@@ -78,13 +78,13 @@ class HostPool:
     """
 
     def __init__(self, memory: HostMemory, log: PrefixLog | None = None) -> None:
-        """`log` is told which blocks of prefixes are here."""
+        """`log` records which blocks of prefixes are here."""
         self.num_pages, self.page_seconds, self.page_bytes, self.state_pages = memory
         self.tier = PageTier(log)
         """The pages of prefixes."""
         self.num_evicted = 0
-        """Pages of prefixes that were given up for others."""
-        # A heap with the lowest page first, so that neighbours are copied at once.
+        """Pages of prefixes that were evicted."""
+        # A heap with the lowest page first, so that neighbours are copied together.
         self._free = list(range(memory.num_pages))
         self._being_read: list[int] = []
 
@@ -95,7 +95,7 @@ class HostPool:
 
     @property
     def num_being_read(self) -> int:
-        """Pages that are free when the step has been planned."""
+        """Pages that become free once the step has been planned."""
         return len(self._being_read)
 
     @property
@@ -111,18 +111,18 @@ class HostPool:
                 pages.append(heapq.heappop(self._free))
                 continue
             reclaimed = self.tier.reclaim()
-            assert reclaimed, "more host pages were wanted than are available"
+            assert reclaimed, "more host pages were requested than are available"
             self.num_evicted += len(reclaimed)
             self.free(reclaimed)
         return pages
 
     def free(self, pages: Iterable[int]) -> None:
-        """Give pages back."""
+        """Return pages to the pool."""
         for page in pages:
             heapq.heappush(self._free, page)
 
     def free_after_reading(self, pages: Iterable[int]) -> None:
-        """Give pages back that the step reads which is being planned: they are free at the next `begin_step`."""
+        """Return pages that the step being planned still reads: they are free at the next `begin_step`."""
         self._being_read += pages
 
     def begin_step(self) -> None:

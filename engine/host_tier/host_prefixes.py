@@ -1,13 +1,12 @@
-"""Evicted prefixes in host memory: what is copied there, and back when a prompt begins with it.
+"""Evicted prefixes in host memory: chooses which pages are copied there, and back for a prompt.
 
     the device evicts a prefix that was used before ──▶ copied to the host in the step that takes its pages
                                                                          │ found once that step has ended
     a prompt begins with it ──▶ held ──▶ copied back in the prompt's first step, which computes the rest
 
-Host memory keeps whole pages, and keeps them when they are copied back: what the device evicts again is there
-already. A prefix that was used once is not worth a copy, as most prompts never come again. In models that need
-more at the end of a prefix than its pages, resume points are kept by the same rules (`host_resume_points`), and a
-prefix is of use only up to one of them.
+Host memory keeps whole pages, also after they are copied back: if the device evicts them again, they need no copy.
+A prefix that was used once is not worth a copy, because most prompts never return. In models that need resume
+points, these are kept by the same rules (`host_resume_points`), and a prefix is of use only up to one of them.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from engine.values.request import Request
 
 
 class _Held(NamedTuple):
-    """What a request is going to copy back."""
+    """The pages that a request will copy back."""
 
     first: int
     """The slot of its page table that the first page fills."""
     pages: list[TierPage]
     end: HostResumePoint | None
-    """Where it goes on, in a model that needs something there."""
+    """The resume point, in a model that needs one."""
     at_end: list[TierPage]
-    """What it needs there."""
+    """The pages of the resume point."""
 
 
 class HostPrefixes:
@@ -53,12 +52,12 @@ class HostPrefixes:
         hashes: Callable[[Namespace, Sequence[int]], Sequence[int]] | None = None,
         ends: HostResumePoints | None = None,
     ) -> None:
-        """A page is kept if at least `min_uses` requests have used it, the one that computed it included. What is
-        kept goes on to `lower`, and comes back from there.
+        """A page is kept if at least `min_uses` requests have used it, including the one that computed it. Kept
+        pages are also written to `lower` and loaded from there.
 
-        Routers are told of what is here if a page is one or more blocks of `block_tokens` tokens; 0: they are
-        told nothing. `hashes` returns the hashes of a prompt's blocks; without it, of what comes from elsewhere
-        they are told when the device evicts it. `ends`: what prefixes need at their ends; None for nothing.
+        Routers are notified of the pages here if a page is one or more blocks of `block_tokens` tokens; 0: they
+        are not. `hashes` returns the hashes of a prompt's blocks; without it, routers learn of pages from
+        elsewhere when the device evicts them. `ends`: the resume points that prefixes need; None for none.
         """
         if min_uses < 1:
             raise ValueError(f"every prefix has at least 1 use, so min_uses must be at least 1, got {min_uses}")
@@ -76,17 +75,17 @@ class HostPrefixes:
     # --- to the host ---------------------------------------------------------------------------------------
 
     def on_evict(self, node: Node) -> None:
-        """Note that the device evicts all pages of a node, which is still in its tree. O(depth + its tokens).
+        """Handle the eviction of all pages of a node, which is still in the device's tree. O(depth + its tokens).
 
-        A page that nodes above begin and this one fills goes too: without it, what follows would not be found.
-        The copies are those that the next `take_copies` returns.
+        A page that nodes above begin and this one fills is copied too, because the pages after it could not be
+        found without it. The next `take_copies` returns the copies.
         """
         self.on_give_up(node)
         first, num_whole = node.start // self._page_size, node.end // self._page_size
         if not self._is_worth_keeping(node) or first >= num_whole:
             return
         keys = PageKeys(node.namespace, sequence(node), self._page_size, first)
-        for slot in range(num_whole - 1, first - 1, -1):  # so that a prefix's end is the older
+        for slot in range(num_whole - 1, first - 1, -1):  # so that the end of a prefix is older
             if self._tier.has(keys[slot]):
                 self._tier.describe(keys[slot], self._blocks_in(node, slot))
             elif self._pool.available:
@@ -95,8 +94,8 @@ class HostPrefixes:
                 self._outgoing.pages.append((page_of(node, slot), host))
 
     def on_give_up(self, node: Node) -> None:
-        """Note that the device gives up what a node has at its end, which counts as older than the pages that lead
-        to it, as these are of use to others. O(its tokens and those above it).
+        """Handle the loss of a node's resume point on the device. In host memory it counts as older than the pages
+        before it, because other prefixes use those. O(its tokens and those above it).
         """
         if self._resume_points is None or node.resume_point is None or not self._is_worth_keeping(node):
             return
@@ -122,7 +121,7 @@ class HostPrefixes:
         return blocks
 
     def take_copies(self) -> Copies:
-        """Return the copies to the host that the step which is being planned has to make first."""
+        """Return the copies to the host that the step being planned has to make first."""
         copies, self._outgoing = self._outgoing, Copies([], [])
         return copies
 
@@ -137,7 +136,7 @@ class HostPrefixes:
         self._pool.free(self._tier.drop(hosts))
 
     def reset(self) -> int:
-        """Forget all that no request is about to read; return the number of pages that are free now."""
+        """Forget all pages that no request is about to read; return the number of pages that this freed."""
         self._arriving.reset()
         pages = self._tier.clear()
         self._pool.free(pages)
@@ -146,10 +145,10 @@ class HostPrefixes:
     # --- to the device -------------------------------------------------------------------------------------
 
     def fetch(self, request: Request, num_found: int, tokens_per_second: float, now: float) -> None:
-        """Begin to load what lies below host memory, or at its source, of a new request, of which the device has
-        `num_found` tokens.
+        """Begin to load pages of a new request from below host memory, or from its source. The device has its
+        first `num_found` tokens.
 
-        Not to be called while a step is planned.
+        Do not call it while a step is being planned.
         """
         first, last = num_found // self._page_size, (len(request.reusable) - 1) // self._page_size
         if first < last and self._pool.num_pages:
@@ -167,17 +166,17 @@ class HostPrefixes:
         return [chain[page * in_page : (page + 1) * in_page] for page in pages]
 
     def is_awaited(self, request_id: str, now: float) -> bool:
-        """Whether a request waits for what `fetch` began to load."""
+        """Whether a request waits for pages that `fetch` began to load."""
         return self._arriving.is_awaited(request_id, now)
 
     def num_coming(self, request_id: str) -> int:
-        """Return how many leading tokens of a request have KV when what `fetch` began to load has come."""
+        """Return how many leading tokens of a request have KV once the pages of `fetch` have arrived."""
         return self._arriving.num_coming(request_id)
 
     def reach(self, request: Request, prefix: CachedPrefix, tokens_per_second: float) -> int:
-        """Return after how many leading tokens a waiting request can go on, given what the device has of them.
+        """Return after how many leading tokens a waiting request can resume, given the device's prefix.
 
-        What would be computed sooner, at `tokens_per_second` (0: not known), than copied does not count.
+        Tokens that are faster to compute, at `tokens_per_second` (0: not known), than to copy do not count.
         """
         first, last = prefix.num_held // self._page_size, (len(request.reusable) - 1) // self._page_size
         if not self._tier.num_pages or (first >= last and self._resume_points is None):
@@ -195,7 +194,7 @@ class HostPrefixes:
         return reached if num_pages and num_pages * self._pool.page_seconds < saved else prefix.num_reusable
 
     def _end(self, request: Request, prefix: CachedPrefix) -> HostResumePoint | None:
-        """Return where a request can go on at the deepest by what is in host memory at the ends of prefixes."""
+        """Return the deepest resume point of a request in host memory."""
         assert self._resume_points is not None
         tokens, first = request.reusable, prefix.num_held // self._page_size
         keys = self._keys_of(request, self._resume_points.first_key(prefix.num_reusable))
@@ -204,7 +203,7 @@ class HostPrefixes:
         return self._resume_points.deepest(keys, tokens, prefix.num_reusable, reached)
 
     def hold(self, request: Request, prefix: CachedPrefix, reached: int) -> None:
-        """Keep for a request what `reach` promised, until it is copied or the request forgotten."""
+        """Keep the pages that `reach` promised to a request, until they are copied or the request is forgotten."""
         first, stop = prefix.num_held // self._page_size, reached // self._page_size
         end = None if self._resume_points is None else self._end(request, prefix)
         at_end = [] if end is None else self._tier.pin(end.keys, 0, len(end.keys))
@@ -212,7 +211,7 @@ class HostPrefixes:
         self._held[request.request_id] = _Held(first, pages, end, at_end)
 
     def holds(self, request_id: str) -> bool:
-        """Whether something is kept for a request."""
+        """Whether pages are kept for a request."""
         return request_id in self._held
 
     def load(self, request_id: str, lease: Lease) -> Copies:
@@ -231,19 +230,19 @@ class HostPrefixes:
         return copies
 
     def forget(self, request_id: str) -> None:
-        """Let go of what was held for a request that has ended or was preempted. Idempotent."""
+        """Release the pages held for a request that has ended or was preempted. Idempotent."""
         self._arriving.forget(request_id)
         self._keys.pop(request_id, None)
         self.release(request_id)
 
     def release(self, request_id: str) -> None:
-        """Let go of what was held for a request that does not start yet. Idempotent."""
+        """Release the pages held for a request that does not start yet. Idempotent."""
         held = self._held.pop(request_id, None)
         if held is not None:
             self._tier.unpin([*held.pages, *held.at_end])
 
     def begin_step(self) -> None:
-        """Begin to plan a step: what steps before it read may be replaced, which its copies do after theirs."""
+        """Begin to plan a step. It may overwrite pages that earlier steps read, because it copies after them."""
         self.take_in_transfers()
         self._tier.unpin(self._being_read)
         self._being_read = []
@@ -253,7 +252,7 @@ class HostPrefixes:
         self._arriving.peers = peers
 
     def take_in_transfers(self) -> None:
-        """Note what a lower tier has loaded and saved, and what has come from other engines."""
+        """Record the pages that a lower tier has loaded and saved, and those that other engines sent."""
         self._arriving.take_in()
 
     def _keys_of(self, request: Request, first: int) -> PageKeys:

@@ -1,11 +1,11 @@
-"""What host memory keeps at the ends of prefixes, beside their pages: recurrent states, or pages of windows.
+"""Resume points in host memory, kept at the ends of prefixes: recurrent states, or pages of windows.
 
     pages of the prefix   [ page | page | page | pa.. ]
     HostStates                                  └ anywhere: the state, cut in pages, and the begun page
     HostTails                    [ row  | row  ]  at a page's end: the rows of the window before it
 
-Both take host pages as KV does, so nothing is divided between them beforehand. A prefix in host memory leads as
-far as the deepest of its positions at which there is one.
+Both use the same host pages as KV, so no memory is reserved for them. A prefix in host memory is of use up to its
+deepest resume point.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from engine.values.plan import StateCopy
 
 
 class HostResumePoint(NamedTuple):
-    """A position in host memory from which a prompt can go on."""
+    """A position from which a prompt can resume by host memory."""
 
     num_tokens: int
     """Leading tokens of the prompt before it."""
     keys: Sequence[bytes]
-    """What has to be there, as the tier names it."""
+    """The tier's keys of the pages that it needs."""
 
 
 class HostResumePoints(Protocol):
-    """What the two kinds have in common. They decide what is copied; the caller owns the host pages."""
+    """The interface of both kinds. They decide which copies are made; the caller owns the host pages."""
 
     def reaches(self, lease: Lease, num_computed: int) -> int:
-        """Return after how many tokens a preempted request can go on from what its lease has; 0: from none."""
+        """Return after how many tokens a preempted request can resume from its lease; 0: it cannot."""
         ...
 
     def num_pages(self, lease: Lease, num_tokens: int) -> int:
@@ -44,48 +44,48 @@ class HostResumePoints(Protocol):
         ...
 
     def save(self, lease: Lease, num_tokens: int, hosts: Sequence[int]) -> Copies:
-        """Return the copies to the host of what a lease has there, after so many tokens."""
+        """Return the copies to the host of a lease's resume point after so many tokens."""
         ...
 
     def restore(self, lease: Lease, num_tokens: int, hosts: Sequence[int]) -> Copies:
-        """Return the copies from the host for a lease that awaits what was saved, or kept for a prefix."""
+        """Return the copies from the host for a lease that awaits a resume point, saved or kept for a prefix."""
         ...
 
     def first_key(self, end: int) -> int:
-        """Return from which page on `keep` asks for keys, at the end of a node."""
+        """Return the first page whose key `keep` needs for a node with this end."""
         ...
 
     def keep(self, node: Node, keys: PageKeys, tokens: Sequence[int]) -> Copies:
-        """Take host pages for what a node has at its end, as far as it is not there already; return the copies.
+        """Take host pages for a node's resume point, unless it is already there; return the copies.
         `tokens` are all up to its end, `keys` those of their pages.
         """
         ...
 
     def deepest(self, keys: PageKeys, tokens: Sequence[int], after: int, reached: int) -> HostResumePoint | None:
-        """Return the deepest position after `after` at which something is in host memory, given that all pages
-        before the one in which `reached` lies are held. At least one of `tokens` comes after it.
+        """Return the deepest resume point after `after`, given that host memory or the device has all pages before
+        the one that contains `reached`. At least one of `tokens` comes after it.
         """
         ...
 
 
 def host_resume_points(cache: KVCacheManager, pool: HostPool) -> HostResumePoints | None:
-    """Return what a model needs at the ends of prefixes; None if it needs nothing there."""
+    """Return the kind of resume points that a model needs; None if it needs none."""
     if cache.snapshots is not None:
         return HostStates(pool, cache.page_size)
     return None if cache.tails is None else HostTails(pool, cache.tails)
 
 
 class HostStates:
-    """Recurrent states. Each takes `HostMemory.state_pages` pages, and one more where it lies inside a page."""
+    """Recurrent states. Each takes `HostMemory.state_pages` pages, and one more if it belongs inside a page."""
 
     def __init__(self, pool: HostPool, page_size: int) -> None:
         self._pool, self._tier, self._page_size = pool, pool.tier, page_size
         self._begun: dict[bytes, dict[tuple[int, ...], None]] = {}
-        """By the key of the page before them, the tokens from there on after which states were kept."""
+        """For the key of a page: the tokens after that page at whose ends states were kept."""
         self._num_begun = 0
 
     def reaches(self, lease: Lease, num_computed: int) -> int:
-        """Implement `HostResumePoints`: fewer than are computed, where draft tokens were right."""
+        """Implement `HostResumePoints`: fewer than are computed, if draft tokens were accepted."""
         state = lease.state
         assert isinstance(state, LeaseState)
         return 0 if state.slot is None else min(state.end, num_computed)
@@ -209,7 +209,7 @@ class HostTails:
             lacking = next((index for index, key in enumerate(needed) if not self._tier.is_found(key)), None)
             if lacking is None:
                 return HostResumePoint(border * size, needed)
-            border -= len(needed) - lacking  # All ends before that need the row that is lacking.
+            border -= len(needed) - lacking  # All ends before that need the missing row.
         return None
 
     def _slots(self, end: int) -> range:

@@ -1,9 +1,9 @@
-"""What an engine lends to others of its KV: first the pages of the device's tree, then those of host memory.
+"""Lends an engine's KV to other engines: first the pages of the device's tree, then those of host memory.
 
 position   0 ........... first ............ held by the tree ............. held by the host
                          [ device pages   | host pages                   ] lent
 
-Lent pages are whole, and stay as they are until they are given back: steps write into no page that is whole.
+Lent pages are whole, and stay unchanged until they are given back: steps write into no whole page.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from engine.host_tier.peers import LentPages
 
 
 class _Lent(NamedTuple):
-    """What is kept until it is given back."""
+    """The pages of one loan."""
 
     device: Loan | None
     host: list[TierPage]
 
 
 class Lender:
-    """Knows what is lent. Not thread-safe: it belongs to the engine's loop, between two steps."""
+    """Owns the loans. Not thread-safe: only the engine's loop uses it, between two steps."""
 
     def __init__(self, cache: KVCacheManager, host: HostKV) -> None:
         self._cache, self._host = cache, host
@@ -37,14 +37,14 @@ class Lender:
 
     @property
     def num_loans(self) -> int:
-        """Loans that were not given back."""
+        """Open loans."""
         return len(self._lent)
 
     def lend(self, namespace: Namespace, tokens: Sequence[int], first: int) -> LentPages:
-        """Keep the whole pages of `tokens` from position `first` on as they are until `give_back`, as far as they
-        are held without a gap. A loan is no use of them. O(tokens).
+        """Keep the whole pages of `tokens` from position `first` up to the first gap unchanged until `give_back`.
+        A loan does not count as a use of them. O(tokens).
 
-        Where no page is lent, there is nothing to give back. Raises ValueError for a negative position.
+        If no page is lent, there is nothing to give back. Raises ValueError for a negative position.
         """
         if first < 0:
             raise ValueError(f"the first page must be at position 0 or later, got {first}")
@@ -63,7 +63,7 @@ class Lender:
         return LentPages(number, first, device, tuple(page.page for page in host))
 
     def give_back(self, number: int) -> None:
-        """End a loan. Ignores numbers that are not, or no longer, those of a loan."""
+        """End a loan. Ignores numbers that are not those of an open loan."""
         lent = self._lent.pop(number, None)
         if lent is None:
             return

@@ -1,4 +1,4 @@
-"""What the scheduling core wants of a memory below host memory; `engine/kv_tier` has it in files."""
+"""The interface of a tier below host memory; `engine/kv_tier` implements it with files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ class Finished(NamedTuple):
     """Host pages whose transfer is over."""
 
     saved: Sequence[int] = ()
-    """Written, or given up: nobody reads the host page any more."""
+    """Written, or given up: the tier no longer reads the host page."""
     loaded: Sequence[int] = ()
     failed: Sequence[int] = ()
-    """Could not be read: what is in the host page is not known."""
+    """Could not be read: the content of the host page is unknown."""
 
 
 NOTHING_FINISHED = Finished()
 
 
 class TierTotals(NamedTuple):
-    """What was moved to and from the tier since the start, and what is in it."""
+    """Pages moved to and from the tier since the start, and pages in it."""
 
     saved: int = 0
     """Pages."""
     loaded: int = 0
     """Pages."""
     failed: int = 0
-    """Pages that could not be read, or were not what was written."""
+    """Pages that could not be read, or differed from the written ones."""
     skipped: int = 0
-    """Pages that were not written, as the disk had failed."""
+    """Pages that were not written, because the disk had failed."""
     page_bytes: int = 0
     """Bytes of each page."""
     held: int = 0
@@ -40,7 +40,7 @@ class TierTotals(NamedTuple):
 
 
 class LowerTier(Protocol):
-    """Moves pages between host memory and the tier while steps run. It is used by the engine's thread alone."""
+    """Moves pages between host memory and the tier while steps run. Only the engine's thread uses it."""
 
     @property
     def is_empty(self) -> bool:
@@ -49,17 +49,17 @@ class LowerTier(Protocol):
 
     @property
     def store(self) -> str:
-        """Names what holds its pages; the same for all engines that share them, and "" if there is nothing."""
+        """Name of the store of its pages: the same for all engines that share it; "" if there is none."""
         ...
 
     @property
     def log(self) -> PrefixLog:
-        """The blocks that are there, whoever has written them."""
+        """The blocks that are there, including those that other engines wrote."""
         ...
 
     @property
     def page_seconds(self) -> float:
-        """Seconds to load a page, measured or expected; 0 where there is nothing to load."""
+        """Seconds to load a page, measured or expected; 0 if the tier holds none."""
         ...
 
     def has(self, key: bytes) -> bool:
@@ -72,25 +72,25 @@ class LowerTier(Protocol):
         ...
 
     def save(self, key: bytes, page: int, blocks: Sequence[int]) -> bool:
-        """Begin to write a host page with the blocks of those hashes, which must stay as it is until it is among
-        `Finished.saved`; False if it will not be written.
+        """Begin to write a host page, which has the blocks of those hashes. It must stay unchanged until it is in
+        `Finished.saved`. Returns False if it will not be written.
         """
         ...
 
     def load(self, pages: Sequence[tuple[bytes, int]]) -> None:
-        """Begin to read pages, in this order, into host pages that nobody else uses until they are finished."""
+        """Begin to read pages, in this order, into host pages that only the tier uses until they are finished."""
         ...
 
     def seconds(self, num_pages: int) -> float:
-        """Predict how long it takes until `num_pages` more are loaded; 0 until that was measured."""
+        """Predict the seconds until `num_pages` more are loaded; 0 until that was measured."""
         ...
 
     def finished(self) -> Finished:
-        """Return what is over since the last call."""
+        """Return the transfers that ended since the last call."""
         ...
 
     def on_finished(self, call: Callable[[], None]) -> None:
-        """Have `call` called, in any thread, when something was loaded or all was saved."""
+        """Call `call`, in any thread, when pages were loaded or all were saved."""
         ...
 
     def clear(self) -> None:
@@ -98,11 +98,11 @@ class LowerTier(Protocol):
         ...
 
     def totals(self) -> TierTotals:
-        """Return what was moved since the start."""
+        """Count the pages moved since the start."""
         ...
 
     def close(self) -> None:
-        """Give up what is under way. Idempotent."""
+        """Cancel all transfers. Idempotent."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""KV that goes from one engine to another: what a source lends, and what a receiver wants of who moves it.
+"""Transfers of KV between engines: the pages that a source lends, and the interface of the page mover.
 
-    source     lend ──▶ pages that stay as they are ──▶ read and sent ──▶ give back
+    source     lend ──▶ pages that stay unchanged ──▶ read and sent ──▶ give back
     receiver   load ──▶ host pages, in the prompt's order ──▶ finished: found by prompts, as all in host memory
 
-Who moves pages knows connections and nothing of caches; an engine knows no connections. Both ends count pages from
-a prompt's start, and name a prompt by its namespace and tokens.
+The page mover knows connections but no caches; an engine knows no connections. Both ends count pages from a
+prompt's start, and name a prompt by its namespace and tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.values.request import KVSource
 
 
 class LentPages(NamedTuple):
-    """Whole pages of a prompt that stay as they are until they are given back: `device`, then `host`."""
+    """Whole pages of a prompt that stay unchanged until they are given back: `device`, then `host`."""
 
     number: int
     """Names the loan."""
@@ -30,19 +30,19 @@ class LentPages(NamedTuple):
 
 
 class PeerTotals(NamedTuple):
-    """What was fetched since the start."""
+    """Pages fetched since the start."""
 
     loaded: int = 0
     """Pages."""
     failed: int = 0
-    """Pages that did not come, or were not what was sent."""
+    """Pages that did not arrive, or differed from the sent ones."""
     fetches: int = 0
     failed_fetches: int = 0
-    """Fetches of which not every page came."""
+    """Fetches of which some page did not arrive."""
 
 
 class PageRegion(NamedTuple):
-    """Where pages of one kind lie: piece i of page p has `stride` bytes from `starts[i] + p * stride` on."""
+    """The addresses of pages: piece i of page p has `stride` bytes from `starts[i] + p * stride` on."""
 
     gpu: int | None
     """Index of the GPU whose memory it is; None for the machine's own."""
@@ -68,7 +68,7 @@ class PageMemory(Protocol):
 
     @property
     def identity(self) -> str:
-        """What engines must have in common to use each other's pages: model, layers, shape and type of a page."""
+        """Equal in engines that can use each other's pages: model, layers, shape and type of a page."""
         ...
 
     @property
@@ -77,38 +77,38 @@ class PageMemory(Protocol):
         ...
 
     def reading(self, is_device: bool, page: int) -> PageReading:
-        """Begin to read a page of the device, or of the host, that stays as it is meanwhile."""
+        """Begin to read a page of the device, or of the host, that stays unchanged meanwhile."""
         ...
 
     def on_read(self, call: Callable[[], None]) -> None:
-        """Have `call` called, in any thread, when a page is ready that was not when its reading began."""
+        """Call `call`, in any thread, when a page becomes ready that was not ready when its reading began."""
         ...
 
     def write(self, page: int, data: memoryview) -> None:
-        """Write a host page, before any step that is sent to the device from now on."""
+        """Write a host page before any step that is launched from now on."""
         ...
 
     def regions(self) -> tuple[PageRegion, PageRegion] | None:
-        """Return where the pages of the device and of the host lie, their pieces in the order of the bytes; None
-        where they lie in the memory of several processes.
+        """Return the addresses of the pages of the device and of the host, their pieces in the order of the bytes;
+        None if they are in the memory of several processes.
         """
         ...
 
 
 class KVPeers(Protocol):
-    """Fetches pages from other engines while steps run. It is used by the engine's thread alone."""
+    """Fetches pages from other engines while steps run. Only the engine's thread uses it."""
 
     def load(
         self, source: KVSource, namespace: Namespace, tokens: Sequence[int], first: int, hosts: Sequence[int]
     ) -> None:
         """Begin to fetch the pages from position `first` on of the prompt that begins with `tokens`, one into each
-        of the host pages, which nobody else uses until they are finished. Each of them is finished in the end,
-        whatever becomes of the peer.
+        of the host pages, which only the mover uses until they are finished. Each will be finished, even if the
+        peer fails.
         """
         ...
 
     def seconds(self, source: KVSource, num_pages: int) -> float:
-        """Predict how long it takes until so many more are there; 0 until that was measured."""
+        """Predict the seconds until so many more have arrived; 0 until that was measured."""
         ...
 
     def finished(self) -> Finished:
@@ -116,11 +116,11 @@ class KVPeers(Protocol):
         ...
 
     def on_finished(self, call: Callable[[], None]) -> None:
-        """Have `call` called, in any thread, when pages have come or a fetch has ended."""
+        """Call `call`, in any thread, when pages have arrived or a fetch has ended."""
         ...
 
     def totals(self) -> PeerTotals:
-        """Return what was fetched since the start."""
+        """Count the pages fetched since the start."""
         ...
 
     def close(self) -> None:
@@ -134,11 +134,11 @@ class NoKVPeers:
     def load(
         self, source: KVSource, namespace: Namespace, tokens: Sequence[int], first: int, hosts: Sequence[int]
     ) -> None:
-        """Never called, as it never pays."""
-        raise AssertionError(f"{source.peer} cannot be asked for anything")
+        """Never called, because it never pays."""
+        raise AssertionError(f"{source.peer} was asked for pages, but this engine has no peers")
 
     def seconds(self, source: KVSource, num_pages: int) -> float:
-        """Nothing ever comes."""
+        """Nothing ever arrives."""
         return math.inf
 
     def finished(self) -> Finished:

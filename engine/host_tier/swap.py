@@ -1,12 +1,12 @@
-"""KV of preempted requests in host memory: where it lies, and when copying it there pays off.
+"""Swap space: KV of preempted requests in host memory, and when copying it there pays.
 
 position   0 ................ start ................... end
 device     [ others hold it    | evictable when room is needed        ]
 host                    [ copies of the whole pages of these tokens ]
 
 A preempted request's KV stays in the radix tree while there is room. The part that only this request held is
-evicted first, so that part is copied: out in the step that takes its pages, and back, as far as the tree lost it,
-in the first step after its readmission. With it goes what has to be after it to go on, in models that need more.
+evicted first, so that part is copied: out in the step that takes its pages, and back, if the tree lost it, in the
+first step after its readmission. In models that need a resume point, it is copied too.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ MODES: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
         "auto": lambda swap_seconds, recompute_seconds: swap_seconds < recompute_seconds,
     }
 )
-"""Whether a request is swapped out, given what swapping and recomputing will probably cost."""
+"""Whether a request is swapped out, given the expected costs of swapping and recomputing."""
 
 
 class _SwappedRequest(NamedTuple):
-    """The KV that a preempted request had."""
+    """The KV of a preempted request."""
 
     start: int
-    """Tokens before it were also held by others."""
+    """Other requests also held the tokens before it."""
     end: int
     """Tokens whose KV was computed."""
     pages: list[int]
-    """Host pages of its tokens, from the page in which `start` lies; empty if they will be computed again."""
+    """Host pages of its tokens, from the page that contains `start`; empty if they will be computed again."""
     at_end: list[int]
-    """Host pages of what it needs after its last token to go on."""
+    """Host pages of the resume point after its last token."""
 
 
 class SwapSpace:
-    """Knows what lies in host memory for preempted requests. Takes pages from a pool and gives them back."""
+    """Owns the host memory of preempted requests. Takes pages from a pool and returns them."""
 
     def __init__(self, pool: HostPool, page_size: int, mode: str = "auto") -> None:
         """`page_size` in tokens; `mode` is one of `MODES`. Raises ValueError when it is not."""
         if mode not in MODES:
             raise ValueError(f"unknown preemption mode {mode!r}; known are {', '.join(sorted(MODES))}")
         self.pool = pool
-        """Where its pages come from."""
+        """The pool of its pages."""
         self._page_size = page_size
         self._pays = MODES[mode]
         self._swapped: dict[str, _SwappedRequest] = {}
-        self._share_lost = 1.0  # moving average of the share of such KV that the tree had lost at readmission
+        self._share_lost = 1.0  # moving average: share of such KV that the tree had lost at readmission
 
     def account(self) -> HostAccount:
         """Count the pool's pages by state; the invariant is that they add up to its `num_pages`."""
@@ -78,12 +78,12 @@ class SwapSpace:
         tokens_per_second: float,
         num_at_end: int = 0,
     ) -> list[PagePair]:
-        """Note that a request loses its pages, which `table` lists; only it held the tokens `start` to `end`. It
-        needs `num_at_end` more host pages, which are `at_end`'s, for what is to be after them.
+        """Record that a request loses its pages, which `table` lists; only it held the tokens `start` to `end`. It
+        needs `num_at_end` more host pages, those of `at_end`, for its resume point.
 
         Returns the copies to the host, to be made before these pages are written to; none if the host has no room
         or recomputing, at `tokens_per_second` (0: not known), is cheaper. Does nothing for a request that has not
-        read back what was copied for it before.
+        read back its earlier copies.
         """
         if request_id in self._swapped:
             return []
@@ -98,23 +98,23 @@ class SwapSpace:
         return list(zip(pages, hosts, strict=True))
 
     def holds(self, request_id: str) -> bool:
-        """Whether a request was preempted that has not started again."""
+        """Whether a request was preempted and has not started again."""
         return request_id in self._swapped
 
     def at_end(self, request_id: str) -> list[int]:
-        """Return the host pages of what a request needs after its last token that was swapped out."""
+        """Return the host pages of a request's resume point, after its last swapped-out token."""
         swapped = self._swapped.get(request_id)
         return [] if swapped is None else swapped.at_end
 
     def end(self, request_id: str, num_found: int) -> int:
-        """Return after how many leading tokens a request can go on by what was swapped out, given that the
+        """Return after how many leading tokens a request can resume from its swapped-out pages, given that the
         device's tree has KV of `num_found`; 0: it cannot.
         """
         swapped = self._swapped.get(request_id)
         if swapped is None or not (swapped.pages or swapped.at_end):
             return 0
         if num_found // self._page_size < swapped.start // self._page_size:
-            return 0  # There is a gap before what the host has: all tokens from the gap on are computed.
+            return 0  # There is a gap before the host's pages: all tokens from the gap on are computed.
         return swapped.end if swapped.pages or num_found >= swapped.end else 0
 
     def reach(self, request_id: str, num_found: int) -> int:
@@ -124,11 +124,11 @@ class SwapSpace:
     def swap_in(
         self, request_id: str, table: Sequence[int], num_found: int, *, has_end: bool = True
     ) -> list[PagePair]:
-        """Note that a request continues in the pages of `table`; the tree had KV of `num_found` tokens, and unless
-        `has_end`, nothing to go on from there.
+        """Record that a request continues in the pages of `table`; the tree had KV of `num_found` tokens, and with
+        `has_end` also a resume point there.
 
-        Returns the copies to the device: what `reach` promised, from the page in which `num_found` lies. The host
-        pages are free again at the pool's next `begin_step`.
+        Returns the copies to the device of the pages that `reach` promised, from the page that contains
+        `num_found`. The host pages are free again at the pool's next `begin_step`.
         """
         reached = self.reach(request_id, num_found)
         swapped = self._swapped.pop(request_id, None)

@@ -19,15 +19,14 @@ RETRY_S = 30.0
 
 
 def open_tier(settings: KVTier, host: HostKVPages, fingerprint: str, num_ranks: int = 1) -> PageMover:
-    """Open the directory and start the threads that move pages, of the first rank. Raises ValueError that says
-    what to do when the directory cannot be used, or holds the pages of another model.
+    """Open the directory and start the threads that move the first rank's pages. Raises ValueError, with the
+    remedy, if the directory cannot be used or holds the pages of another model.
     """
     max_bytes = int(settings.disk_gib * 2**30)
     page_bytes = host.page_bytes * num_ranks
     if max_bytes < page_bytes:
         raise ValueError(
-            f"kv_tier.disk_gib is {settings.disk_gib:g}, but one page takes {page_bytes / 2**30:.6f} GiB: "
-            "set it to more"
+            f"kv_tier.disk_gib is {settings.disk_gib:g}, but one page takes {page_bytes / 2**30:.6f} GiB: raise it"
         )
     directory = _directory(settings.directory, fingerprint)
     return PageMover(
@@ -50,6 +49,6 @@ def _directory(name: str, fingerprint: str) -> Path:
     """Return the directory of a model's pages; it is made if it is named after the model."""
     directory = Path(name.replace("{fingerprint}", fingerprint))
     if "{fingerprint}" in name and directory.parent.is_dir():
-        with contextlib.suppress(OSError):  # which is explained when the directory is opened
+        with contextlib.suppress(OSError):  # opening the directory explains the error
             directory.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     return directory

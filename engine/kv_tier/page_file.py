@@ -1,9 +1,9 @@
-"""The file of one page: what is in it, and how it is written and read. Of several ranks, each has its own.
+"""The file of one page: its layout, and how it is written and read. Each of several ranks has its own.
 
     magic │ checksum of the rest │ key │ the page's bytes, layer by layer │ the blocks in it
 
-A file appears under its name when it is whole. No file is believed: `read` compares everything. Files are not
-flushed to the disk, which the checksum makes needless.
+A file gets its name when it is complete. No file is trusted: `read` compares everything. Files are not flushed to
+the disk, because the checksum reveals lost data.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _BLOCK_BYTES, _MOST_BLOCKS = 8, 4096
 
 
 class SpoiltFile(Exception):
-    """A file is not what was written there."""
+    """A file differs from the written one."""
 
 
 class RankFiles:
-    """The files of one rank's part of pages. Thread-safe: files of one name are alike."""
+    """The files of one rank's part of pages. Thread-safe, because files of one name have the same content."""
 
     def __init__(self, directory: Path, page_bytes: int, rank: int = 0, num_ranks: int = 1) -> None:
-        """`page_bytes` are those of the rank's part."""
+        """`page_bytes`: bytes of the rank's part of a page."""
         self.directory, self.num_ranks = directory, num_ranks
         self._page_bytes, self._rank = page_bytes, rank
         self._num_written = 0
@@ -48,7 +48,7 @@ class RankFiles:
         return _HEADER + self._page_bytes + num_blocks * _BLOCK_BYTES
 
     def write(self, key: bytes, pieces: Sequence[memoryview], blocks: Sequence[int]) -> None:
-        """Write a page with the blocks of those hashes. Raises OSError, and then leaves nothing behind."""
+        """Write a page and the hashes of its blocks. Raises OSError, and then leaves no file."""
         end = struct.pack(f"<{len(blocks)}Q", *blocks)
         pieces = [*pieces, memoryview(end)] if end else pieces
         path = self._path(key, self._rank)
@@ -66,8 +66,8 @@ class RankFiles:
             raise
 
     def read(self, key: bytes, pieces: Sequence[memoryview]) -> tuple[int, ...]:
-        """Read a page into memory, and return the hashes of its blocks. Raises OSError, of which FileNotFoundError
-        says that there is none, and SpoiltFile. The memory may have been written to in any case.
+        """Read a page into memory, and return the hashes of its blocks. Raises OSError (FileNotFoundError if there
+        is none) and SpoiltFile; the memory may be overwritten all the same.
         """
         path = self._path(key, self._rank)
         header = bytearray(_HEADER)
@@ -79,13 +79,13 @@ class RankFiles:
             _transfer(os.readv, file.fileno(), [memoryview(header), *pieces, memoryview(blocks)])
         checksum = _checksum(key, [*pieces, memoryview(blocks)])
         if header != _MAGIC + checksum.to_bytes(_CRC_BYTES, "little") + key:
-            raise SpoiltFile(f"{path} is not what was written there")
+            raise SpoiltFile(f"{path} differs from the file that was written")
         with contextlib.suppress(OSError):
-            os.utime(path)  # so that it counts as used after a restart, and with the others who share it
+            os.utime(path)  # so that it counts as used after a restart, and for the engines that share it
         return struct.unpack(f"<{num_blocks}Q", blocks)
 
     def blocks_in(self, key: bytes) -> tuple[int, ...]:
-        """Read the end of a file. It is not checked: blocks that are not in the page mislead a router at most."""
+        """Read the end of a file, unchecked: wrong blocks can only mislead a router."""
         with contextlib.suppress(OSError), open_regular(self._path(key, self._rank)) as file:
             num_blocks = self._num_blocks(os.fstat(file.fileno()).st_size)
             if num_blocks:
@@ -95,7 +95,7 @@ class RankFiles:
         return ()
 
     def delete(self, key: bytes) -> None:
-        """Delete a page's files, those of all ranks, as far as they are there."""
+        """Delete the existing files of a page, those of all ranks."""
         for rank in range(self.num_ranks):
             with contextlib.suppress(OSError):
                 self._path(key, rank).unlink()
@@ -106,12 +106,12 @@ class RankFiles:
         return self.directory / name[:2] / f"{name}{whose}{SUFFIX}"
 
     def _num_blocks(self, size: int) -> int | None:
-        """Return the blocks in a file of a size; None for a size that no file has."""
+        """Return the number of blocks in a file of a size; None for a size that no file has."""
         num_blocks, rest = divmod(size - self.size(0), _BLOCK_BYTES)
         return None if rest or not 0 <= num_blocks <= _MOST_BLOCKS else num_blocks
 
     def key_of(self, name: str) -> bytes | None:
-        """Return of which page a file's name is, for any rank; None if it is no page's."""
+        """Return the key of a file's page, by the file's name, for any rank; None if it is no page's."""
         found = _NAME.fullmatch(name)
         is_ours = found is not None and (found[2] is not None) == (self.num_ranks > 1)
         if found is None or not is_ours or (found[2] is not None and int(found[2]) >= self.num_ranks):
@@ -120,7 +120,7 @@ class RankFiles:
 
 
 def _checksum(key: bytes, pieces: Sequence[memoryview]) -> int:
-    """CRC-32 of a page and its key, as zlib has it."""
+    """Return the CRC-32 (zlib's) of a page and its key."""
     crc = zlib.crc32(key)
     for piece in pieces:
         crc = zlib.crc32(piece, crc)
@@ -128,7 +128,7 @@ def _checksum(key: bytes, pieces: Sequence[memoryview]) -> int:
 
 
 def _transfer(call: object, fd: int, pieces: Sequence[memoryview]) -> None:
-    """Read or write all the pieces, in as many system calls as that takes. Raises OSError if it ends before."""
+    """Read or write all the pieces, in as many system calls as needed. Raises OSError if the file is too short."""
     left = [piece.cast("B") for piece in pieces if piece.nbytes]
     while left:
         done = call(fd, left[:_MOST_PIECES])  # type: ignore[operator]

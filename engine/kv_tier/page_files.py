@@ -4,12 +4,12 @@
     DIRECTORY/3f/3f9c…e1.kv          a page (engine/kv_tier/page_file.py)
     DIRECTORY/3f/3f9c…e1.0.kv        a page's part that the first of several ranks has, and so on
 
-Several engines may write, read and delete here at once: what two write under one name is the same. Where a model
-has several ranks, the first one knows what is there and what is to go, and a page counts when all ranks' files are
-there.
+Several engines may write, read and delete here at the same time: two files of one name have the same content. If a
+model has several ranks, the first one knows which pages exist and which to delete, and a page counts once all
+ranks' files exist.
 
-A page's file also names its blocks, by which routers know what is there. What files of others and of earlier
-engines have of them is read little by little, the newest first.
+A page's file also lists its blocks, which routers use. The blocks in files of other and earlier engines are read
+gradually, the newest first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FORMAT = 2
 MANIFEST = "raydix-kv.json"
 _FOLDER = re.compile("[0-9a-f]{2}")
 _ABANDONED_S = 3600.0
-"""Age of what somebody began to write and has surely given up."""
+"""Age in seconds after which an incomplete file is surely abandoned."""
 
 
 class _File(NamedTuple):
@@ -61,23 +61,23 @@ class PageFiles:
         max_bytes: int,
         num_ranks: int = 1,
     ) -> None:
-        """`identity` says whose pages these are: the fingerprint of the model and the layout of a page.
+        """`identity` identifies the model: its fingerprint and the layout of a page.
 
-        Raises ValueError that says what to do if the directory cannot be used or holds the pages of another model.
+        Raises ValueError, with the remedy, if the directory cannot be used or holds the pages of another model.
         """
         self.directory = directory
         self.log = StoreLog()
-        """Which blocks are here, as far as that was read."""
+        """The blocks here that were read so far."""
         self._counts = BlockCounts()
         self._max_bytes = max_bytes
         self._own = RankFiles(directory, page_bytes, 0, num_ranks)
         self._files: OrderedDict[bytes, _File] = OrderedDict()  # by key, the least recently used first
-        self._unread: deque[bytes] = deque()  # whose blocks are not known, the newest last
+        self._unread: deque[bytes] = deque()  # pages with unread blocks, the newest last
         self._bytes = 0
         self._lock = threading.Lock()
-        self._scanned: dict[str, int] = {}  # subdirectory -> when it had changed, as it was last read
+        self._scanned: dict[str, int] = {}  # subdirectory -> its modification time when last read
         self.name = _open(directory, identity if num_ranks == 1 else {**identity, "ranks": num_ranks})
-        """Names the directory: the same for all engines that share it."""
+        """Name of the directory: the same for all engines that share it."""
         self.scan()
 
     def __len__(self) -> int:
@@ -85,17 +85,15 @@ class PageFiles:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files that are known here."""
+        """Bytes of all known files."""
         return self._bytes
 
     def has(self, key: bytes) -> bool:
-        """Whether the page is there, as far as this engine knows. O(1), without a look at the directory."""
+        """Whether this engine knows the page to be there. O(1), without reading the directory."""
         return key in self._files
 
     def scan(self) -> None:
-        """Learn what others have written and deleted. Reads only the subdirectories that changed since the last
-        time.
-        """
+        """Learn which files other engines wrote and deleted. Reads only subdirectories that have changed."""
         found: dict[bytes, list[os.DirEntry[str]]] = {}
         changed = set()
         with contextlib.suppress(OSError):
@@ -123,9 +121,7 @@ class PageFiles:
         self._make_room(0)
 
     def _pages_in(self, directory: os.DirEntry[str]) -> dict[bytes, list[os.DirEntry[str]]]:
-        """Return the pages in a subdirectory of which all ranks' files are there, and delete what somebody has
-        given up writing.
-        """
+        """Return the pages in a subdirectory for which all ranks' files exist, and delete abandoned files."""
         found: dict[bytes, list[os.DirEntry[str]]] = {}
         given_up = []
         for entry in os.scandir(directory.path):
@@ -143,8 +139,8 @@ class PageFiles:
         return found
 
     def learn_blocks(self, most: int) -> bool:
-        """Read which blocks are in up to `most` of the files that others have written, the newest first. Return
-        whether there may be more.
+        """Read the blocks of up to `most` files that other engines have written, the newest first. Return whether
+        there may be more.
         """
         for _ in range(most):
             if not self._unread:
@@ -162,17 +158,17 @@ class PageFiles:
                 self.log.store(self._counts.add(blocks))
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Note that pages are of use, so that others go first; the last one goes last."""
+        """Count a use of pages, so that others are deleted first; the last one counts as used last."""
         with self._lock:
             for key in keys:
                 if key in self._files:
                     self._files.move_to_end(key)
 
     def write(self, key: bytes, pieces: Sequence[memoryview], blocks: Sequence[int] = ()) -> bool:
-        """Write a page with the blocks of those hashes; False if there never is room for it. Raises OSError, and
-        then leaves nothing behind.
+        """Write a page with the blocks of those hashes; False if it can never fit. Raises OSError, and then leaves
+        no file.
 
-        Of several ranks it writes the first one's part, and the page counts after `add`.
+        With several ranks it writes the first one's part, and the page counts after `add`.
         """
         size = self._own.size(len(blocks)) * self._own.num_ranks
         if size > self._max_bytes:
@@ -184,16 +180,16 @@ class PageFiles:
         return True
 
     def add(self, key: bytes, blocks: Sequence[int]) -> None:
-        """Note that all ranks have written a page."""
+        """Record that all ranks have written a page."""
         with self._lock:
             self._drop(key)
             self._put(key, _File(self._own.size(len(blocks)) * self._own.num_ranks, tuple(blocks)))
             self.log.store(self._counts.add(blocks))
 
     def read(self, key: bytes, pieces: Sequence[memoryview]) -> bool:
-        """Read a page into memory; False if it is not there or not what was written, which is then forgotten.
+        """Read a page into memory; False if it is missing or spoilt, and it is then forgotten.
 
-        The memory may have been written to in any case.
+        The memory may be overwritten all the same.
         """
         try:
             blocks = self._own.read(key, pieces)
@@ -213,7 +209,7 @@ class PageFiles:
         return True
 
     def forget_all(self) -> list[bytes]:
-        """Forget all pages, and return their keys: their files are still to be deleted."""
+        """Forget all pages, and return their keys; the caller has to delete their files."""
         with self._lock:
             keys = list(self._files)
             for key in keys:
@@ -221,7 +217,7 @@ class PageFiles:
         return keys
 
     def _make_room(self, size: int) -> None:
-        """Delete what was not used for longest, until `size` bytes more fit."""
+        """Delete the least recently used pages until `size` more bytes fit."""
         while self._bytes + size > self._max_bytes:
             with self._lock:
                 oldest = next(iter(self._files), None)
@@ -230,12 +226,12 @@ class PageFiles:
             self.delete(oldest)
 
     def delete(self, key: bytes) -> None:
-        """Delete a page's files, if there are some."""
+        """Delete a page's files, if there are any."""
         self.forget(key)
         self._own.delete(key)
 
     def forget(self, key: bytes) -> None:
-        """Note that a page is not there any more."""
+        """Record that a page no longer exists."""
         with self._lock:
             self._drop(key)
 
@@ -251,7 +247,7 @@ class PageFiles:
 
 
 def _open(directory: Path, identity: dict[str, str | int]) -> str:
-    """Check that the directory is there, can be written and is this model's; return its name."""
+    """Check that the directory exists, can be written and is this model's; return its name."""
     if not directory.is_dir():
         raise ValueError(
             f"kv_tier.directory is {directory}, which is not a directory: create it, or name another one"
@@ -270,7 +266,7 @@ def _open(directory: Path, identity: dict[str, str | int]) -> str:
         raise ValueError(f"kv_tier.directory is {directory}, but {advice} ({error})") from error
     except ValueError as error:
         raise ValueError(
-            f"kv_tier.directory is {directory}, but its {MANIFEST} is no JSON, so it is not known whose pages lie "
+            f"kv_tier.directory is {directory}, but its {MANIFEST} is no JSON, so it is unknown whose pages are "
             f"there: delete them, or name another directory ({error})"
         ) from error
     name = found.pop("name", None) if isinstance(found, dict) else None
@@ -284,7 +280,7 @@ def _open(directory: Path, identity: dict[str, str | int]) -> str:
 
 
 def _put_in_place(part: Path, manifest: Path) -> None:
-    """Have the first of several engines name a directory that they share."""
+    """Put the manifest in place, unless another engine that shares the directory did so first."""
     try:
         os.link(part, manifest)
     except FileExistsError:

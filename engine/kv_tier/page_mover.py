@@ -1,11 +1,11 @@
-"""Threads that write pages of host memory to files and read them back, while the engine takes its steps.
+"""Threads that write pages of host memory to files and read them back, while the engine's steps run.
 
     engine's thread ── save ──▶ writer ──▶ PageFiles
                     ── load ──▶ reader ◀──
-                    ◀─ finished: what was saved, loaded, or could not be loaded
+                    ◀─ finished: pages saved, loaded, or not loadable
 
-The caller keeps a page's memory as it is until it is reported here: nobody else reads or writes it meanwhile.
-Where a model has several ranks, each moves its own part, and a page is done when all have.
+The caller leaves a page's memory untouched until the page is finished. If a model has several ranks, each moves
+its own part, and a page is finished when all have.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 _SMOOTHING = 0.1
 _SCAN_SHARE = 1 / 20
-"""Largest share of the writer's time for which it looks at the directory."""
+"""Largest share of the writer's time for scans of the directory."""
 _STOP_S = 5.0
 _LEARNED = 64
-"""Files whose blocks are read between two pages that are written."""
+"""Files whose blocks are read between writing two pages."""
 
 
 class OtherRanks(Protocol):
@@ -38,24 +38,24 @@ class OtherRanks(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are, the first one included."""
+        """Number of ranks, including the first one."""
         ...
 
     def write_page(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
-        """Have the others write a host page."""
+        """Let the others write a host page."""
         ...
 
     def read_page(self, key: bytes, page: int) -> None:
-        """Have the others read a page into a host page."""
+        """Let the others read a page into a host page."""
         ...
 
     def on_moved(self, call: Callable[[Moved], None]) -> None:
-        """Have `call` called, in any thread, with each part that another rank has moved or could not move."""
+        """Call `call`, in any thread, with each part that another rank has moved or failed to move."""
         ...
 
 
 class _Parts:
-    """A page of which some ranks' parts are under way."""
+    """A page with parts that some ranks are still moving."""
 
     __slots__ = ("blocks", "is_whole", "key", "left")
 
@@ -78,7 +78,7 @@ class PageMover:
         expected_bytes_per_s: float,
     ) -> None:
         """`memory` returns the pieces of a host page. At most `max_queued` pages wait to be written.
-        `expected_bytes_per_s` is what `page_seconds` goes by until a page was loaded.
+        `page_seconds` is computed from `expected_bytes_per_s` until a page was loaded.
         """
         self._files, self._memory, self._page_bytes = files, memory, page_bytes
         self._max_queued, self._rescan_s, self._retry_s = max_queued, rescan_s, retry_s
@@ -88,10 +88,10 @@ class PageMover:
         self._forgotten: deque[bytes] = deque()
         self._moved: deque[Moved] = deque()
         self._others: OtherRanks | None = None
-        self._saving: dict[int, _Parts] = {}  # by host page, as is the next
+        self._saving: dict[int, _Parts] = {}  # by host page, like the next
         self._loading: dict[int, _Parts] = {}
         self._num_saved = self._num_loaded = self._num_failed = self._num_skipped = 0
-        self._measured_s = 0.0  # of a page; 0 until one was loaded
+        self._measured_s = 0.0  # seconds per page; 0 until one was loaded
         self._broken_until = 0.0
         self._is_closed = False
         self._on_finished: Callable[[], None] = lambda: None
@@ -103,7 +103,7 @@ class PageMover:
             thread.start()
 
     def join(self, others: OtherRanks) -> None:
-        """Have the other ranks move their parts as well. To be called before anything is moved."""
+        """Let the other ranks move their parts as well. Call it before any page is moved."""
         self._others = others
         others.on_moved(self._take_part)
 
@@ -120,7 +120,7 @@ class PageMover:
 
     @property
     def store(self) -> str:
-        """Names the directory."""
+        """Name of the directory."""
         return self._files.name
 
     @property
@@ -143,7 +143,7 @@ class PageMover:
         return len(self._saving) < self._max_queued
 
     def save(self, key: bytes, page: int, blocks: Sequence[int]) -> bool:
-        """Have a host page written; False if it will not be, as the disk has failed or has it."""
+        """Begin to write a host page; False if the disk has failed or already has it."""
         if self._files.has(key):
             self._files.use([key])
             return False
@@ -161,20 +161,20 @@ class PageMover:
         return 1 if self._others is None else self._others.size
 
     def load(self, pages: Sequence[tuple[bytes, int]]) -> None:
-        """Have pages read into host pages, in this order."""
+        """Begin to read pages into host pages, in this order."""
         for key, page in pages:
             self._loading[page] = _Parts(key, (), self._num_ranks)
             if self._others is not None:
                 self._others.read_page(key, page)
             self._to_load.put((key, page))
-        self._to_load.put([key for key, _ in reversed(pages)])  # used: a prefix's end is the first to go
+        self._to_load.put([key for key, _ in reversed(pages)])  # used: a prefix's end is deleted first
 
     def seconds(self, num_pages: int) -> float:
-        """Predict how long it takes until `num_pages` more are loaded; 0 until one was."""
+        """Predict the seconds until `num_pages` more are loaded; 0 until one was."""
         return (len(self._loading) + num_pages) * self._measured_s
 
     def finished(self) -> Finished:
-        """Return what is over since the last call."""
+        """Return the transfers that ended since the last call."""
         saved: list[int] = []
         loaded: list[int] = []
         failed: list[int] = []
@@ -193,7 +193,7 @@ class PageMover:
         return Finished(saved, loaded, failed)
 
     def _end(self, parts: _Parts, is_write: bool) -> None:
-        """Note what has become of a page of several ranks: one of which a part is missing goes whole."""
+        """Finish a page of several ranks; if a part failed, delete the whole page."""
         if not parts.is_whole:
             self._files.forget(parts.key)
             self._forgotten.append(parts.key)
@@ -202,11 +202,11 @@ class PageMover:
             self._files.add(parts.key, parts.blocks)
 
     def on_finished(self, call: Callable[[], None]) -> None:
-        """Have `call` called, in a thread, when something was loaded or all was saved."""
+        """Call `call`, in a thread, when pages were loaded or all were saved."""
         self._on_finished = call
 
     def totals(self) -> TierTotals:
-        """Return what was moved since the start."""
+        """Count the pages moved since the start."""
         return TierTotals(
             self._num_saved,
             self._num_loaded,
@@ -223,7 +223,7 @@ class PageMover:
         self._to_save.put(None)
 
     def close(self) -> None:
-        """End the threads; what waits is not written. Idempotent."""
+        """End the threads; waiting pages are not written. Idempotent."""
         self._is_closed = True
         self._to_save.put(None)
         self._to_load.put(None)
@@ -273,7 +273,7 @@ class PageMover:
 
     def _read(self) -> None:
         while (job := self._to_load.get()) is not None and not self._is_closed:
-            if isinstance(job, list):  # the end of what was asked for together
+            if isinstance(job, list):  # the end of pages that were requested together
                 self._files.use(job)
                 if self._to_load.empty():
                     self._on_finished()

@@ -1,9 +1,9 @@
-"""The pages' parts of ranks other than the first: each writes and reads its own files when the first one says so.
+"""Moves the parts of pages that ranks after the first have: each moves its own files when the first one asks.
 
     rank 0   PageMover ── WritePage, ReadPage ──▶ RankPages   another rank: a thread for each direction
                        ◀──── MovedPage ─────────
 
-They come in order with the steps, whose copies fill and read the same host pages.
+These messages are in one order with the steps, whose copies fill and read the same host pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STOP_S = 5.0
 
 
 class Moved(NamedTuple):
-    """A rank's part of a page was written or read, or not."""
+    """A rank's part of a page was written or read, or this failed."""
 
     is_write: bool
     page: int
@@ -36,7 +36,7 @@ class _Job(NamedTuple):
     page: int
     blocks: Sequence[int]
     wait: Callable[[], None]
-    """Waits until the steps before have made their copies."""
+    """Waits until the earlier steps have made their copies."""
 
 
 class RankPages:
@@ -49,8 +49,8 @@ class RankPages:
         report: Callable[[Moved], None],
         fence: Callable[[], Callable[[], None]],
     ) -> None:
-        """`memory` returns the pieces of a host page. `report` is called in any thread. `fence` returns what waits
-        until everything is done that this thread has had the device do.
+        """`memory` returns the pieces of a host page. `report` is called in any thread. `fence` returns a function
+        that waits for all work that this thread has launched on the device.
         """
         self._files, self._memory, self._report, self._fence = files, memory, report, fence
         self._to_write: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -72,7 +72,7 @@ class RankPages:
         self._to_read.put(_Job(key, page, (), self._fence()))
 
     def close(self) -> None:
-        """End the threads; what waits is not moved. Idempotent."""
+        """End the threads; waiting pages are not moved. Idempotent."""
         self._is_closed = True
         self._to_write.put(None)
         self._to_read.put(None)

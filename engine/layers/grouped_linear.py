@@ -3,7 +3,7 @@
     y = x · (Q · s + m)^T      Q [out, in] of 4 or 8 bits, s and perhaps m for each output and group of inputs
 
 Only the native kernels compute with them (`engine/kernels/native/blocks.c`), and pack them into less memory than
-they have here.
+here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from engine.layers.linear import BufferShape, QuantizedLinear
 
 
 class Grouping(NamedTuple):
-    """How codes and their scales are stored."""
+    """The format of codes and their scales."""
 
     bits: int
-    """Of a code: 4 (0 to 15 or, without least values, -8 to 7) or 8 (-128 to 127)."""
+    """Bits of a code: 4 (0 to 15 or, without least values, -8 to 7) or 8 (-128 to 127)."""
     inputs: int
-    """How many share a scale: 16 or 32."""
+    """Inputs that share a scale: 16 or 32."""
     scale_bytes: int
     """2: float16; 4: float32."""
     has_leasts: bool
@@ -43,7 +43,7 @@ class Grouping(NamedTuple):
 def joined(kinds: Iterable[Grouping]) -> Grouping:
     """Return the smallest grouping that can hold the numbers of all these groupings exactly."""
     bits, inputs, scale_bytes, leasts = (set(each) for each in zip(*kinds, strict=True))
-    fits = max(bits) == 4 and len(leasts) == 1  # with least values, codes of four bits have another range
+    fits = max(bits) == 4 and len(leasts) == 1  # least values change the range of four-bit codes
     return Grouping(4 if fits else 8, min(inputs), max(scale_bytes), max(leasts))
 
 
@@ -69,7 +69,7 @@ class GroupedLinear(QuantizedLinear):
     codes: torch.Tensor
     scales: torch.Tensor
     leasts: torch.Tensor
-    """No numbers if the grouping has none."""
+    """Empty if the grouping has no least values."""
 
     def __init__(self, plain: nn.Linear, grouping: Grouping) -> None:
         super().__init__(plain)

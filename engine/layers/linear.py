@@ -2,7 +2,7 @@
 
     fp8     y = (x^ · W^T) · sx · sw     W^ float8_e4m3fn [out, in], sw for each output;
                                          x^ and sx: x, rounded likewise by each token's largest value
-    blocks  the same, summed over blocks of 128 inputs, which have an sx and, with 32 outputs and more, an sw each
+    blocks  the same, summed over blocks of 128 inputs, each with an sx and, for every 32 or more outputs, an sw
     int4    y = x · ((Q - z) · s)^T      Q of four bits [out, in], s and z for each output and group of inputs
 
 A GPU with fp8 products (capability 8.9) multiplies in fp8; elsewhere the same numbers are widened first.
@@ -23,7 +23,7 @@ FP8 = torch.float8_e4m3fn
 _FP8_MAX = 448.0
 KERNEL_ROWS = 64
 """Maximum number of rows for the int4 kernel, which reads a quarter of what a 16-bit matrix takes. For more rows,
-widening the matrix once costs less than doing it in each of the kernel's tiles."""
+widening the matrix once costs less than widening it in each of the kernel's tiles."""
 
 
 def round_fp8(x: torch.Tensor, inputs: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +32,7 @@ def round_fp8(x: torch.Tensor, inputs: int | None = None) -> tuple[torch.Tensor,
     """
     size = x.shape[-1]
     blocks = x.float().unflatten(-1, (-1, inputs or size))
-    # Torch on GPUs multiplies by a number's inverse anyway, so that kernels and CPUs do it too.
+    # Torch on GPUs multiplies by a number's inverse, so kernels and CPUs do so too.
     scale = blocks.abs().amax(-1).clamp(min=1e-12) * (1 / _FP8_MAX)
     rounded = (blocks / scale[..., None]).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8)
     return rounded.flatten(-2), scale[..., 0] if inputs in (None, size) else scale
@@ -46,11 +46,11 @@ class Rounded(NamedTuple):
     scale: torch.Tensor
     """float32 [R], or [R, blocks of C]."""
     dtype: torch.dtype
-    """Type that they had."""
+    """Their type before rounding."""
 
     @classmethod
     def of(cls, x: torch.Tensor, inputs: int) -> Rounded:
-        """Round plain numbers, [R, C], of which `inputs` share a scale; in one kernel on GPUs that have such."""
+        """Round plain numbers, [R, C], `inputs` of which share a scale; in one kernel on GPUs that support it."""
         if x.is_cuda and multiplies_fp8(x.device):
             from engine.kernels.triton.fp8 import round_rows
 
@@ -65,8 +65,8 @@ class Rounded(NamedTuple):
 
 
 def rounds(layer: object) -> int:
-    """Return how many inputs share a scale, of a layer that rounds what it multiplies, and so takes it rounded; 0
-    of another layer.
+    """Return how many inputs share a scale in a layer that rounds its inputs, and so accepts rounded ones; 0 for
+    other layers.
     """
     if isinstance(layer, Fp8BlockLinear):
         return BLOCK_INPUTS
@@ -76,7 +76,7 @@ def rounds(layer: object) -> int:
 def multiply(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, few_rows: frozenset[int]
 ) -> torch.Tensor:
-    """Map [N, in] to [N, out]; by our kernel for few rows if N is one of `few_rows`, which only a GPU has."""
+    """Map [N, in] to [N, out]; by our kernel for few rows if N is in `few_rows`, which is empty except on GPUs."""
     if len(x) in few_rows and x.is_cuda and x.stride(1) == 1:
         from engine.kernels.triton.few_rows import plain_few_rows
 
@@ -85,14 +85,14 @@ def multiply(
 
 
 class PlainLinear(nn.Module):
-    """A linear layer of plain numbers for which it was measured by which kernel a GPU multiplies few rows."""
+    """A linear layer of plain numbers, for which the best GPU kernel for few rows was measured."""
 
     def __init__(self, plain: nn.Linear, few_rows: frozenset[int]) -> None:
         super().__init__()
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias
         self.few_rows = few_rows
-        """Numbers of rows that our own kernel multiplies in less time than the library's."""
+        """Numbers of rows for which our own kernel is faster than the library's."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [N, in] to [N, out]."""
@@ -170,7 +170,7 @@ class Fp8Linear(QuantizedLinear):
                 scale_a=scale[:, None],
                 scale_b=self.scale[None],
                 out_dtype=torch.bfloat16,
-                use_fast_accum=True,  # Summed in the tensor cores alone, with fewer bits than float32.
+                use_fast_accum=True,  # Summed only in the tensor cores, with fewer bits than float32.
             ).to(dtype)
             return product if self.bias is None else product + self.bias
         return F.linear(x.restored(), self.dequantized().to(dtype), self.bias)

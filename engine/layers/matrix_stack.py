@@ -1,9 +1,9 @@
-"""The matrices of a layer's experts, one after the other in memory, so that one kernel can address all of them.
+"""The matrices of a layer's experts, consecutive in memory, so that one kernel can address all of them.
 
     weight [ expert 0 | expert 1 | expert 2 | ... ]        layers[1].weight is a view of the second part,
     scale  [ expert 0 | expert 1 | expert 2 | ... ]        layers[1].scale too
 
-Each expert's matrix is a layer as well: it loads its own part, and without a kernel for all of them it computes.
+Each expert's matrix is also a layer: it loads its own part, and computes if there is no kernel for all of them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from engine.layers.linear import BufferShape, QuantizedLinear
 
 
 class MatrixStack:
-    """Linear layers of one kind and shape, without biases, whose weights lie in one tensor each."""
+    """Linear layers of one kind and shape, without biases; weights of one name share one tensor."""
 
     def __init__(
         self, layers: Sequence[nn.Linear | QuantizedLinear], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Allocate the layers' weights, uninitialized. `dtype`: that of plain ones."""
+        """Allocate the layers' weights, uninitialized. `dtype`: that of plain weights."""
         self.layers = tuple(layers)
         self.tensors: dict[str, torch.Tensor] = {}
-        """What the layers call their weights, scales and zero points: [layers, ...] each."""
+        """Weights, scales and zero points by their names in the layers: [layers, ...] each."""
         for name, (shape, kind) in _buffers(self.layers[0], dtype).items():
             whole = self.tensors[name] = torch.empty(len(self.layers), *shape, dtype=kind, device=device)
             for layer, own in zip(self.layers, whole, strict=True):

@@ -1,4 +1,4 @@
-"""The protocol of what a layer computes beside matrix products and attention: the seam between decoder and device.
+"""The interface between decoder and device: a layer's operations except matrix products and attention.
 
 x, branch ─ add, norm ─▶ x, normed        heads ─ (q/k norm) ─ rotate ─▶ queries        gate, up ─▶ silu(gate) * up
                                                     └─ keys, values ─▶ pages
@@ -22,7 +22,7 @@ Matrices = torch.Tensor | MatrixStack
 
 
 class Operations(Protocol):
-    """The operations on one step's N tokens. Made once per step, as all layers rotate by the same angles."""
+    """The operations on one step's N tokens. Made once per step, because all layers rotate by the same angles."""
 
     def add_norm(
         self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -36,7 +36,7 @@ class Operations(Protocol):
     def add_norm_fp8(
         self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float, inputs: int
     ) -> tuple[torch.Tensor, Rounded]:
-        """Compute as `add_norm` does, for a layer that rounds to float8, `inputs` numbers by one scale."""
+        """Compute as `add_norm` does, for a layer that rounds to float8, `inputs` numbers with one scale."""
         ...
 
     def rotate_into(
@@ -54,7 +54,7 @@ class Operations(Protocol):
         heads: [N, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values; may be overwritten
         rope: index of the layer's rotation among those of the model
         norm: [num_heads + num_kv_heads, head_dim], the weights of each query and key head
-        scales: keys and values are divided by these where pages are float8
+        scales: keys and values are divided by these if pages are float8
         Returns the queries, [N, num_heads, head_dim]; dim 0 may be strided.
         """
         ...
@@ -118,7 +118,7 @@ class ExpertsMLP(Protocol):
         gate_up: of [2 * inner, hidden_size], gate rows first; down: of [hidden_size, inner]: the weights of the
             experts from `first_expert` on; experts that are not among them contribute zero
         biases: of `gate_up`, [E, 2 * inner], and of `down`, [E, hidden_size]
-        clamp: the activation in place of SiLU
+        clamp: the activation instead of SiLU
         """
 
 
@@ -126,7 +126,7 @@ class Rotary(NamedTuple):
     """Constants that turn positions into angles, on the model's device, for each of a model's rotations."""
 
     inv_freq: torch.Tensor
-    """float32 [rotations, head_dim / 2], radians per position. Smaller heads are turned by the first of a row."""
+    """float32 [rotations, head_dim / 2], radians per position. Smaller heads are rotated by the first of a row."""
     factor: torch.Tensor
     """float32 [rotations, head_dim / 2], factor of cosines and sines."""
     dtype: torch.dtype
@@ -141,7 +141,7 @@ class Rotary(NamedTuple):
         device: torch.device,
     ) -> Rotary:
         """Compute the constants of a model's rotations. `dims`: the `turned_dim` of all heads, or of those that
-        each rotation turns, behind whose pairs are others that rest. Without a rotation (None), all do.
+        each rotation turns; their other pairs are not rotated. Without a rotation (None), no pair is.
         """
         each = [dims] * len(ropes) if isinstance(dims, int) else list(dims)
         turned = [[] if rope is None else rope.pairs(dim) for rope, dim in zip(ropes, each, strict=True)]

@@ -21,12 +21,12 @@ from engine.text.tokenizer import load_tokenizer
 
 
 def check_model(config: EngineConfig) -> None:
-    """Raise ValueError (ModelLoadError is one) when an engine with this config could not load its models.
+    """Raise ValueError, including ModelLoadError, if an engine with this config could not load its models.
 
-    Looks at what their directories hold: the configuration, the tokenizer, and the names, shapes, types and sizes
-    that the weight files' headers state. Of a model on the hub, only the configuration and the names of its files
-    are looked at, unless the hub cannot be reached and an engine would take the copy in the local cache; of a GGUF
-    file there, only its name.
+    Checks the files in their directories: the configuration, the tokenizer, and the names, shapes, types and sizes
+    in the weight files' headers. Of a model on the hub, it checks only the configuration and the names of its
+    files, unless the hub cannot be reached and an engine would use the copy in the local cache; of a GGUF file
+    there, only its name.
     """
     _check_one(config)
     if config.speculation is not None and config.speculation.model is not None:
@@ -37,7 +37,7 @@ def _check_one(config: EngineConfig) -> None:
     directory, names = local_model(config.model, config.model_revision), None
     if directory is None and config.model.endswith(SUFFIX):
         directory = gguf_on_hub(config.model, config.model_revision)
-        if directory is None:  # nothing describes such a file but itself, which a check does not download
+        if directory is None:  # only the file itself describes it, and a check does not download it
             return
     elif directory is None:
         directory, names = described_on_hub(config.model, config.model_revision)
@@ -51,12 +51,12 @@ def _check_one(config: EngineConfig) -> None:
 
 
 def _check_names(config: EngineConfig, directory: Path, names: Collection[str]) -> None:
-    """Check a model of which only the description is here, and `names` are its files."""
+    """Check a model by its description; `names` are its files, which are elsewhere."""
     try:
         _check_settings(config, directory)
         weight_files(directory, names)
         if not any(name.startswith(("tokenizer", "vocab")) for name in names):
-            raise ValueError("no usable tokenizer is there: expected tokenizer.json and tokenizer_config.json")
+            raise ValueError("it has no usable tokenizer: expected tokenizer.json and tokenizer_config.json")
     except ValueError as error:
         raise ValueError(f"{config.model} on the hub: {error}") from None
 

@@ -1,4 +1,4 @@
-"""A model's tensors, in whichever form its files are: safetensors or GGUF."""
+"""A model's tensors, from safetensors or GGUF files."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def open_checkpoint(model: Path, stack: ExitStack) -> dict[str, MappedTensor]:
 
 
 def stored_checkpoint(model: Path) -> dict[str, Stored]:
-    """Return where the tensors of a model lie, by name. Raises ModelLoadError."""
+    """Return the places of a model's tensors in its files, by name. Raises ModelLoadError."""
     return stored_gguf(model) if is_gguf(model) else stored_tensors(weight_files(model))

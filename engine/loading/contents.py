@@ -1,4 +1,4 @@
-"""Checks the names, shapes and types of a checkpoint's tensors, which its files' headers state."""
+"""Checks the names, shapes and types of a checkpoint's tensors by its files' headers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.model_config.config import ModelConfig
 from engine.model_config.encoder import EncoderConfig
 
 _UNREAD = ("input_scale", "activation_scale", "g_idx", "weight_shape")
-"""Tensors of quantized matrices that are not needed: each token's activations are rounded by their own scale."""
+"""Tensors of quantized matrices that are not needed, because each token's activations have their own scale."""
 _KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
 """Scales for KV in eight bits, also in plain checkpoints. Those of `engine.kv_dtype: fp8` are measured here."""
 
@@ -22,7 +22,7 @@ _KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
 def check_encoder_tensors(
     tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], config: EncoderConfig
 ) -> list[str]:
-    """Check an encoder's tensors and return the names of those that are left out. Raises ModelLoadError."""
+    """Check an encoder's tensors and return the names of unused ones. Raises ModelLoadError."""
     left_out = tuple(f"{encoder_prefix(tensors)}{name}" for name in LEFT_OUT)
     check_tensors(
         tensors, expected, [name for name in tensors if not name.startswith(left_out)], config.architecture
@@ -34,12 +34,12 @@ def check_encoder_tensors(
 def check_decoder_tensors(
     tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], config: ModelConfig
 ) -> list[str]:
-    """Check a decoder's tensors and return the names of those that are left out. Raises ModelLoadError."""
+    """Check a decoder's tensors and return the names of unused ones. Raises ModelLoadError."""
     names = {tensor.name for tensor in expected}
     missing = [name for name in names if name not in tensors]
     why = "" if config.weight_format is None else ", stored as its quantization_config says"
     if len(missing) == 1 and missing[0].endswith(HEAD):
-        why = " to generate; where it is to embed alone, say engine.tasks: [embed]"
+        why = " to generate; if it should only embed, set engine.tasks: [embed]"
     others = [name for name in tensors if name not in names]
     prefixes = tuple(prefix.format(layers=config.num_layers) for prefix in config.names.left_out)
     unknown = [name for name in others if not (name.startswith(prefixes) or _is_harmless(name, config))]
@@ -54,8 +54,8 @@ def check_tensors(
     architecture: str,
     why: str = "",
 ) -> None:
-    """Raise ModelLoadError unless a checkpoint has all `expected` tensors as they have to be, and no others among
-    `named`, the checkpoint's names without those that are left out. `why` ends the message about missing ones.
+    """Raise ModelLoadError unless a checkpoint has all `expected` tensors in the right form, and no others among
+    `named`, the checkpoint's names without unused ones. `why` ends the message about missing ones.
     """
     names = {tensor.name for tensor in expected}
     if missing := [tensor.name for tensor in expected if tensor.name not in tensors]:
@@ -76,8 +76,8 @@ def check_tensors(
 
 
 def _is_harmless(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is computed here anyway, or is a second name of the embedding table, or of keys and values
-    in whose place those of another layer are.
+    """Whether a tensor can be ignored, because it is computed here, is a second name of the embedding table, or
+    has keys and values for which those of another layer are used.
     """
     if _is_unread(name, config.weight_format is not None):
         return True
@@ -92,5 +92,5 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _is_unread(name: str, is_quantized: bool) -> bool:
-    """Whether `name` is a tensor of scales or places that a checkpoint, quantized or plain, has without need."""
+    """Whether `name` is a tensor of scales or places that a checkpoint, quantized or plain, does not need."""
     return name.rpartition(".")[2] in (*_KV_SCALES, *(_UNREAD if is_quantized else ()))

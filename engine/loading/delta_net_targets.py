@@ -1,4 +1,4 @@
-"""Where the tensors of a recurrent layer go: those of a gated delta net."""
+"""The targets of a recurrent layer's tensors: those of a gated delta net."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.parallel.shard import Shard
 def delta_net_targets(
     config: ModelConfig, shard: Shard, theirs: str, ours: str
 ) -> Iterator[tuple[str, WeightTarget]]:
-    """Yield the targets of one layer, of which ranks divide the heads."""
+    """Yield the targets of one layer; ranks divide its heads."""
     shape, names, hidden = config.delta_net, config.names.delta_net, config.hidden_size
     assert shape is not None and names is not None
     keys, heads = shape.num_key_heads * shape.key_dim, shape.num_value_heads
@@ -26,7 +26,7 @@ def delta_net_targets(
     )
     z = np.arange(shape.values)[own_values]
     total = shape.channels + shape.values
-    # The rows of queries, keys, values and z, and of strengths and decays, one kind after the other.
+    # The rows of queries, keys, values and z, and of strengths and decays, kind by kind.
     projections, gates = (
         np.concatenate((channels, z + shape.channels)),
         np.concatenate((own_heads, own_heads + heads)),
@@ -65,6 +65,6 @@ def delta_net_targets(
 
 
 def _by_kind(num_heads: int, sizes: Sequence[int]) -> Places:
-    """Return the rows of a projection that has all kinds of outputs of a key head together, by kind."""
+    """Return the rows of a projection in the order of kinds; the file groups them by key head."""
     rows = np.arange(num_heads * sum(sizes)).reshape(num_heads, -1)
     return np.concatenate([kind.flatten() for kind in np.split(rows, np.cumsum(sizes)[:-1], axis=1)])

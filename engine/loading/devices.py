@@ -1,4 +1,4 @@
-"""What the settings `device` and `dtype` mean here."""
+"""Resolves the settings `device` and `dtype`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each tensor of an encoder's checkpoint goes: its name, its shape, the rows of the fused parameters."""
+"""The targets of an encoder's tensors: name, shape, and rows of the fused parameters."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from engine.loading.target_parts import WeightTarget, fused, whole
 from engine.model_config.encoder import EncoderConfig
 
 LEFT_OUT = ("pooler.", "embeddings.position_ids")
-"""What embeddings and scores do not need: the state of the first token for the next sentence, a range."""
+"""Tensors that embeddings and scores do not need: next-sentence prediction's pooler, and a range."""
 _PREFIXES = ("", "roberta.", "model.")
-"""What precedes the encoder's names: of one saved by itself, and with a head."""
+"""Prefixes of the encoder's names, if it was saved by itself or with a head."""
 
 Targets = Iterator[tuple[str, WeightTarget]]
 
 
 def encoder_prefix(present: Container[str]) -> str:
-    """Return what precedes the names of the encoder's tensors in a checkpoint with these."""
+    """Return the prefix of the encoder's tensors in a checkpoint with the names `present`."""
     first = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
     return next((prefix for prefix in _PREFIXES for name in first if f"{prefix}{name}" in present), "")
 
 
 def encoder_targets(config: EncoderConfig, prefix: str) -> dict[str, WeightTarget]:
-    """Return where each tensor of a checkpoint goes, by its name; `prefix` precedes those of the encoder."""
+    """Return the target of each tensor of a checkpoint, by its name; `prefix` precedes the encoder's names."""
     targets = _modernbert(config) if config.is_modern else _xlm_roberta(config)
     found = {f"{prefix}{name}": target for name, target in targets}
     return found | (dict(_head(config)) if config.has_head else {})
@@ -63,7 +63,7 @@ def _modernbert(config: EncoderConfig) -> Targets:
 
 
 def _head(config: EncoderConfig) -> Targets:
-    """Yield the classification head, before whose names nothing stands."""
+    """Yield the classification head, whose names have no prefix."""
     hidden = config.hidden_size
     if not config.is_modern:
         yield from _linear("classifier.dense", "head.dense", hidden, hidden)

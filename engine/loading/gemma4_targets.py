@@ -1,4 +1,4 @@
-"""Where the tensors go that Gemma 4's layers have beside those of other decoders."""
+"""The targets of tensors that only Gemma 4's layers have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Targets = Iterator[tuple[str, WeightTarget]]
 
 
 def inputs_targets(config: ModelConfig, inputs: LayerInputsConfig) -> Targets:
-    """Yield the targets of tokens' second embedding."""
+    """Yield the targets of the tokens' second embedding."""
     width = config.num_layers * inputs.size
     yield "embed_tokens_per_layer.weight", whole("inputs.table", inputs.vocab_size, width)
     yield "per_layer_model_projection.weight", whole("inputs.projection", width, config.hidden_size)
@@ -25,7 +25,7 @@ def inputs_targets(config: ModelConfig, inputs: LayerInputsConfig) -> Targets:
 
 
 def branch_targets(config: ModelConfig, inputs: LayerInputsConfig, at: str) -> Targets:
-    """Yield the targets of the branch by which it enters the layer `at`."""
+    """Yield the targets of the branch that adds it in the layer `at`."""
     hidden = config.hidden_size
     yield f"{at}.per_layer_input_gate.weight", whole(f"{at}.inputs.gate", inputs.size, hidden)
     yield f"{at}.per_layer_projection.weight", whole(f"{at}.inputs.projection", hidden, inputs.size)
@@ -33,7 +33,7 @@ def branch_targets(config: ModelConfig, inputs: LayerInputsConfig, at: str) -> T
 
 
 def beside_targets(config: ModelConfig, experts: ExpertsConfig, shard: Shard, at: str) -> Targets:
-    """Yield the targets of the experts beside the MLP of the layer `at`, and of their norms."""
+    """Yield the targets of the experts next to the MLP of the layer `at`, and of their norms."""
     hidden, inner, ours = config.hidden_size, experts.intermediate_size, f"{at}.mlp"
     own, columns = shard.experts(experts).held, np.arange(inner)[shard.expert_columns(experts)]
     held, both = slice(own.start, own.stop), np.concatenate((columns, inner + columns))
@@ -50,5 +50,5 @@ def beside_targets(config: ModelConfig, experts: ExpertsConfig, shard: Shard, at
 
 
 def is_kv_of(name: str, layer: int) -> bool:
-    """Whether a tensor makes a layer's keys or values."""
+    """Whether a tensor belongs to a layer's keys or values."""
     return re.search(rf"layers\.{layer}\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.", name) is not None

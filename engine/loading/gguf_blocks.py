@@ -31,9 +31,9 @@ GROUPINGS: Mapping[str, Grouping] = {
     "Q5_K": Grouping(8, 32, _OF_256, True),
     "Q6_K": Grouping(8, 16, _OF_256, False),
 }
-"""How memory holds the numbers of each type as they are: codes of two and three bits take four, of more eight."""
+"""Exact groupings for each type in memory: codes of up to four bits take four, others eight."""
 _AT_ONCE = 2**20
-"""Numbers that are widened together: what is computed between stays in a CPU's cache."""
+"""Numbers that are widened together, so that intermediate results stay in a CPU's cache."""
 _ON_GPU = 2**26
 """The same on a GPU, where each step takes some microseconds."""
 
@@ -65,7 +65,7 @@ def _halves(raw: torch.Tensor) -> torch.Tensor:
 
 def _bits(raw: torch.Tensor, width: int) -> torch.Tensor:
     """Return uint8 [..., 8 / width, n]: of all n bytes the lowest `width` bits, then the next, and so on."""
-    raw = raw.contiguous()  # a CPU's vectors need neighbours
+    raw = raw.contiguous()  # a CPU's vector loads need adjacent bytes
     bits = raw.new_empty(*raw.shape[:-1], 8 // width, raw.shape[-1])
     for place in range(8 // width):
         bits[..., place, :] = (raw >> place * width) & (2**width - 1)
@@ -78,7 +78,7 @@ def _nibbles(raw: torch.Tensor) -> torch.Tensor:
 
 
 def _fifth_bits(raw: torch.Tensor) -> torch.Tensor:
-    """Return uint8 [..., 8 n] of the bits of n bytes, the lowest first, at the fifth place."""
+    """Return uint8 [..., 8 n]: the bits of n bytes, the lowest first, each as the fifth bit."""
     bits = _bits(torch.arange(256, dtype=torch.uint8, device=raw.device)[:, None], 1) << 4
     return bits.flatten(1).view(torch.int64)[:, 0][raw.int()].view(torch.uint8)
 
@@ -145,7 +145,7 @@ def _q6_k(blocks: torch.Tensor) -> Coded:
 
 
 def _signed(codes: torch.Tensor, middle: int) -> torch.Tensor:
-    """Return int8 [N, 1, n] of uint8 [N, n], less the code that stands for zero."""
+    """Return int8 [N, 1, n] of uint8 [N, n], minus the code of zero."""
     return codes.view(torch.int8).sub_(middle)[:, None]
 
 

@@ -1,6 +1,6 @@
 """A GGUF model's tensors in the form in which weights are loaded: views of mapped files, or places to read.
 
-Blocks of numbers are read as bytes, uint8 [..., bytes of a row], and widened where the weights are to be.
+Blocks of numbers are read as bytes, uint8 [..., bytes of a row], and widened on the weights' device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def open_gguf(path: Path) -> dict[str, MappedTensor]:
 
 
 def stored_gguf(path: Path) -> dict[str, Stored]:
-    """Return where a model's tensors lie, by their names in safetensors files. Raises ModelLoadError."""
+    """Return the places of a model's tensors, by their names in safetensors files. Raises ModelLoadError."""
     return {
         name: Stored(tensor.path, tensor.offset, tensor.num_bytes, _dtype(tensor), _shape(tensor))
         for name, tensor in our_names(read_model(path)).items()
@@ -50,9 +50,9 @@ def stored_gguf(path: Path) -> dict[str, Stored]:
 
 
 def widening(group: TensorGroup, present: Mapping[str, MappedTensor], dtype: torch.dtype) -> TensorGroup:
-    """Return the group of tensors of which some may be blocks: these are widened before they are stored.
+    """Return the group with its blocks, if it has any, widened before they are stored.
 
-    Matrices are widened to `dtype`, the type of the weights, so that the largest do not take twice the memory.
+    Matrices are widened to `dtype`, the type of the weights, so that the largest need not take twice the memory.
     """
     kinds = [
         _BLOCKS.get(present[tensor.name].dtype) if tensor.name in present else None for tensor in group.tensors
@@ -78,8 +78,8 @@ def widening(group: TensorGroup, present: Mapping[str, MappedTensor], dtype: tor
 
 
 def kept_grouping(tensors: Mapping[str, WeightTarget], present: Mapping[str, MappedTensor]) -> Grouping | None:
-    """Return how the native kernels' memory holds a matrix that consists of these tensors as it is, whatever
-    their types; None if one of them is plain or changes while it is loaded.
+    """Return the grouping in which the native kernels' memory holds a matrix of these tensors exactly; None if one
+    of them is plain or changes during loading.
     """
     kinds = []
     for name, target in tensors.items():
@@ -91,21 +91,19 @@ def kept_grouping(tensors: Mapping[str, WeightTarget], present: Mapping[str, Map
 
 
 def _has_all_inputs(target: WeightTarget) -> bool:
-    """Whether a rank's part of a matrix consists of whole rows, which blocks are part of."""
+    """Whether a rank's part of a matrix consists of whole rows, and so of whole blocks."""
     inputs = target.shape[-1]
     return all(isinstance(own, slice) and own.indices(inputs) == (0, inputs, 1) for own in target.part[1:])
 
 
 def kept_group(layer: GroupedLinear, name: str, target: WeightTarget, dtype: str) -> TensorGroup:
-    """Return how a tensor of blocks becomes rows of a layer that keeps them."""
+    """Return the group that stores a tensor of blocks as rows of a layer that keeps them."""
 
     def store(tensors: list[torch.Tensor]) -> None:
         found = coded(tensors[0][target.part[:1]], _BLOCKS[dtype])
         for scales in (found.scales, found.leasts):
             if scales is not None and not scales.isfinite().all():
-                raise ModelLoadError(
-                    f"{name} has scales that are infinite or no numbers; download the model again"
-                )
+                raise ModelLoadError(f"{name} has scales that are infinite or NaN; download the model again")
         assert isinstance(target.rows, slice)
         layer.put(target.rows, found)
 
@@ -117,7 +115,7 @@ def _dtype(tensor: GGUFTensor) -> torch.dtype:
 
 
 def _shape(tensor: GGUFTensor) -> tuple[int, ...]:
-    """Return the shape of what is read: of blocks, the last axis is that of a row's bytes."""
+    """Return the shape in which a tensor is read; for blocks, the last axis has a row's bytes."""
     if tensor.type.is_plain:
         return tensor.shape
     return *tensor.shape[:-1], tensor.shape[-1] // tensor.type.block * tensor.type.block_bytes
@@ -147,6 +145,6 @@ class _View:
             raise ModelLoadError(f"{tensor.path} has become shorter than its header says; download it again")
         options: Any = {"dtype": _dtype(tensor), "offset": tensor.offset}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nor is it written
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is not written
             numbers = torch.frombuffer(content, count=tensor.num_bytes // options["dtype"].itemsize, **options)
         return numbers.view(_shape(tensor))

@@ -1,4 +1,4 @@
-"""Works out how many KV pages an engine gets."""
+"""Computes how many KV pages an engine gets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def pages_for(
     max_model_len: int,
     groups: LayerGroups | None = None,
 ) -> int:
-    """Return the number of KV pages for `bytes_free` bytes of memory that nothing else needs. A page takes
-    `bytes_per_token` for each of its tokens.
+    """Return the number of KV pages for `bytes_free` bytes of unused memory. A page takes `bytes_per_token` for
+    each of its tokens.
 
-    This is `config.kv_pages` if it is set, for each of the `groups` of layers with pages of their own; otherwise
-    what fits in `config.kv_memory_share` of the free memory, but no more than the largest batch of the longest
+    This is `config.kv_pages` if it is set, for each of the `groups` of layers with their own pages; otherwise as
+    many as fit in `config.kv_memory_share` of the free memory, but no more than the largest batch of the longest
     requests can use. Raises ValueError if not even one page fits.
     """
     if config.kv_pages is not None:
@@ -43,9 +43,9 @@ def pages_for(
 def slots_for(config: EngineConfig, bytes_free: int | None, state_bytes: int) -> int:
     """Return the number of slots for recurrent states: one for each running request, and those for snapshots.
 
-    Without `config.state_snapshots` these are as many, but no more than leave half of the memory for KV pages.
-    `bytes_free` is as for `pages_for`; None where `config.kv_pages` says how many pages there are. Raises
-    ValueError if they leave no memory for KV pages.
+    Without `config.state_snapshots` there are as many snapshots as requests, but no more than leave half of the
+    memory for KV pages. `bytes_free` is as for `pages_for`; None if `config.kv_pages` sets the number of pages.
+    Raises ValueError if they leave no memory for KV pages.
     """
     running, snapshots = config.max_running, config.state_snapshots
     if not config.prefix_cache:
@@ -57,8 +57,8 @@ def slots_for(config: EngineConfig, bytes_free: int | None, state_bytes: int) ->
         snapshots = min(running, max(1, budget // 2 // state_bytes - running))
     if (running + snapshots) * state_bytes >= budget:
         raise ValueError(
-            f"no memory for KV pages beside recurrent states: one takes {state_bytes / 2**20:.1f} MiB, and there "
-            f"are to be {running} for running requests (max_running) and {snapshots} snapshots (state_snapshots) "
+            f"no memory for KV pages after recurrent states: one takes {state_bytes / 2**20:.1f} MiB, and there "
+            f"should be {running} for running requests (max_running) and {snapshots} snapshots (state_snapshots) "
             f"in {_gib(budget)}, {config.kv_memory_share:.0%} of the free memory; lower max_running, for which "
             f"{max(1, budget // 2 // state_bytes - snapshots)} would be enough, or state_snapshots, or raise "
             "kv_memory_share"
@@ -67,7 +67,7 @@ def slots_for(config: EngineConfig, bytes_free: int | None, state_bytes: int) ->
 
 
 def beside_slots(config: EngineConfig, bytes_free: int, slots_bytes: int) -> int:
-    """Return the memory for `pages_for` when slots for recurrent states take a part of the same share of it."""
+    """Return the memory for `pages_for` if slots for recurrent states take a part of the same share."""
     return max(0, bytes_free - int(slots_bytes / config.kv_memory_share))
 
 
@@ -81,7 +81,7 @@ def check_room(
     num_gpus: int = 1,
 ) -> None:
     """Raise ValueError unless a GPU's free memory holds the weights and the KV of `config.kv_pages`, or else of
-    the longest request; steps need some more memory. The message names the largest settings that fit.
+    the longest request; steps need some more memory. The error names the largest settings that fit.
 
     `model` is the whole model, which `num_gpus` share; memory and `kv_bytes_per_token` are one GPU's.
     `element_bytes` is the size of a plain weight.
@@ -103,7 +103,7 @@ def check_room(
     raise ValueError(
         f"the model does not fit: its weights take {_gib(weights)}, {wanted} {_gib(pages * bytes_per_page)}, and "
         f"{_gib(bytes_free)} of GPU memory are free; "
-        + (" or ".join(advice) or "take a GPU with more free memory, or a smaller model or one of fewer bits")
+        + (" or ".join(advice) or "use a GPU with more free memory, or a smaller model or one with fewer bits")
     )
 
 
@@ -121,8 +121,8 @@ def _gib(num_bytes: int) -> str:
 def host_pages_for(
     config: EngineConfig, bytes_per_token: int, bytes_free: int | None = None, state_bytes: int = 0
 ) -> int:
-    """Return the number of host pages for KV, given `bytes_free` bytes of RAM (None: all that is available). A
-    page takes `bytes_per_token` for each of its tokens; a recurrent state takes as many pages as it fills.
+    """Return the number of host pages for KV, given `bytes_free` bytes of RAM (None: all available RAM). A page
+    takes `bytes_per_token` for each of its tokens; a recurrent state takes as many pages as it fills.
 
     Raises ValueError if `config.host_kv_gib` is more than that, or less than a page and a state.
     """
@@ -135,7 +135,7 @@ def host_pages_for(
         what = "a page with a recurrent state takes" if state_bytes else "a page takes"
         raise ValueError(
             f"host_kv_gib is {config.host_kv_gib:g}, but {what} {least / 2**30:.6f} GiB and "
-            f"{bytes_free / 2**30:.1f} GiB of RAM are free; set it between these, or to 0 to do without"
+            f"{bytes_free / 2**30:.1f} GiB of RAM are free; set it between these, or to 0 for no host memory"
         )
     return wanted // bytes_per_page
 
@@ -147,7 +147,7 @@ def available_ram() -> int:
 
 
 def _machine_ram(meminfo: Path) -> int:
-    """Return Linux's MemAvailable (free memory plus what caches would release); elsewhere, the free pages."""
+    """Return Linux's MemAvailable (free memory plus releasable caches); elsewhere, the free pages."""
     try:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -159,7 +159,7 @@ def _machine_ram(meminfo: Path) -> int:
 
 
 def _container_ram(cgroup: Path) -> int | None:
-    """Return what the control group (v2 or v1) leaves; None if it has no limit."""
+    """Return the bytes that the control group (v2 or v1) still allows; None if it has no limit."""
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

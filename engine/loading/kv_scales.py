@@ -1,7 +1,7 @@
 """The scales of KV in eight bits, for each layer's keys and its values, from the largest of a sample of tokens.
 
-float8_e4m3fn is as exact near 1/64 as near 448. What matters is that no value is larger, so there is headroom
-above the sample's largest. A scale is a power of two, so that multiplying with it rounds nothing.
+float8_e4m3fn is as exact near 1/64 as near 448. Only values above its maximum do harm, so there is headroom above
+the sample's largest. A scale is a power of two, so that multiplying by it rounds nothing.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class KVScaleCalibration:
                 assert not isinstance(source, GatedDeltaNet)
                 attention.kv_scales = source.kv_scales
             else:
-                parts = next(largest)  # Keys, and values if they lie apart.
+                parts = next(largest)  # Keys, and values if they are separate.
                 attention.kv_scales = _scale(parts[0]), _scale(parts[-1])
 
 
 def _scale(largest: float) -> float:
-    """Return the least power of two with which `largest` times the headroom fits; 1 for 0, NaN and infinity."""
+    """Return the least power of two by which `largest` times the headroom fits; 1 for 0, NaN and infinity."""
     if not 0 < largest < math.inf:
         return 1.0
     return 2.0 ** math.ceil(math.log2(largest * _HEADROOM / MAX_FP8))

@@ -30,9 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_encoder(config: EngineConfig) -> EncoderRunner:
-    """Load the encoder that `config` names. Raises ModelLoadError, and ValueError for settings that are for
-    decoders.
-    """
+    """Load the encoder that `config` names. Raises ModelLoadError; ValueError for decoders' settings."""
     torch.set_num_threads(config.threads or default_threads(1))
     directory = resolve_model(config.model, config.model_revision)
     model = EncoderConfig.from_directory(directory)
@@ -52,9 +50,7 @@ def load_encoder(config: EngineConfig) -> EncoderRunner:
 def load_encoder_weights(
     directory: Path, config: EncoderConfig, dtype: torch.dtype, device: torch.device
 ) -> EncoderModel:
-    """Load the weights. Names, shapes and types are all checked before memory is allocated. Raises
-    ModelLoadError.
-    """
+    """Load the weights, after checking all names, shapes and types. Raises ModelLoadError."""
     files = weight_files(directory)
     with ExitStack() as stack:
         tensors = open_tensors(files, stack)

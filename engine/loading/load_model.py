@@ -66,9 +66,9 @@ def load_model(
 ) -> ModelRunner:
     """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError.
 
-    `kv_bytes_beside`: bytes that another model keeps for each token that the pages hold; `bytes_beside`: those of
-    the device that it will take besides. With several `ranks`, all of them call this together and each loads its
-    share. `load_weights` has the signature of `load_decoder`.
+    `kv_bytes_beside`: bytes that another model keeps for each token in the pages; `bytes_beside`: other bytes of
+    the device that it will take. With several `ranks`, all of them call this together and each loads its share.
+    `load_weights` has the signature of `load_decoder`.
     """
     torch.set_num_threads(config.threads or default_threads(ranks.shard.size))
     loading = _Loading(config, kv_bytes_beside, ranks, bytes_beside)
@@ -86,7 +86,7 @@ def load_model(
 
 
 class _Loading:
-    """What the settings mean for this model on this device, and the steps from there to a runner."""
+    """The settings resolved for this model on this device, and the steps from there to a runner."""
 
     def __init__(
         self, config: EngineConfig, kv_bytes_beside: int, ranks: Collective, bytes_beside: int = 0
@@ -139,7 +139,7 @@ class _Loading:
         return AttentionByHeads({kind: self._attention(heads) for kind, heads in kinds.items()})
 
     def _attention(self, heads: AttentionShape) -> AttentionBackend:
-        """Return the backend for layers with such heads, in chunks if the model has them."""
+        """Return the backend for layers with such heads, within chunks if the model has them."""
         backend = choose_backend(self._config.attention, heads, self._dtype, self._device)
         if self._model.chunk is None:
             return backend
@@ -164,7 +164,7 @@ class _Loading:
         return runner
 
     def compile_kernels(self, runner: ModelRunner) -> None:
-        """Compile what steps launch before any step runs, on a GPU."""
+        """Compile the kernels that steps launch before any step runs, on a GPU."""
         compile_kernels(runner, self._warm_steps(), self._device)
 
     def warm_up(self, runner: ModelRunner) -> None:
@@ -200,13 +200,13 @@ class _Loading:
         return small.with_pages(num_pages, slots, max_drafts(config)), is_graphed
 
     def _in_a_page(self, bytes_per_token: int) -> int:
-        """Return the bytes of a token in the layers of one page, if it takes so many in all."""
+        """Return the bytes of a token in the layers of one page, given its bytes in all layers."""
         if self._groups is None:
             return bytes_per_token
         return self._groups.bytes_per_token(bytes_per_token)
 
     def num_host_pages(self, runner: ModelRunner) -> int:
-        """Return how many pages of host memory each rank gets."""
+        """Return the number of host pages of each rank."""
         size = self._ranks.shard.size
         state_bytes = self._model.state_bytes(self._dtype.itemsize) * size
         return host_pages_for(
@@ -214,7 +214,7 @@ class _Loading:
         )
 
     def add_graphs(self, runner: ModelRunner) -> None:
-        """Record the graphs now, or leave that to the first steps that use them."""
+        """Record the graphs now, or let the first steps that use them record them."""
         config, capture = self._config, CudaCapture(self._device)
         kinds: list[Graphs] = []
         if self._not_graphed is None:
@@ -226,7 +226,7 @@ class _Loading:
             capture_all(kinds, self._device, self._reserved)
 
     def report(self, runner: ModelRunner) -> None:
-        """Log what was loaded."""
+        """Log the loaded model and its memory."""
         if self._not_graphed is not None:
             logger.info("no CUDA graphs of whole steps: %s", self._not_graphed)
         if self._not_grouped:
@@ -289,7 +289,7 @@ class _Loading:
             )
 
     def _find_scales(self, decoder: Decoder) -> None:
-        """Set the scales of KV in eight bits from a sample that is computed with unrounded KV."""
+        """Set the scales of KV in eight bits from a sample computed with unrounded KV."""
         config = self._config
         sample = KVScaleCalibration(
             self._whole.vocab_size, config.page_size, min(config.max_step_tokens, self._limit)

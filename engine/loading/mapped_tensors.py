@@ -2,8 +2,8 @@
 
     files ── open_tensors: mapped, not read ──▶ read: a view ──▶ copied or packed ──▶ release: memory given back
 
-What was read of a mapping stays in the process's memory until it is closed. Copying a whole checkpoint would thus
-hold the weights twice, unless each tensor is released after it was copied. The system's file cache keeps the data.
+Pages read from a mapping stay in the process's memory until it is closed. Copying a whole checkpoint would thus
+hold the weights twice, unless each tensor is released after its copy. The system's file cache keeps the data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MappedTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors spells it: "F32", "BF16", ..."""
+    """The type in safetensors' spelling: "F32", "BF16", ..."""
     file: Any
 
     def read(self) -> torch.Tensor:
@@ -42,7 +42,7 @@ class MappedTensor:
             tensor: torch.Tensor = self.file.get_tensor(self.name)
         except SafetensorError as error:
             raise ModelLoadError(f"tensor {self.name} cannot be read: {error}") from error
-        # Without this advice, the system reads ahead only some hundred KiB of a file that is not in its cache.
+        # Without this advice, the system reads ahead only some hundred KiB of an uncached file.
         _advise(tensor, "MADV_WILLNEED")
         return tensor
 
@@ -71,13 +71,13 @@ def open_tensors(paths: Sequence[Path], stack: ExitStack, *, is_read: bool = Tru
 def release(tensor: torch.Tensor) -> None:
     """Free the memory behind a tensor that `MappedTensor.read` returned and that is not used again.
 
-    Its first and last page stay, as they may hold neighbouring tensors.
+    Its first and last page stay, because they may hold neighbouring tensors.
     """
     _advise(tensor, "MADV_DONTNEED")
 
 
 def _advise(tensor: torch.Tensor, advice: str) -> None:
-    """Advise the system about a tensor's whole pages; does nothing where there is no such call."""
+    """Advise the system about a tensor's whole pages; does nothing on systems without such a call."""
     madvise, number = _madvise(), getattr(mmap, advice, None)
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""Checks that an engine's settings suit its model, so that a start with others is refused."""
+"""Checks at the start that an engine's settings suit its model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ONLY: dict[str, object] = {
     "speculation": None,
     "kv_dtype": "auto",
 }
-"""Settings that have these values with an encoder."""
+"""Settings that must have these values with an encoder."""
 
 
 def check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
-    """Raise ValueError if the settings ask for something that such a model cannot have."""
+    """Raise ValueError for settings that a recurrent model does not support."""
     if model.delta_net is None:
         return
     if config.kv_tier is not None:
@@ -28,7 +28,7 @@ def check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def max_drafts(config: EngineConfig) -> int:
-    """Return how many draft tokens a request has in a step at most."""
+    """Return the most draft tokens of a request in a step."""
     return 0 if config.speculation is None else config.speculation.max_drafts
 
 
@@ -43,7 +43,7 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def check_encoder_settings(config: EngineConfig, model: EncoderConfig) -> None:
-    """Raise ValueError for settings that are for decoders, or for a longer context than the model's."""
+    """Raise ValueError for decoders' settings, or for a longer context than the model's."""
     for name, only in _ONLY.items():
         if (given := getattr(config, name)) != only:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Widens experts that files hold in MXFP4 (OCP Microscaling Formats 1.0): 32 numbers of four bits and an exponent.
+"""Widens experts from MXFP4 (OCP Microscaling Formats 1.0): 32 numbers of four bits and an exponent.
 
 NAME_blocks  uint8 [experts, outputs, inputs / 32, 16]   two numbers a byte, the first in the low bits
 NAME_scales  uint8 [experts, outputs, inputs / 32]       exponents, plus 127
@@ -20,7 +20,7 @@ BLOCK = 32
 
 
 def mxfp4_group(name: str, target: WeightTarget, into: Callable[[], torch.Tensor]) -> TensorGroup:
-    """Return the tensors that make a stack of experts; `target` is that of plain numbers, [E, inputs, outputs]."""
+    """Return the tensors of a stack of experts; `target` is that of plain numbers, [E, inputs, outputs]."""
     count, inputs, outputs = target.shape
     blocks = Expected(f"{name}_blocks", (count, outputs, inputs // BLOCK, BLOCK // 2), ("U8",))
     scales = Expected(f"{name}_scales", (count, outputs, inputs // BLOCK), ("U8",))
@@ -35,7 +35,7 @@ def widened(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def _store(into: Callable[[], torch.Tensor], target: WeightTarget, tensors: list[torch.Tensor]) -> None:
-    """Widen one expert after the other, so that memory holds one of them twice."""
+    """Widen expert by expert, so that memory holds only one of them twice."""
     blocks, scales = tensors
     held, *part = target.part
     experts = range(len(blocks))[held] if isinstance(held, slice) else held.tolist()

@@ -1,8 +1,8 @@
-"""Which kernel multiplies a few rows with each of a model's matrices on a GPU: the library's, or our own.
+"""Chooses the kernel that multiplies few rows with each of a model's matrices on a GPU: the library's or our own.
 
-Neither is always the faster: it depends on the GPU, the library and the shape. So both are timed at an engine's
-start, on the model's own layers, which together are larger than the GPU's cache. The winners are kept in a file
-beside Triton's compiled kernels, from which later starts read them.
+Which is faster depends on the GPU, the library and the shape. So both are timed at an engine's start, on the
+model's own layers, which together are larger than the GPU's cache. The winners are kept in a file next to Triton's
+compiled kernels, from which later starts read them.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from engine.models.experts import Experts
 logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 8)
-"""Numbers of rows that are timed; others are multiplied as the next larger one."""
+"""Numbers of rows that are timed; others use the result of the next larger one."""
 _REPLAYS = 5
 Work = Callable[[], object]
 Pair = Callable[[int], tuple[Work, Work]]
 """Maps a number of rows to their product by the library's kernel, and by ours."""
 Timer = Callable[[Sequence[Work]], float]
-"""Returns the seconds that all of some work takes, done one after the other."""
+"""Returns the total seconds of several pieces of work in turn."""
 
 
 class Shape(NamedTuple):
-    """What decides which kernel is faster."""
+    """The properties that decide which kernel is faster."""
 
     dtype: torch.dtype
     outputs: int
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 
 def choose_products(decoder: Decoder, device: torch.device) -> None:
-    """Have a model's products of few rows computed by the faster kernels, on a GPU where Triton imports."""
+    """Let the faster kernels compute a model's products of few rows, on a GPU if Triton imports."""
     if device.type != "cuda":
         return
     try:
@@ -60,14 +60,14 @@ def choose_products(decoder: Decoder, device: torch.device) -> None:
     place = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, triton {triton.__version__}"
     with torch.cuda.device(device):
         ours = choose(decoder, device, Path(directory) / "raydix_products.json", place, recorded_seconds)
-        for work in ours:  # What was measured at an earlier start compiles now, not while requests wait.
+        for work in ours:  # Kernels measured at an earlier start compile now, not while requests wait.
             work()
 
 
 def choose(decoder: Decoder, device: torch.device, path: Path, place: str, timer: Timer) -> list[Work]:
-    """Choose for all layers by the results in the file `path`; what it lacks for this `place` is timed.
+    """Choose for all layers by the results in the file `path`; time those that it lacks for this `place`.
 
-    Returns a product by our kernel for each shape that has any.
+    Returns a product by our kernel for each shape with one.
     """
     shapes: dict[Shape, list[nn.Linear | Fp8Linear]] = defaultdict(list)
     mixtures = [module for module in decoder.modules() if isinstance(module, Experts)]
@@ -139,7 +139,7 @@ def _fp8_pair(layer: Fp8Linear, device: torch.device, rows: int) -> tuple[Work, 
 
 
 def recorded_seconds(works: Sequence[Work]) -> float:
-    """Return the least time of some replays of a CUDA graph of the work, which runs once before."""
+    """Return the least time of some replays of a CUDA graph of the work, which runs once beforehand."""
     for work in works:
         work()
     torch.cuda.synchronize()
@@ -159,7 +159,7 @@ def recorded_seconds(works: Sequence[Work]) -> float:
 
 
 def _few_rows(winners: Sequence[int]) -> frozenset[int]:
-    """Return all numbers of rows whose next larger timed one is among the winners."""
+    """Return all numbers of rows whose next larger timed number is a winner."""
     return frozenset(n for n in range(1, ROWS[-1] + 1) if min(rows for rows in ROWS if rows >= n) in winners)
 
 
@@ -172,7 +172,7 @@ def _name(shape: Shape) -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, list[int]]]:
-    """Return the file's results, by place and shape; none if it is not there, or not what was written."""
+    """Return the file's results, by place and shape; none if it is missing or damaged."""
     try:
         stored: Any = parse_json(path)
     except (OSError, ValueError):
@@ -185,11 +185,11 @@ def _read(path: Path) -> dict[str, dict[str, list[int]]]:
 
 
 def _write(path: Path, stored: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
-    """Replace the file at once, as several processes may start together."""
+    """Replace the file atomically, because several processes may start together."""
     try:
         make_folder(path.parent)
         with NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
             json.dump(stored, file, indent=1)
         os.replace(file.name, path)
     except OSError as error:
-        logger.warning("which kernels are faster is measured again at the next start, as %s: %s", path, error)
+        logger.warning("the next start has to measure again which kernels are faster, because %s: %s", path, error)

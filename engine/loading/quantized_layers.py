@@ -1,4 +1,4 @@
-"""Which layers are quantized, and from which tensors of a checkpoint they are made.
+"""Makes quantized layers from the tensors of a checkpoint.
 
     checkpoint                                    layer
     plain, `quantization: fp8`    NAME.weight             ─▶ rounded a matrix at a time ─▶ Fp8Linear.weight, .scale
@@ -12,7 +12,7 @@
 
 NAME is a projection of the checkpoint, such as model.layers.0.self_attn.q_proj; several of them are rows of one
 layer. The embedding table and the output head are always plain. Latent attention's expansion is no such layer.
-Blocks that projections, ranks or an order of rows of our own would divide are rounded again, too.
+Blocks that projections, ranks or our order of rows would divide are also rounded again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Matrix(NamedTuple):
-    """A projection of a checkpoint, and the part of it that a rank has."""
+    """A projection of a checkpoint, and a rank's part of it."""
 
     name: str
     """Its name, such as model.layers.0.self_attn.q_proj."""
@@ -57,8 +57,8 @@ class Matrix(NamedTuple):
 def is_stored_plain(weights: WeightFormat, name: str, present: Mapping[str, MappedTensor]) -> bool:
     """Whether a checkpoint has a matrix as plain numbers, while others are quantized.
 
-    Its tensors (`present`) say so. Each program that writes lists of such layers into config.json means them in a
-    way of its own, so the lists count only where there are no tensors.
+    Its tensors (`present`) decide. Programs that write lists of such layers into config.json differ in their
+    meaning, so the lists count only if there are no tensors.
     """
     if not present:
         return is_ignored(weights, name)
@@ -77,7 +77,7 @@ def quantize_layers(
     """Replace plain layers by quantized ones, all on the meta device. Raises ModelLoadError.
 
     `parts`: for each matrix of the model ("layers.0.attention.qkv_proj"), its projections by their names in the
-    checkpoint. `is_plain`: whether a projection stays as it is.
+    checkpoint. `is_plain`: whether a projection stays plain.
     """
     for name, targets in parts.items():
         projections = list(targets)
@@ -103,18 +103,18 @@ def quantize_layers(
 
 
 def _check_alike(name: str, experts: Experts) -> None:
-    """Raise ModelLoadError if only some of a layer's experts are quantized: all of them are multiplied at once."""
+    """Raise ModelLoadError if only some of a layer's experts are quantized: all are multiplied together."""
     for matrices in experts.matrices_apart:
         if len({type(matrix) for matrix in matrices}) > 1:
             raise ModelLoadError(
-                f"some experts of {name} are not quantized, but not all: a layer's experts are multiplied at once "
-                "here, so each of their projections is quantized in all of them or in none"
+                f"some experts of {name} are not quantized, but not all: a layer's experts are multiplied "
+                "together, so each of their projections is quantized in all of them or in none"
             )
 
 
 def _keeps_blocks(weights: Fp8Format, target: WeightTarget) -> bool:
-    """Whether a projection's scales can stay as they are: its own part has whole blocks of inputs, and of outputs
-    as many as share a scale in memory.
+    """Whether a projection's scales can stay unchanged: its part has whole blocks of inputs, and whole groups of
+    outputs that share a scale in memory.
     """
     if weights.kept_block is None or not isinstance(target.rows, slice):
         return False
@@ -133,7 +133,7 @@ def _quantized(layer: nn.Linear, weights: KeptFormat, part: str) -> QuantizedLin
     group = weights.group(layer.in_features)
     if layer.in_features % group or group % 32 or layer.out_features % 8:
         raise ModelLoadError(
-            f"{part} has {layer.in_features} inputs (on each rank), config.json says groups of {group}: expected "
+            f"{part} has {layer.in_features} inputs (on each rank), and config.json groups of {group}: expected "
             "whole groups, of a multiple of 32; with several ranks, set tensor_parallel_size lower"
         )
     return Int4Linear(layer, group)
@@ -142,7 +142,7 @@ def _quantized(layer: nn.Linear, weights: KeptFormat, part: str) -> QuantizedLin
 def tensor_groups(
     layer: QuantizedLinear, rows: slice, matrix: Matrix, weights: WeightFormat | None, present: Container[str]
 ) -> Iterator[TensorGroup]:
-    """Yield the tensors that make `rows` of a rank's layer.
+    """Yield the groups of tensors that become `rows` of a rank's layer.
 
     `weights`: how the matrix is stored; None for plain numbers. `present`: names of the checkpoint's tensors.
     """
@@ -177,8 +177,8 @@ def tensor_groups(
 def widened_group(
     matrix: Matrix, weights: WeightFormat, present: Container[str], store: Callable[[list[torch.Tensor]], None]
 ) -> TensorGroup | None:
-    """Return the tensors of a quantized matrix, all of which is widened to float32 and handed to `store`; None if
-    the checkpoint has it as plain numbers.
+    """Return the tensors of a quantized matrix, which is widened to float32 as a whole and passed to `store`; None
+    if the checkpoint has it as plain numbers.
     """
     if isinstance(weights, Int4Format):
         tensors = _int4_tensors(matrix, weights)
@@ -203,7 +203,7 @@ def widened_group(
 
 
 def _scales(matrix: Matrix, weights: Fp8Format | Int8Format, present: Container[str]) -> Expected:
-    """Return the scales that a checkpoint has for a matrix of eight bits."""
+    """Return a checkpoint's scales of a matrix of eight bits."""
     outputs, inputs = matrix.outputs, matrix.inputs
     names = [f"{matrix.name}.{each}" for each in weights.scale_names]
     name = next((each for each in names if each in present), names[0])
@@ -312,7 +312,7 @@ def _nibbles(packed: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def _gptq_extras(is_biased: bool, matrix: Matrix, group: int, present: Container[str]) -> Iterator[TensorGroup]:
-    """Yield tensors that GPTQ's writers add without need; storing them only checks that they change nothing."""
+    """Yield needless tensors of GPTQ's writers; storing them only checks that they change nothing."""
     if f"{matrix.name}.g_idx" in present:
         index = Expected(f"{matrix.name}.g_idx", (matrix.inputs,), ("I32", "I64"))
         yield TensorGroup((index,), partial(_check_group_index, index.name, group))
@@ -326,7 +326,7 @@ def _check_group_index(name: str, group: int, tensors: list[torch.Tensor]) -> No
     if not torch.equal(index, torch.arange(len(index)) // group):
         raise ModelLoadError(
             f"{name} puts inputs into groups in another order than their own (activation order), which is not "
-            f"supported: expected input i in group i / {group}; take a version made with desc_act: false"
+            f"supported: expected input i in group i / {group}; use a version made with desc_act: false"
         )
 
 

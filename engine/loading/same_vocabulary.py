@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_same_vocabulary(model: str, directory: Path, draft: str, draft_directory: Path) -> None:
-    """Raise ModelLoadError when the draft model's token ids differ from the model's.
+    """Raise ModelLoadError if the draft model's token ids differ from the model's.
 
     Compares the sizes of the vocabularies and the token-to-id maps of tokenizer.json or of GGUF files, with added
     tokens. The models' names are for the message.

@@ -1,9 +1,9 @@
-"""Plain experts that are one tensor for each layer in a file, and rounded to float8 as they are loaded.
+"""Rounds plain experts to float8 as they are loaded, if a file has them as one tensor for each layer.
 
     file     experts.gate_up_proj [experts, 2 inner, hidden]
     memory   apart.0.gate_up_proj, apart.1.gate_up_proj, ...   an Fp8Linear each: numbers, a scale for each output
 
-Experts that files hold one by one need none of this: each is a matrix like all others (`quantized_layers.py`).
+Separate experts in files do not need this: each is a matrix like all others (`quantized_layers.py`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from engine.loading.tensor_groups import Expected, TensorGroup
 from engine.models.experts import Experts
 
 STACKED = ("gate_up_proj", "down_proj")
-"""What files call the tensors of all of a layer's experts."""
+"""Names in files of the tensors of all of a layer's experts."""
 
 
 def round_stacked(model: nn.Module, parameters: Container[str]) -> None:
-    """Replace the plain experts of layers whose files stack them by ones that round, all on the meta device.
+    """Replace plain experts that files stack by ones that round, all on the meta device.
 
-    `parameters`: where the checkpoint's tensors go.
+    `parameters`: the targets of the checkpoint's tensors.
     """
     for name, module in model.named_modules():
         if isinstance(module, Experts) and module.apart is not None and f"{name}.{STACKED[0]}" in parameters:
@@ -36,7 +36,7 @@ def round_stacked(model: nn.Module, parameters: Container[str]) -> None:
 
 
 def stacked_group(experts: Experts, name: str, target: WeightTarget) -> TensorGroup:
-    """Return how a tensor of all of a layer's experts is stored: those that this rank holds, one by one."""
+    """Return the group that stores a tensor of a layer's experts, one by one those of this rank."""
     matrices = dict(zip(STACKED, experts.matrices_apart, strict=True))[target.parameter.rpartition(".")[2]]
     return TensorGroup((Expected(name, target.shape),), partial(_round, matrices, target))
 

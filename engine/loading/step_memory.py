@@ -16,7 +16,7 @@ from engine.values.sampling_params import SamplingParams
 def measure_step(
     config: EngineConfig, max_model_len: int, with_pages: Callable[[int], Runner], device: torch.device
 ) -> int:
-    """Return the bytes of GPU memory left for KV pages beside the weights and the largest step's tensors.
+    """Return the bytes of GPU memory left for KV pages after the weights and the largest step's tensors.
 
     Raises ValueError if such a step does not fit.
     """
@@ -31,13 +31,14 @@ def measure_step(
         torch.cuda.synchronize(device)
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"beside weights of {before / 2**30:.2f} GiB the GPU's memory does not hold the KV of a request of "
+            f"after weights of {before / 2**30:.2f} GiB the GPU's memory does not hold the KV of a request of "
             f"{max_model_len:,} tokens (max_model_len) and a step of {config.max_step_tokens:,} tokens "
             f"(max_step_tokens) for {config.max_running} requests (max_running): lower them, max_model_len first, "
             f"or set kv_pages. {error}"
         ) from error
     step_bytes = torch.cuda.max_memory_allocated(device) - before - pages_bytes
-    # What the allocator took from the device: libraries' workspaces and blocks that fit no later tensor count too.
+    # Bytes that the allocator took from the device, including libraries' workspaces and blocks that fit no later
+    # tensor.
     step_bytes = max(step_bytes, torch.cuda.max_memory_reserved(device) - reserved)
     del runner
     torch.cuda.empty_cache()
@@ -49,7 +50,7 @@ def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
     """Return a step as large as any: the most tokens, at the end of the longest prompt, with all of them scored
     and the most rows sampled, each with counts of its tokens for penalties.
 
-    All rows share the same pages, as only the memory that the step takes matters.
+    All rows share the same pages, because only the memory of the step matters.
     """
     pages = range(-(-max_model_len // config.page_size))
     sampling = SamplingParams(

@@ -1,4 +1,4 @@
-"""What a target of weights is, and the projections and vectors that all kinds of layers have."""
+"""Targets of weights, and those of projections and vectors that all kinds of layers have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Own = slice | Places
 
 
 class WeightTarget(NamedTuple):
-    """Where a tensor of the checkpoint goes."""
+    """The place to which a tensor of the checkpoint is loaded."""
 
     parameter: str
     rows: slice | tuple[int, slice]
@@ -24,17 +24,17 @@ class WeightTarget(NamedTuple):
     shape: tuple[int, ...]
     """The shape the checkpoint must have; copied with broadcasting."""
     part: tuple[Own, ...] = ()
-    """The part of the tensor that this rank has."""
+    """This rank's part of the tensor."""
     view: tuple[int, ...] | None = None
-    """The shape that this part gets; None: the one it has."""
+    """The shape to which this part is viewed; None: unchanged."""
     added: float | None = None
-    """What is added to the tensor, whose parameter is then float32; None: nothing, and it has the model's type."""
+    """Number added to the tensor; the parameter is then float32. None: no addition, and the model's type."""
     is_turned: bool = False
-    """Whether the last two axes of this part change places."""
+    """Whether the last two axes of this part are swapped."""
 
 
 def whole(parameter: str, *shape: int) -> WeightTarget:
-    """Return the target of a tensor that every rank has as it is."""
+    """Return the target of a tensor that every rank has unchanged."""
     return WeightTarget(parameter, slice(None), shape)
 
 
@@ -43,7 +43,7 @@ def fused(
 ) -> Iterator[tuple[str, WeightTarget]]:
     """Yield projections of the same input, stacked by rows. `parts`: all outputs of each, and this rank's.
 
-    A single name is that of a projection that is stacked in the checkpoint too.
+    A single name means that the checkpoint stacks them too.
     """
     if len(names) == 1 < len(parts):
         parts = [_stacked(parts)]
@@ -57,7 +57,7 @@ def fused(
 
 
 def _stacked(parts: Sequence[tuple[int, Own]]) -> tuple[int, Own]:
-    """Return all outputs of projections that are one in the checkpoint, and this rank's."""
+    """Return all outputs of projections that the checkpoint stacks, and this rank's."""
     total = sum(outputs for outputs, _ in parts)
     firsts = [sum(outputs for outputs, _ in parts[:index]) for index in range(len(parts))]
     own = [np.arange(first, first + n)[rows] for first, (n, rows) in zip(firsts, parts, strict=True)]

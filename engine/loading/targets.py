@@ -1,10 +1,10 @@
-"""Where each tensor of a checkpoint goes: its name, its shape, the rows of the decoder's fused parameters.
+"""The targets of a checkpoint's tensors: name, shape, and rows of the decoder's fused parameters.
 
     checkpoint                                  decoder
     model.layers.3.self_attn.q_proj.weight ──▶  layers.3.attention.qkv_proj.weight[: q]
     model.layers.3.self_attn.k_proj.weight ──▶                                    [q : q + k]   ...
 
-What a family calls its weights is in its description (`WeightNames`); the names that all families share are here.
+A family's own names of weights are in its description (`WeightNames`); the names that all families share are here.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ HEAD = "lm_head.weight"
 _PLACES = (
     ("model.", ""),
     ("", ""),  # saved by itself
-    ("language_model.model.", "language_model."),  # the text model of one that also sees
+    ("language_model.model.", "language_model."),  # the text model of one with vision
     ("model.language_model.", ""),
     ("language_model.", "language_model."),
 )
-"""What precedes the names of the decoder and of the output head, wherever a decoder is in a checkpoint."""
+"""Prefixes of the decoder's names and of the output head, for each place of a decoder in a checkpoint."""
 
 
 def weight_targets(config: ModelConfig, shard: Shard, present: Container[str]) -> dict[str, WeightTarget]:
-    """Return where this rank's part of each tensor of a checkpoint goes, by the tensor's name.
+    """Return the target of this rank's part of each tensor of a checkpoint, by the tensor's name.
 
-    `present` are the names of the checkpoint's tensors, which show where in it the decoder is.
+    `present` are the names of the checkpoint's tensors, by which the decoder's prefix is found.
     """
     decoder, head = next((place for place in _PLACES if f"{place[0]}embed_tokens.weight" in present), _PLACES[0])
     sparse = min(config.experts.layers, default=0) if config.experts is not None else 0
@@ -50,7 +50,7 @@ def weight_targets(config: ModelConfig, shard: Shard, present: Container[str]) -
 
 
 def _targets(config: ModelConfig, shard: Shard, is_stacked: bool) -> Iterator[tuple[str, WeightTarget]]:
-    """`is_stacked`: whether the experts of a layer are one tensor, in a family in which they may be."""
+    """`is_stacked`: whether the experts of a layer are one tensor, in a family that allows it."""
     names = config.names
     yield "embed_tokens.weight", _table("embed.weight", config, shard)
     yield "norm.weight", _norm("norm.weight", config)
@@ -126,8 +126,8 @@ def _attention_targets(
 
 
 def _gates_and_queries(heads: slice, order: Places) -> Places:
-    """Return the rows of some heads' gates and, after them, of their queries, whose numbers come in this order.
-    Files have each head's query before its gate.
+    """Return the rows of some heads' gates and then of their queries, with numbers in this order. Files have each
+    head's query before its gate.
     """
     dim, first = len(order), 2 * np.arange(heads.start, heads.stop)[:, None] * len(order)
     return np.concatenate(((first + dim + np.arange(dim)).flatten(), (first + order).flatten()))
@@ -136,7 +136,7 @@ def _gates_and_queries(heads: slice, order: Places) -> Places:
 def _latent_targets(
     config: ModelConfig, latent: LatentAttentionConfig, shard: Shard, theirs: str, ours: str
 ) -> Iterator[tuple[str, WeightTarget]]:
-    """Yield the targets of a layer's latent attention, of which ranks divide the heads."""
+    """Yield the targets of a layer's latent attention; ranks divide its heads."""
     heads, hidden, rank = shard.part(latent.num_heads), config.hidden_size, latent.rank
     turned = np.arange(latent.rope_dim)
     if latent.is_interleaved:
@@ -172,9 +172,7 @@ def _mlp_targets(
 def _experts_targets(
     config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str, is_stacked: bool
 ) -> Iterator[tuple[str, WeightTarget]]:
-    """Yield the targets of a sparse layer. Most files hold each expert by itself; memory stacks this rank's
-    experts.
-    """
+    """Yield the targets of a sparse layer. Most files hold experts separately; memory stacks this rank's."""
     hidden, inner, own = config.hidden_size, experts.intermediate_size, shard.experts(experts)
     columns, width, names = shard.expert_columns(experts), own.intermediate_size, config.names.experts
     block = f"{theirs}.{names.block}"
@@ -214,7 +212,7 @@ def _experts_targets(
 def _stacked_targets(
     config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str
 ) -> Iterator[tuple[str, WeightTarget]]:
-    """Yield the targets of experts that are one tensor in the file too, with biases if they are clamped."""
+    """Yield the targets of experts that the file stacks too, with biases if they are clamped."""
     count, hidden, inner = experts.num_experts, config.hidden_size, experts.intermediate_size
     held, columns = shard.experts(experts).held, shard.expert_columns(experts)
     own, every = slice(held.start, held.stop), slice(None)
@@ -253,14 +251,14 @@ def _expert(
 
 
 def _order(config: ModelConfig, layer: int) -> Places:
-    """Return the order in which this layer keeps a head's numbers (`RopeConfig.order`)."""
+    """Return the order of a head's numbers in this layer (`RopeConfig.order`)."""
     rope, head_dim = config.layers[layer].rope, config.attention_in(layer).head_dim
     order = None if rope is None else rope.order(head_dim)
     return np.arange(head_dim) if order is None else np.array(order)
 
 
 def _in_order(heads: slice, order: Places) -> Own:
-    """Return the rows of some heads, whose numbers come in this order."""
+    """Return the rows of some heads, with numbers in this order."""
     dim = len(order)
     if np.array_equal(order, np.arange(dim)):
         return _times(heads, dim)

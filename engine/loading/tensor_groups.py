@@ -1,4 +1,4 @@
-"""The unit of loading: tensors of a checkpoint, what they must look like, and where they go."""
+"""The unit of loading: tensors of a checkpoint, their expected form, and their place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Expected(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtypes: tuple[str, ...] = FLOATS
-    """The types it may have, as safetensors spells them."""
+    """The types that it may have, in safetensors' spelling."""
     other_shapes: tuple[tuple[int, ...], ...] = ()
     """Shapes that are accepted besides `shape`."""
 
@@ -29,7 +29,7 @@ class TensorGroup:
 
     tensors: tuple[Expected, ...]
     store: Callable[[list[torch.Tensor]], None]
-    """Stores the tensors, which are on a CPU or on the model's device and only read. Raises ModelLoadError."""
+    """Stores the tensors, which are on a CPU or on the model's device and read-only. Raises ModelLoadError."""
     into: Callable[[], torch.Tensor] | None = None
-    """Returns the model's memory, once it is allocated, for a single tensor that is kept as it is. If the types
+    """Returns the model's memory, once it is allocated, for a single tensor that is kept unchanged. If the types
     differ, `store` converts it."""

@@ -1,4 +1,4 @@
-"""What a model's directory holds that Raydix does not use: keys of config.json, tensors and files."""
+"""Lists the unused content of a model's directory: keys of config.json, tensors and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READ = """
     tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json
     vocab.json vocab.txt merges.txt tekken.json chat_template.jinja chat_template.json additional_chat_templates
     modules.json sentence_bert_config.json 1_Pooling"""
-"""The files that Raydix, or the tokenizer library, reads besides weights."""
+"""The files that Raydix or the tokenizer library reads, besides weights."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 _CHOOSING = """
     stop_strings bad_words_ids suppress_tokens begin_suppress_tokens forced_bos_token_id forced_eos_token_id
@@ -34,20 +34,20 @@ _MOST_NAMES = 12
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """What nothing reads, by names."""
+    """Names of unused keys, tensors and files."""
 
     keys: tuple[str, ...] = ()
     generation: tuple[str, ...] = ()
     """Keys of generation_config.json."""
     tensors: tuple[str, ...] = ()
-    """Those of all layers as one: "model.layers.*.self_attn.k_scale (32)"."""
+    """Tensors of all layers are listed as one: "model.layers.*.self_attn.k_scale (32)"."""
     files: tuple[str, ...] = ()
     source: str = "config.json"
-    """What has the keys."""
+    """Name of the file with the keys."""
 
     @classmethod
     def of(cls, directory: Path, keys: UnusedKeys, tensors: Iterable[str]) -> Unused:
-        """Describe a model's directory, given the keys and the names of the tensors that nothing read."""
+        """Describe a model's directory, given the names of unread keys and tensors."""
         numberless = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in tensors)
         together = (name if count == 1 else f"{name} ({count})" for name, count in sorted(numberless.items()))
         return cls(
@@ -59,7 +59,7 @@ class Unused:
         )
 
     def lines(self) -> list[str]:
-        """Return a line for each kind of which there is any."""
+        """Return a line for each kind of unused content that exists."""
         kinds = {
             f"keys of {self.source}": self.keys,
             "keys of generation_config.json": self.generation,
@@ -69,7 +69,7 @@ class Unused:
         return [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
 
     def log(self, directory: Path) -> None:
-        """Log it, as a warning if answers may depend on it: on weights, or on how tokens are chosen."""
+        """Log it, as a warning if answers may depend on it: on weights, or on the choice of tokens."""
         has_weights = any(name.endswith(_WEIGHTS) for name in self.files)
         chooses = any(key in _CHOOSING.split() for key in self.generation)
         level = logging.WARNING if has_weights or chooses else logging.INFO
@@ -78,15 +78,15 @@ class Unused:
 
 
 def _files(directory: Path) -> Iterable[str]:
-    """Yield what lies in a directory and is not read.
+    """Yield the files in a directory that are not read.
 
-    What is hidden is not a model's, and neither is what lies beside its GGUF file.
+    Hidden files, and files next to a GGUF file, do not belong to a model.
     """
     if is_gguf(directory):
         return
     try:
         used: Collection[str] = [path.name for path in weight_files(directory)]
-    except ModelLoadError:  # only what describes the model is here
+    except ModelLoadError:  # only the model's description is here
         used = ()
     for path in sorted(directory.iterdir()):
         if path.name not in used and path.name not in _READ.split() and not path.name.startswith("."):

@@ -1,6 +1,6 @@
 """Lists the tensors of a checkpoint that are not loaded, and checks the headers of its files as loading does.
 
-Most models are checked without torch, whose import takes two seconds of each start.
+Most models are checked without torch, because its import takes two seconds of each start.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from engine.parallel.shard import Shard
 
 
 def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = False) -> list[str]:
-    """Return the names of a decoder's tensors that are not loaded. The files' headers are checked as loading
-    them does. Raises ModelLoadError.
+    """Return the names of a decoder's tensors that are not loaded. The files' headers are checked as in loading.
+    Raises ModelLoadError.
     """
     if config.weight_format is None and config.experts is None and not is_gguf(directory):
         with ExitStack() as stack:
             tensors = open_tensors(weight_files(directory), stack, is_read=False)
-            # Otherwise it is the files that say whether there is a head, which may differ from the table.
+            # Otherwise the files decide whether there is a head, which may differ from the table.
             if config.tied_embeddings != any(name.endswith(HEAD) for name in tensors):
                 targets = weight_targets(config, Shard(), tensors)
                 expected = [Expected(name, target.shape) for name, target in targets.items()]

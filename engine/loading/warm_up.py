@@ -1,8 +1,8 @@
-"""Steps of every kind that compiles kernels of its own, so that none compiles while requests wait.
+"""Steps of every kind that needs its own kernels, so that none are compiled while requests wait.
 
-Kernels are compiled for kinds of steps, not for sizes: what varies from step to step is an argument that Triton
-does not specialise for. Kinds differ by the longest chunk (tiles of queries, of experts and of 4-bit products) and
-by what is asked of the sampler.
+Kernels are compiled for kinds of steps, not for sizes: values that vary from step to step are arguments for which
+Triton does not specialise. Kinds differ by the longest chunk (tiles of queries, of experts and of 4-bit products)
+and by the sampling parameters.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _ASKED: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
     {"temperature": 1.0, "logit_bias": {1: 1.0}, "repetition_penalty": 1.1, "logprobs": 1},
 )
-"""What rows ask of the sampler: each a kind of its own."""
+"""Sampling parameters of rows, one for each kind."""
 
 
 class WarmedRunner(Protocol):
-    """What runs the steps."""
+    """The runner of the steps."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a step at once."""
+        """Compute a step immediately."""
         ...
 
 
 def warm_steps(max_step_tokens: int, max_model_len: int, page_size: int) -> Iterator[StepPlan]:
     """Yield a step of each kind: prompts of 2, 4, 8 ... tokens up to the longest, as many tokens after these, a
-    decode for each sampler, and a decode beside a prompt. All of them use page 0 alone, whose content matters to
-    nobody yet.
+    decode for each sampler, and a decode with a prompt. All of them use only page 0, whose content does not matter
+    yet.
     """
     longest = min(max_step_tokens, max_model_len - 1)
     length = 1
@@ -58,21 +58,21 @@ def warm_steps(max_step_tokens: int, max_model_len: int, page_size: int) -> Iter
 
 
 def compile_kernels(runner: WarmedRunner, steps: Iterator[StepPlan], device: torch.device) -> None:
-    """Compile all Triton kernels that these steps launch, several at once; later starts find them on disk."""
+    """Compile all Triton kernels that these steps launch, several in parallel; later starts find them on disk."""
     if device.type != "cuda":
         return
     try:
         from engine.kernels.triton.launch import compiling
-    except ImportError:  # Then nothing is compiled; warnings were logged where Triton is used.
+    except ImportError:  # Then there is nothing to compile; warnings were logged where Triton is used.
         return
     began = time.perf_counter()
     with compiling():
         _run(runner, steps)
-    logger.info("the kernels were compiled, or found compiled, in %.1f s", time.perf_counter() - began)
+    logger.info("the kernels were compiled or read from disk in %.1f s", time.perf_counter() - began)
 
 
 def warm_up(runner: WarmedRunner, steps: Iterator[StepPlan], device: torch.device) -> None:
-    """Run the steps, on a GPU: libraries then have chosen their kernels, and loaded them."""
+    """Run the steps on a GPU, so that libraries choose and load their kernels."""
     if device.type == "cuda":
         _run(runner, steps)
 
@@ -83,7 +83,7 @@ def _run(runner: WarmedRunner, steps: Iterator[StepPlan]) -> None:
 
 
 def _chunk(asked: dict[str, Any], length: int, page_size: int, number: int = 0, before: int = 0) -> Chunk:
-    """Return the last `length` tokens of a prompt with `before` tokens before them; a decode has one at least."""
+    """Return the last `length` tokens of a prompt with `before` tokens before them; a decode has at least one."""
     start = max(before, 1) if length == 1 else before
     sampling, namespace = SamplingParams(**asked), Namespace("warm-up")
     name, prompt = f"warm-up-{length}-{number}", [0] * (start + length)

@@ -1,12 +1,12 @@
-"""Reads a checkpoint with several threads through a few buffers, straight into the model's memory.
+"""Reads a checkpoint with several threads through a few buffers, directly into the model's memory.
 
     files ──threads: preadv, a chunk each──▶ ring of reused (pinned) buffers ──copies on a side stream──▶ the model
                                                                          or ──▶ staging ──store──▶ the model
 
 A tensor that the model keeps as it is in the file (`TensorGroup.into`) is copied there directly. One that is
 converted, rounded or unpacked is first read into staging memory on the device, a bounded number of bytes ahead.
-Without a GPU, as in tests, the same code copies through ordinary buffers. A mapped file would be read by one
-thread in page faults of some hundred KiB, which is slow on remote storage.
+Without a GPU, as in tests, the same code copies through ordinary buffers. With a mapped file, one thread would
+read it in page faults of some hundred KiB, which is slow on remote storage.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from engine.base.files import open_fd, open_regular
 from engine.loading.tensor_groups import TensorGroup
 
 _MAX_HEADER_BYTES = 100_000_000
-"""As in the safetensors library."""
+"""The limit of the safetensors library."""
 NUM_THREADS = 8
 CHUNK_BYTES = 16 * 2**20
-"""Bytes per read. Each thread has two buffers of this size: one is read into while the other is copied."""
+"""Bytes per read. Each thread has two buffers of this size: it fills one while the other is copied."""
 AHEAD_BYTES = 2**30
-"""Device memory for staging, in bytes; a group larger than this is read alone."""
+"""Device memory for staging, in bytes; a larger group is read by itself."""
 _DTYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -48,7 +48,7 @@ _DTYPES = {
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies in a file."""
+    """The place of a tensor in a file."""
 
     path: Path
     offset: int
@@ -59,7 +59,7 @@ class Stored(NamedTuple):
 
 
 def stored_tensors(paths: Sequence[Path]) -> dict[str, Stored]:
-    """Return where the tensors of safetensors files lie, by name, without those of types that no model has.
+    """Return the places of the tensors in safetensors files, by name, without those of types that no model has.
 
     Raises ModelLoadError. Format: https://github.com/huggingface/safetensors#format
     """
@@ -101,9 +101,9 @@ def stream_groups(
     chunk_bytes: int = CHUNK_BYTES,
     ahead_bytes: int = AHEAD_BYTES,
 ) -> None:
-    """Read all groups from where their tensors lie and store them in order. Returns when all are in place.
+    """Read all groups from the places of their tensors and store them in order. Returns when all are in place.
 
-    Raises ModelLoadError if a file ends early or cannot be read. Its threads have ended in any case.
+    Raises ModelLoadError if a file ends early or cannot be read. Its threads have then always ended.
     """
     with _ReaderThreads(device, num_threads, chunk_bytes) as threads:
         waiting: deque[tuple[_Read, TensorGroup]] = deque()
@@ -120,7 +120,7 @@ def stream_groups(
 
 
 def _finish(threads: _ReaderThreads, read: _Read, group: TensorGroup) -> int:
-    """Wait until a group is read and store it; returns how many bytes of staging memory that frees."""
+    """Wait until a group is read, and store it; returns the bytes of staging memory that this frees."""
     threads.wait(read)
     if read.staged_bytes:
         group.store(read.targets)
@@ -167,13 +167,13 @@ class _FileChunk(NamedTuple):
 
 
 class _ReaderThreads:
-    """The threads that read. Chunks are read in the order in which they were submitted."""
+    """The reading threads. They read chunks in the order in which these were submitted."""
 
     def __init__(self, device: torch.device, num_threads: int, chunk_bytes: int) -> None:
         self._device, self._chunk_bytes = device, chunk_bytes
         self._chunks: SimpleQueue[_FileChunk | None] = SimpleQueue()
         self._changed = threading.Condition()
-        """Guards `chunks_left` of reads, and `_error`: the first error, after which nothing more is read."""
+        """Guards `chunks_left` of reads, and `_error`: the first error, which stops all reading."""
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"raydix-weights-{index}", daemon=True)
@@ -194,14 +194,14 @@ class _ReaderThreads:
             thread.join()
 
     def submit(self, read: _Read) -> None:
-        """Queue a group to be read."""
+        """Queue a group for reading."""
         chunks = list(self._split(read))
         read.chunks_left = len(chunks)
         for chunk in chunks:
             self._chunks.put(chunk)
 
     def wait(self, read: _Read) -> None:
-        """Wait until a group is in place. Raises ModelLoadError if something could not be read."""
+        """Wait until a group is in place. Raises ModelLoadError if some of it could not be read."""
         with self._changed:
             self._changed.wait_for(lambda: not read.chunks_left or self._error is not None)
             if self._error is not None:
@@ -243,7 +243,7 @@ class _ReaderThreads:
     def _next(self, buffers: _ReaderBuffers) -> _FileChunk | None:
         try:
             return self._chunks.get_nowait()
-        except Empty:  # the submitter may wait for what is still being copied
+        except Empty:  # the submitter may wait for unfinished copies
             self._done(buffers.finish())
             return self._chunks.get()
 
@@ -264,7 +264,7 @@ _BUFFERS = 2  # per thread
 
 
 class _ReaderBuffers:
-    """One thread's buffers, used in turns, and the stream on which they are copied."""
+    """One thread's buffers, used in turn, and the stream that copies them."""
 
     def __init__(self, device: torch.device, size: int) -> None:
         is_gpu = device.type == "cuda"
@@ -273,11 +273,11 @@ class _ReaderBuffers:
         self._copying: deque[tuple[_FileChunk, torch.cuda.Event | None]] = deque()
 
     def buffer(self, size: int) -> torch.Tensor:
-        """Return the buffer that has been free for longest; at least one must be free."""
+        """Return the buffer that has been free the longest; at least one must be free."""
         return self._buffers[0][:size]
 
     def copy(self, buffer: torch.Tensor, chunk: _FileChunk) -> None:
-        """Begin to copy a buffer, the one that `buffer` returned last, to the chunk's target."""
+        """Begin to copy the buffer that `buffer` returned last to the chunk's target."""
         event = None
         if self._stream is None:
             chunk.target.copy_(buffer)
@@ -317,7 +317,7 @@ def _read_exactly(file: int, buffer: torch.Tensor, chunk: _FileChunk) -> None:
             count = os.preadv(file, [memory[read:]], chunk.offset + read)
         except OSError as error:
             raise ModelLoadError(
-                f"{chunk.path} cannot be read at byte {chunk.offset + read}: {error}; check the storage it is on"
+                f"{chunk.path} cannot be read at byte {chunk.offset + read}: {error}; check its storage"
             ) from error
         if not count:
             raise ModelLoadError(

@@ -1,4 +1,4 @@
-"""Loads weights from files straight into the decoder's fused parameters (`engine/loading/targets.py`)."""
+"""Loads weights from files directly into the decoder's fused parameters (`engine/loading/targets.py`)."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def load_decoder(
     needs_head: bool = True,
     keeps_blocks: bool = False,
 ) -> Decoder:
-    """Load this rank's share of the model `config`. Names, shapes and types are all checked before memory is
+    """Load this rank's share of the model `config`. All names, shapes and types are checked before memory is
     allocated.
 
-    A model that only embeds may have been saved without its output head, which then is not needed: its logits
-    mean nothing.
+    A model that only embeds may have been saved without its output head, which is then not needed: its logits have
+    no meaning.
 
     With `input_major`, linear weights [out, in] get the strides (1, out), with which a CPU multiplies few rows (a
-    batch of decodes) up to twice as fast. With `fp8`, the layers' matrices are rounded one after the other as they
-    are read. With `keeps_blocks`, matrices in GGUF's blocks become `GroupedLinear`, which only the native kernels
-    compute, in place of widened ones. Raises ModelLoadError.
+    batch of decodes) up to twice as fast. With `fp8`, the layers' matrices are rounded one by one as they are
+    read. With `keeps_blocks`, matrices in GGUF's blocks become `GroupedLinear`, which only the native kernels
+    compute, instead of widened ones. Raises ModelLoadError.
     """
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
@@ -69,12 +69,12 @@ def load_decoder(
         unused = check_decoder_tensors(tensors, [tensor for group in groups for tensor in group.tensors], config)
         if ranks.shard.rank == 0:
             Unused.of(directory, config.unused_keys, unused).log(directory)
-        # What only other ranks have stays zero: a bias, rows after the last token's.
+        # Parts that only other ranks have stay zero: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
         wide = {target.parameter for target in targets.values() if target.added is not None}
         allocate(decoder, partial(new, device=device), dtype, wide, input_major)
         with torch.no_grad():
-            # Nothing is read of experts that only other ranks have.
+            # Experts that only other ranks have are not read.
             groups = [group for group in groups if group.into is None or group.into().numel()]
             if device.type == "cuda":
                 stream_groups(stored_checkpoint(directory), groups, device)
@@ -84,7 +84,7 @@ def load_decoder(
 
 
 def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = False) -> list[str]:
-    """Do what `unused_tensors.unused_tensors` does, for every model."""
+    """Implement `unused_tensors.unused_tensors` for every model."""
     with ExitStack() as stack:
         tensors = open_checkpoint(directory, stack)
         config = _with_head(config, tensors, is_needed=needs_head)
@@ -93,17 +93,17 @@ def unused_tensors(directory: Path, config: ModelConfig, *, needs_head: bool = F
 
 
 class KeptBlocks(NamedTuple):
-    """What of a model in GGUF the native kernels' memory keeps as it is."""
+    """The blocks of a model in GGUF that the native kernels' memory keeps unchanged."""
 
     tensors: frozenset[str]
-    """Names of the tensors, as safetensors files have them."""
+    """Names of the tensors in safetensors files."""
     num_numbers: int
     num_bytes: int
-    """Bytes that the kept blocks take in memory."""
+    """Bytes of the kept blocks in memory."""
 
 
 def kept_blocks(directory: Path, config: ModelConfig) -> KeptBlocks:
-    """Return what `load_decoder` keeps with `keeps_blocks`. Reads only headers. Raises ModelLoadError."""
+    """Return the blocks that `load_decoder` keeps (`keeps_blocks`). Reads only headers. Raises ModelLoadError."""
     with ExitStack() as stack:
         present = open_checkpoint(directory, stack)
         config = _with_head(config, present, is_needed=False)
@@ -118,10 +118,10 @@ def kept_blocks(directory: Path, config: ModelConfig) -> KeptBlocks:
 
 
 def _with_head(config: ModelConfig, tensors: Mapping[str, MappedTensor], *, is_needed: bool) -> ModelConfig:
-    """Return the model with the output head that the checkpoint has, which may be another than config.json says.
+    """Return the model with the checkpoint's output head, which may be another than config.json says.
 
-    A head beside an embedding table from which it differs is not tied to it, as in transformers. A head that is
-    not needed may be missing.
+    A head that differs from the embedding table is not tied to it, as in transformers. A head that is not needed
+    may be missing.
     """
     head = next((tensors[name] for name in tensors if name.endswith(HEAD)), None)
     if head is None:
@@ -130,7 +130,7 @@ def _with_head(config: ModelConfig, tensors: Mapping[str, MappedTensor], *, is_n
     if not config.tied_embeddings or table is None or _are_equal(head, table):
         return config
     logger.warning(
-        "tie_word_embeddings is true, but %s differs from %s, so the model has an output head of its own",
+        "tie_word_embeddings is true, but %s differs from %s, so the model has a separate output head",
         head.name,
         table.name,
     )
@@ -153,10 +153,11 @@ def plan_loading(
     dtype: torch.dtype = torch.float32,
     keeps_blocks: bool = False,
 ) -> tuple[Decoder, dict[str, WeightTarget], list[TensorGroup]]:
-    """Return this rank's share of a model on the meta device, where each tensor of the checkpoint goes, and how.
+    """Return this rank's share of a model on the meta device, and how each tensor of the checkpoint is loaded into
+    it.
 
-    `present`: the checkpoint's tensors, none for random numbers; `stored`: the format in which memory is to hold
-    matrices; `dtype`: the type of the weights; `keeps_blocks` as for `load_decoder`. Raises ModelLoadError.
+    `present`: the checkpoint's tensors, none for random numbers; `stored`: the format of matrices in memory;
+    `dtype`: the type of the weights; `keeps_blocks` as for `load_decoder`. Raises ModelLoadError.
     """
     targets = weight_targets(config, ranks.shard, present)
     with torch.device("meta"):
@@ -173,7 +174,7 @@ def plan_loading(
 def _keep_blocks(
     decoder: Decoder, targets: Mapping[str, WeightTarget], present: Mapping[str, MappedTensor]
 ) -> None:
-    """Replace the matrices, and the tables, whose tensors are all blocks by layers that keep them."""
+    """Replace matrices and tables whose tensors are all blocks by layers that keep them."""
     for module, projections in _parts(targets).items():
         tensors = {f"{name}.weight": target for name, target in projections.items()}
         if (grouping := kept_grouping(tensors, present)) is None:
@@ -186,12 +187,12 @@ def _keep_blocks(
 
 
 def _is_plain(weights: WeightFormat | None, present: Mapping[str, MappedTensor], name: str) -> bool:
-    """Whether a matrix stays plain where others are quantized. `weights` is None if all are rounded at loading."""
+    """Whether a matrix stays plain while others are quantized; `weights` is None if loading rounds all."""
     return weights is not None and is_stored_plain(weights, name, present)
 
 
 def copy_groups(tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGroup]) -> None:
-    """Store all groups on a CPU, releasing each tensor of the files after it."""
+    """Store all groups on a CPU, and release each tensor of the files afterwards."""
     for group in groups:
         stored = [tensors[expected.name].read() for expected in group.tensors]
         group.store(stored)
@@ -200,7 +201,7 @@ def copy_groups(tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGrou
 
 
 def _parts(targets: Mapping[str, WeightTarget]) -> dict[str, dict[str, WeightTarget]]:
-    """Return what becomes rows of each module of the decoder that has a weight, by its name in the checkpoint."""
+    """Return the tensors that become rows of each decoder module with a weight, by their names."""
     parts: dict[str, dict[str, WeightTarget]] = {}
     for name, target in targets.items():
         if target.parameter.endswith(".weight") and target.rows != slice(0):
@@ -211,7 +212,7 @@ def _parts(targets: Mapping[str, WeightTarget]) -> dict[str, dict[str, WeightTar
 def _groups(
     decoder: Decoder, targets: Mapping[str, WeightTarget], config: ModelConfig, present: Mapping[str, MappedTensor]
 ) -> Iterator[TensorGroup]:
-    """Yield how every tensor gets into the decoder, whose parameters may still be on the meta device."""
+    """Yield the groups of all tensors of the decoder, whose parameters may still be on the meta device."""
     modules = dict(decoder.named_modules())
     for name, target in targets.items():
         module, _, attribute = target.parameter.rpartition(".")
@@ -246,7 +247,7 @@ def _groups(
 
 
 def _unread(group: TensorGroup) -> TensorGroup:
-    """Return the group of what another rank has: it is checked, and takes no memory here."""
+    """Return the group for another rank's tensors: they are checked, and take no memory here."""
     return replace(group, into=lambda: torch.empty(0))
 
 
@@ -255,7 +256,7 @@ def _rows(module: torch.nn.Module, attribute: str, rows: slice | tuple[int, slic
 
 
 def _is_picked(target: WeightTarget) -> bool:
-    """Whether this rank's part of a tensor is picked row by row."""
+    """Whether this rank's part of a tensor is selected row by row."""
     return any(isinstance(rows, np.ndarray) for rows in target.part)
 
 
@@ -270,7 +271,7 @@ def _store(into: Callable[[], torch.Tensor], target: WeightTarget, tensors: list
 
 def prefers_input_major(dtype: torch.dtype) -> bool:
     """Whether a CPU multiplies weights of `dtype` faster with `input_major`. Without instructions for bfloat16,
-    torch multiplies so laid out numbers of 16 bits one by one, tens of times more slowly.
+    torch multiplies numbers of 16 bits in this layout one by one, tens of times more slowly.
     """
     if dtype != torch.bfloat16:
         return dtype == torch.float32
@@ -287,10 +288,10 @@ def allocate(
     wide: Container[str] = (),
     input_major: bool = False,
 ) -> None:
-    """Give each parameter of a model on the meta device memory of its own, which `new` makes from its shape.
-    Those called in `wide` are float32. Quantized layers allocate theirs, a layer's experts together.
+    """Allocate memory for each parameter of a model on the meta device; `new` makes it from the shape. Those named
+    in `wide` are float32. Quantized layers allocate their own, a layer's experts together.
 
-    `Module.to_empty` does nearly that, but imports torch's compiler.
+    `Module.to_empty` does nearly the same, but imports torch's compiler.
     """
     for module in model.modules():
         if isinstance(module, Experts) and module.apart is not None:

@@ -1,4 +1,4 @@
-"""Whether layers with a window get pages of their own: what the settings ask for, and what does not go with it."""
+"""Decides whether layers with a window get their own pages, by the settings and what excludes such pages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from engine.model_config.layer_groups import LayerGroups
 from engine.settings.config import EngineConfig
 
 _SHORT = 2
-"""A window is worth pages of its own if the longest request is at least so many times as long."""
+"""A window is worth separate pages if the longest request is at least so many times as long."""
 
 
 def layer_groups(config: EngineConfig, model: ModelConfig, max_model_len: int) -> LayerGroups | str:
-    """Return the groups of layers with page tables of their own, or why all layers share one. Raises ValueError
-    where `windowed_kv` is "on" and cannot be.
+    """Return the groups of layers with their own page tables, or why all layers share one. Raises ValueError if
+    `windowed_kv` is "on" but not possible.
     """
     if config.windowed_kv == "off":
         return "windowed_kv is off"
@@ -38,7 +38,7 @@ def layer_groups(config: EngineConfig, model: ModelConfig, max_model_len: int) -
 
 
 def _excluded(config: EngineConfig) -> str | None:
-    """Return which setting needs one page table for all layers; None if none does."""
+    """Return the setting that needs one page table for all layers; None if none does."""
     if config.kv_tier is not None:
         return "kv_tier keeps KV in files by pages of all layers"
     if config.speculation is not None and config.speculation.method == "draft_model":

@@ -9,7 +9,7 @@ from engine.model_config.encoder import EncoderConfig, is_encoder
 
 
 def model_facts(directory: Path) -> ModelConfig | EncoderConfig:
-    """Return what the files of a model say of it. Raises ModelLoadError."""
+    """Return the configuration in a model's files. Raises ModelLoadError."""
     return (
         EncoderConfig.from_directory(directory) if is_encoder(directory) else ModelConfig.from_directory(directory)
     )

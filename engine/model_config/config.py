@@ -44,7 +44,7 @@ class ModelConfig:
     attention: AttentionConfig
     layers: tuple[LayerKind, ...]
     mlp: MLPConfig
-    """Of the layers without experts."""
+    """The MLP of layers without experts."""
     norms: NormConfig
     scales: Scales
     tied_embeddings: bool
@@ -59,15 +59,15 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     """The layers whose MLP is a mixture of experts; None when none is."""
     delta_net: DeltaNetConfig | None = None
-    """The layers that keep a state in place of KV; None when none does."""
+    """The layers that keep a state instead of KV; None if none does."""
     inputs: LayerInputsConfig | None = None
-    """What enters each layer beside the residual stream; None for nothing."""
+    """Inputs of each layer besides the residual stream; None if there are none."""
     unused_keys: UnusedKeys = field(default=UnusedKeys(), compare=False)
-    """The keys of config.json that nothing read."""
+    """The keys of config.json that were not read."""
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
-        """Read config.json, generation_config.json and how the tokenizer ends a text. Raises ModelLoadError."""
+        """Read config.json, generation_config.json and the tokenizer's end token. Raises ModelLoadError."""
         generation = _read_json(directory / "generation_config.json", optional=True)
         try:
             config = cls.from_file(directory / "config.json", generation)
@@ -85,7 +85,7 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> ModelConfig:
-        """Read the contents of a config.json; errors call it `name`. Raises ModelLoadError."""
+        """Read the contents of a config.json, called `name` in errors. Raises ModelLoadError."""
         try:
             return cls._from_raw(raw, generation)
         except KeyError as missing:
@@ -131,7 +131,7 @@ class ModelConfig:
         return replace(model, unused_keys=UnusedKeys.of(tracked, "config.json" if layout is None else "the file"))
 
     def _as_converted(self, layout: Mapping[str, Any]) -> ModelConfig:
-        """Return the model as llama.cpp's converter has written it (`engine/gguf/config.py`)."""
+        """Return the model as llama.cpp's converter writes it (`engine/gguf/config.py`)."""
         model = self
         if layout["turns_neighbours"]:
             model = replace(model, layers=tuple(layer.turning_neighbours() for layer in model.layers))
@@ -146,7 +146,7 @@ class ModelConfig:
 
     @property
     def num_kv_layers(self) -> int:
-        """Number of layers that keep KV: all but the recurrent ones and those that attend to another one's."""
+        """Number of layers that keep KV: all except recurrent ones and those that attend to another one's KV."""
         return sum(layer.kv_of is None for layer in self.layers) - self.num_recurrent_layers
 
     @property
@@ -166,7 +166,7 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """Size of a head."""
         return self.attention.head_dim
 
     def attention_in(self, layer: int) -> AttentionConfig:
@@ -174,7 +174,7 @@ class ModelConfig:
         return self.layers[layer].attention or self.attention
 
     def mlp_in(self, layer: int) -> MLPConfig:
-        """Return the MLP of a layer without experts, or with experts beside it."""
+        """Return the MLP of a layer without experts, or with experts next to it."""
         return self.layers[layer].mlp or self.mlp
 
     @property
@@ -196,8 +196,8 @@ class ModelConfig:
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
-        """What pages hold for each token and layer, as `AttentionConfig.kv_shape`. Layers whose heads differ have
-        equal room, of the largest.
+        """Shape of a token's KV in each layer, like `AttentionConfig.kv_shape`. If layers' heads differ, all have
+        the room of the largest.
         """
         shapes = list(self.kinds_of_heads)
         return shapes[0] if len(shapes) == 1 else (2, 1, max(math.prod(shape[1:]) for shape in shapes))
@@ -214,7 +214,7 @@ class ModelConfig:
 
     @property
     def chunk(self) -> int | None:
-        """The size of the chunks within which some layers attend; None where none does."""
+        """The size of the chunks within which some layers attend; None if none does."""
         return next((layer.chunk for layer in self.layers if layer.chunk is not None), None)
 
     @property
@@ -224,18 +224,18 @@ class ModelConfig:
 
     @property
     def rotations(self) -> tuple[tuple[RopeConfig | None, int], ...]:
-        """The same with the `turned_dim` of the heads that each turns: heads of another size are another one."""
+        """The rotations with the `turned_dim` of their heads; heads of another size are another rotation."""
         return tuple(
             dict.fromkeys(self.rotation_of(i) for i, layer in enumerate(self.layers) if not layer.is_recurrent)
         )
 
     def rotation_of(self, layer: int) -> tuple[RopeConfig | None, int]:
-        """Return which of the rotations a layer has."""
+        """Return the rotation of a layer."""
         return self.layers[layer].rope, self.attention_in(layer).turned_dim
 
     @property
     def stream_eps(self) -> float:
-        """Epsilon of the norms of the residual stream, which is kept divided by its factor (`Scales`)."""
+        """Epsilon of the norms of the residual stream, which is stored divided by its factor (`Scales`)."""
         return self.norms.eps / self.scales.residual**2
 
     @property
@@ -244,7 +244,7 @@ class ModelConfig:
         return self.scales.embedding / self.scales.residual
 
     def for_context(self, num_tokens: int) -> ModelConfig:
-        """Return the model for contexts of at most so many tokens, on which longrope's frequencies depend."""
+        """Return the model for contexts of at most so many tokens, which select longrope's frequencies."""
         return replace(self, layers=tuple(layer.for_context(num_tokens) for layer in self.layers))
 
     def experts_in(self, layer: int) -> ExpertsConfig | None:
@@ -257,7 +257,7 @@ class ModelConfig:
         return self.weight_format is not None and self.weight_format.is_kept
 
     def can_be_rounded(self, quantization: str) -> bool:
-        """Whether `engine.quantization` can round the weights: plain ones, and for int8 those that are widened."""
+        """Whether `engine.quantization` can round the weights: plain ones, and for int8 also widened ones."""
         return self.weight_format is None or (quantization == "int8" and not self.is_kept_quantized)
 
     def check_can_be_rounded(self, quantization: str) -> None:
@@ -265,7 +265,7 @@ class ModelConfig:
         if not self.can_be_rounded(quantization):
             raise ValueError(
                 f"quantization is {quantization!r}, but the model's weights are quantized already; leave it out, "
-                "or take a plain version of the model"
+                "or use a plain version of the model"
             )
 
     @property
@@ -275,7 +275,7 @@ class ModelConfig:
 
     @property
     def active_parameters(self) -> int:
-        """Number of weights that one token uses: of the experts, only those it is routed to."""
+        """Number of weights that one token uses; of the experts, only those to which it is routed."""
         return round(self._parameters(0 if self.experts is None else self.experts.per_token))
 
     def parameters_read(self, num_tokens: float) -> float:
@@ -300,13 +300,13 @@ class ModelConfig:
 
     @property
     def _dense_layers(self) -> list[int]:
-        """The layers that have an MLP, with experts beside it or without any."""
+        """The layers that have an MLP, with experts next to it or without any."""
         experts = self.experts
         sparse = frozenset() if experts is None or experts.are_beside else experts.layers
         return [layer for layer in range(self.num_layers) if layer not in sparse]
 
     def rounded(self) -> ModelConfig:
-        """Return the plain model as it is once `quantization: fp8` has rounded it: experts are, where they can."""
+        """Return the plain model after rounding by `quantization: fp8`, which includes experts if possible."""
         if self.experts is None or not self.experts.can_be_rounded:
             return self
         return replace(self, experts=replace(self.experts, are_quantized=True))
@@ -315,7 +315,7 @@ class ModelConfig:
         """Return the bytes of all weights in memory, at `element_bytes` per plain number.
 
         `quantization` is the engine's setting: "fp8" rounds the layers' matrices, "int8" also the output head,
-        which it copies when that is the embedding table.
+        which it copies if it is the embedding table.
         """
         matrices = (self.rounded() if quantization == "fp8" else self)._matrices()
         stored = Fp8Format() if quantization in ("fp8", "int8") else self.weight_format
@@ -352,7 +352,7 @@ class ModelConfig:
         return [(2 * inner, hidden), (hidden, inner)] * (len(experts.layers) * len(experts.held))
 
     def expert_weight_bytes(self, element_bytes: int, quantization: str | None = None) -> float:
-        """Return the bytes of one weight of an expert in memory, scales included; arguments as `weight_bytes`."""
+        """Return the bytes of one weight of an expert in memory, including scales; see `weight_bytes`."""
         model = self.rounded() if quantization == "fp8" else self
         shapes, stored = model._matrices_of_experts()[:2], Fp8Format() if model is not self else self.weight_format
         if not shapes or stored is None or isinstance(stored, Int8Format):
@@ -366,7 +366,7 @@ class ModelConfig:
     def state_bytes(self, element_bytes: int, max_drafts: int = 0) -> int:
         """Return the bytes of one request's state in all recurrent layers; 0 if there are none.
 
-        `max_drafts` draft tokens are kept beside it until it is known which are right.
+        It includes `max_drafts` draft tokens, which are kept until they are verified.
         """
         if self.delta_net is None:
             return 0
@@ -396,7 +396,7 @@ def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
 def _stored_experts(
     experts: ExpertsConfig | None, stored: WeightFormat | None, names: WeightNames
 ) -> ExpertsConfig | None:
-    """Return the experts; `are_quantized` if memory holds them as their files do."""
+    """Return the experts; `are_quantized` if memory holds them in the format of their files."""
     if experts is None or stored is None or not stored.is_kept:
         return experts
     if names.experts.are_stacked:

@@ -18,7 +18,7 @@ Raw = Mapping[str, Any]
 EncoderActivation = Literal["gelu", "gelu_tanh"]
 """GELU itself, or its tanh approximation (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
 EncoderPooling = Literal["cls", "mean"]
-"""What stands for a prompt: its first token's hidden state, or the mean of all tokens'."""
+"""The value of a prompt: its first token's hidden state, or the mean of all tokens' states."""
 _ACTIVATIONS: Mapping[str, EncoderActivation] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _POOLINGS: Mapping[str, EncoderPooling] = {
     "cls": "cls",
@@ -31,12 +31,12 @@ _MODULES = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
-    """What may differ from one layer to the next one."""
+    """The properties in which layers may differ."""
 
     rope: RopeConfig | None = None
-    """How positions turn queries and keys; None where they do not."""
+    """How positions rotate queries and keys; None if they do not."""
     reach: int | None = None
-    """How many positions before and after its own a query attends to; None for all."""
+    """Number of positions before and after its own to which a query attends; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class EncoderConfig:
     dtype: WeightType
     """Type of the checkpoint's weights."""
     pooling: EncoderPooling
-    """How a prompt's tokens become what is returned, or what the classification head reads."""
+    """How a prompt's tokens become its value, which is returned or read by the classification head."""
     is_modern: bool = False
     """Whether it is a ModernBERT: norms before attention and MLP, gates, no embeddings of positions. Otherwise it
     is an XLM-R, which has norms after both."""
@@ -68,14 +68,14 @@ class EncoderConfig:
     """Rows of the table of positions."""
     num_token_types: int = 0
     pad_token_id: int = 0
-    """The token that has no position in an XLM-R; positions are counted from behind its number."""
+    """The token without a position in an XLM-R; positions start after its number."""
     has_head: bool = False
     """Whether a classification head gives each prompt a score."""
     head_bias: bool = True
     eos_token_ids: frozenset[int] = frozenset()
-    """None, as it generates nothing."""
+    """Empty, because an encoder generates nothing."""
     unused_keys: UnusedKeys = field(default=UnusedKeys(), compare=False)
-    """The keys of config.json that nothing read."""
+    """The keys of config.json that were not read."""
 
     @classmethod
     def from_directory(cls, directory: Path) -> EncoderConfig:
@@ -117,7 +117,7 @@ class EncoderConfig:
 
     @property
     def task(self) -> Literal["embed", "rerank"]:
-        """What it is served for."""
+        """The task that it serves."""
         return "rerank" if self.has_head else "embed"
 
 
@@ -170,7 +170,7 @@ def _read_modernbert(raw: Raw, architecture: str) -> EncoderConfig:
     pooling = raw.get("classifier_pooling", "cls")
     has_head = _has_head(raw, architecture)
     for key in ("layer_norm_eps", "position_embedding_type"):
-        raw.get(key)  # published files have these keys of other encoders, which ModernBERT's classes do not read
+        raw.get(key)  # published files have these keys of other encoders; ModernBERT ignores them
     if (act := raw.get("classifier_activation", "gelu")) != "gelu" and has_head:
         raise ModelLoadError(f"unsupported classifier_activation {act!r}; supported is gelu")
     if pooling not in _POOLINGS:
@@ -197,7 +197,7 @@ def _read_modernbert(raw: Raw, architecture: str) -> EncoderConfig:
 
 
 def _modern_layers(raw: Raw, kinds: Sequence[str], head_dim: int) -> tuple[EncoderLayer, ...]:
-    """Read the two kinds of layers: rotations by old keys, or by those of transformers 5."""
+    """Read the two kinds of layers, with rotations under old keys or under those of transformers 5."""
     named, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
     thetas = {
         "full_attention": float(raw.get("global_rope_theta") or 160000.0),
@@ -242,12 +242,12 @@ def _activation(named: str) -> EncoderActivation:
 
 
 def _pooling(directory: Path) -> EncoderPooling:
-    """Return how sentence-transformers pools the model. Raises ModelLoadError if it does so in another way."""
+    """Return how sentence-transformers pools the model. Raises ModelLoadError for an unsupported way."""
     modules = {_kind(module): module for module in _list(directory / "modules.json")}
     if "Pooling" not in modules:
         raise ModelLoadError(
             f"the files of {directory} do not say how its embeddings are pooled: expected modules.json and "
-            "1_Pooling/config.json, as sentence-transformers writes them; take a version of the model with them"
+            "1_Pooling/config.json, as sentence-transformers writes them; use a version of the model with them"
         )
     if unknown := [kind for kind in modules if kind not in _MODULES]:
         raise ModelLoadError(

@@ -1,12 +1,12 @@
-"""Groups of layers with page tables of their own, in models that mix layers with a window and layers without.
+"""Groups of layers with their own page tables, in models that mix layers with a window and layers without.
 
     layers     w w w w w f w w w w w f        w: sees a window, f: sees everything
     group      1 1 2 2 3 0 3 4 4 5 5 0        each has as many layers as there are f
     place      0 1 0 1 0 0 1 0 1 0 1 1
 
-A page holds `page_size` tokens of the layers of one group, whichever that is, so all of them take pages of one
-memory: tokens have a page of group 0 for as long as their request lives, and those of the other groups while they
-are in the window. Where the windowed layers do not fill their last group, its pages have unused room.
+A page holds `page_size` tokens of the layers of any one group, so all groups use pages of one memory. Tokens have
+a page of group 0 while their request lives, and pages of the other groups while they are in the window. If the
+windowed layers do not fill their last group, its pages have unused room.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _MAX_UNUSED = 0.25
 
 
 class Place(NamedTuple):
-    """Where a layer's memory is."""
+    """The place of a layer's memory."""
 
     group: int
     """Its page table; 0 for layers without a window."""
     number: int
     """Its number among the layers of its group, or among the recurrent layers."""
     is_recurrent: bool = False
-    """Whether it has states in place of pages."""
+    """Whether it has states instead of pages."""
     heads: tuple[int, int] | None = None
-    """Its heads and their numbers, where pages have room for those of other layers; None: as pages have them."""
+    """Its heads and their sizes, if pages have room for larger ones of other layers; None: those of pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class LayerGroups:
     num_layers: int
     """Layers of a group."""
     num_groups: int
-    """Groups in all, the first of which has the layers without a window."""
+    """Number of groups; the first has the layers without a window."""
     window: int
-    """How many positions the others see at most."""
+    """Most positions that the other groups' layers see."""
     places: Sequence[Place]
-    """Of each layer."""
+    """The place of each layer."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> LayerGroups | str:
@@ -60,7 +60,7 @@ class LayerGroups:
         if len(model.kinds_of_heads) > 1 or any(layer.kv_of is not None for layer in model.layers):
             return "its layers have heads of several kinds, or share keys and values"
         if not num_full:
-            return "all of its layers have a window, so none could tell which prefixes are held"
+            return "all of its layers have a window, so no page table would show which prefixes are held"
         num_groups = 1 + -(-len(windowed) // num_full)
         if num_groups * num_full > (1 + _MAX_UNUSED) * len(spans):
             return f"{len(windowed)} of its {len(spans)} layers have a window: too few for pages of their own"
@@ -73,11 +73,11 @@ class LayerGroups:
         return cls(num_full, num_groups, max(windowed), tuple(places))
 
     def for_cache(self, max_step_tokens: int) -> Window:
-        """Return what the cache has to know of the layers with a window."""
+        """Return the parameters of the layers with a window for the cache."""
         return Window(self.window, self.num_groups - 1, max_step_tokens)
 
     def bytes_per_token(self, in_all_layers: int) -> int:
-        """Return the bytes of a token in one group, if it takes so many in all layers."""
+        """Return the bytes of a token in one group, given its bytes in all layers."""
         return in_all_layers // len(self.places) * self.num_layers
 
     def most_tokens(self, num_pages: int, page_size: int, max_step_tokens: int) -> int:
@@ -94,7 +94,7 @@ class LayerGroups:
 
 def one_group(model: ModelConfig) -> tuple[Place, ...]:
     """Return the places of layers that share one page table, and of those that keep a state. Layers that attend to
-    another one's keys and values have its pages.
+    another one's keys and values share its pages.
     """
     places: list[Place] = []
     num_pages = num_states = 0
@@ -113,5 +113,5 @@ def one_group(model: ModelConfig) -> tuple[Place, ...]:
 
 
 def _span(layer: LayerKind) -> int | None:
-    """Return how many last positions a layer sees at most; None for all."""
+    """Return the most positions that a layer sees; None for all."""
     return layer.chunk if layer.window is None else layer.window

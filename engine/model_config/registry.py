@@ -17,7 +17,7 @@ FAMILIES: Mapping[str, Family] = {
     for family in (import_module(module.name).FAMILY,)
     for architecture in family.architectures
 }
-"""The family of each supported architecture: one module of `engine.families` each."""
+"""The family of each supported architecture; each is a module of `engine.families`."""
 
 
 def family_of(raw: Mapping[str, Any]) -> tuple[str, Family]:
@@ -25,7 +25,7 @@ def family_of(raw: Mapping[str, Any]) -> tuple[str, Family]:
     named, kind = raw.get("architectures"), raw.get("model_type")
     names = named if isinstance(named, list) else []
     for name in names:
-        if isinstance(name, str) and name.endswith("Model"):  # saved without its output head, to embed
+        if isinstance(name, str) and name.endswith("Model"):  # saved without its output head, for embeddings
             name = f"{name.removesuffix('Model')}ForCausalLM"
         if name in FAMILIES:
             return name, FAMILIES[name]

@@ -1,4 +1,4 @@
-"""What a model is served for: answers, embeddings, the judgement of documents."""
+"""The tasks that a model serves: answers, embeddings, or scores of documents."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 def tasks_of(setting: Literal["auto"] | Sequence[Task], directory: Path) -> tuple[Task, ...]:
     """Return the tasks that the setting `engine.tasks` means for the model in a directory.
 
-    "auto" knows models that sentence-transformers describes (modules.json), and decoders that were saved without
-    an output head; all others generate. Raises ModelLoadError for a model that is pooled in a way not known here.
+    "auto" recognizes models that sentence-transformers describes (modules.json), and decoders that were saved
+    without an output head; all others generate. Raises ModelLoadError for an unsupported pooling.
     """
     config = read_object(directory / "config.json")
     if encoder_of(config) is not None:
@@ -50,7 +50,7 @@ def _tasks_of_encoder(setting: Literal["auto"] | Sequence[Task], directory: Path
 
 
 def check_task(sampling: SamplingParams, tasks: Collection[Task], *, is_encoder: bool = False) -> None:
-    """Raise ValueError for a request to a model that is not served for such ones."""
+    """Raise ValueError if the model does not serve the request's task."""
     task: Task = "generate"
     if (pooling := sampling.pooling) is not None:
         task = "rerank" if pooling.token_ids or pooling.by_head else "embed"
@@ -61,7 +61,7 @@ def check_task(sampling: SamplingParams, tasks: Collection[Task], *, is_encoder:
 
 
 def not_served(task: Task, tasks: Collection[Task], *, is_encoder: bool = False) -> str:
-    """Return what to say of a task that a model is not served for."""
+    """Return the error message for a task that a model does not serve."""
     served = ", ".join(known for known in TASKS if known in tasks)
     if is_encoder:
         path = "/v1/embeddings" if "embed" in tasks else "/v1/rerank or /v1/score"
@@ -75,7 +75,7 @@ def _kind(module: dict[str, Any]) -> str:
 
 def _check_pooling(kinds: Sequence[str], pooling: Any) -> None:
     """Raise ModelLoadError unless embeddings are the last token's state, perhaps normalized."""
-    otherwise = "engine.tasks says what the model is to be served for in spite of that"
+    otherwise = "set engine.tasks to serve the model all the same"
     if unknown := [kind for kind in kinds if kind not in _KNOWN_MODULES]:
         raise ModelLoadError(
             f"the model's modules.json has {', '.join(unknown)}, and only {', '.join(_KNOWN_MODULES)} are known; "

@@ -1,6 +1,6 @@
-"""Reads the JSON files of a model: regular files of bounded size, whatever they hold.
+"""Reads the JSON files of a model, which must be regular files of bounded size.
 
-A GGUF file is read as if it were a directory: what its metadata say is in the JSON files of their usual names.
+A GGUF file is read as if it were a directory: its metadata are in JSON files with the usual names.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from engine.base.files import read_bytes
 from engine.gguf.documents import containing_gguf, gguf_document
 
 MAX_JSON_BYTES = 2**28
-"""More than the largest tokenizer or index that any model has."""
+"""More than the largest tokenizer or index of any model."""
 
 
 def parse_json(path: Path) -> Any:
-    """Return what a file holds, or what stands in its place in a GGUF file. Raises OSError, ValueError."""
+    """Return the content of a file, or of its equivalent in a GGUF file. Raises OSError, ValueError."""
     if (model := containing_gguf(path)) is not None:
         return gguf_document(model, path.relative_to(model).as_posix())
     content = read_bytes(path, MAX_JSON_BYTES)
@@ -31,7 +31,7 @@ def parse_json(path: Path) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file holds; None if there is none. Raises ModelLoadError for one that cannot be read."""
+    """Return the content of a file; None if there is none. Raises ModelLoadError if it cannot be read."""
     try:
         return parse_json(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -43,6 +43,6 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file holds; an empty one if it holds none."""
+    """Return the JSON object in a file; an empty one if there is none."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}

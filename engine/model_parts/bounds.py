@@ -1,7 +1,7 @@
-"""Bounds of the values in a config.json: each is checked when it is read, whichever family reads it.
+"""Bounds of the values in a config.json, checked whenever any family reads one.
 
-They are far wider than any model needs. What lies outside is a damaged or a hostile file, of which a server would
-take memory without end, divide by zero, or make a model that computes nothing but NaN.
+They are far wider than any model needs. A value outside of them comes from a damaged or hostile file, which could
+make a server exhaust its memory, divide by zero, or compute only NaN.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.base.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """What a value may be."""
+    """A condition on a value."""
 
     expected: str
     is_met: Callable[[object], bool]
@@ -80,14 +80,14 @@ _BOUNDS = {key: bound for bound, keys in _KEYS.items() for key in keys.split()}
 
 
 def check_bounds(key: str, value: object, path: str = "") -> None:
-    """Raise ModelLoadError for a value that a key cannot have; null always passes, and says nothing.
+    """Raise ModelLoadError for a value that a key cannot have; null always passes and is ignored.
 
-    Of a list, each entry is checked. `path` is what stands before the key in messages.
+    Each entry of a list is checked. `path` precedes the key in messages.
     """
     bound = _BOUNDS.get(key)
     if bound is None or isinstance(value, Mapping):
         if isinstance(value, float) and not math.isfinite(value):
-            raise ModelLoadError(f"{path}{key} is {value}, and a finite number was expected")
+            raise ModelLoadError(f"{path}{key} is {value}; expected a finite number")
         return
     for one in value if isinstance(value, list) else [value]:
         if one is not None and not bound.is_met(one):

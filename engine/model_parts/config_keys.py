@@ -1,8 +1,8 @@
-"""Which keys of a config.json were read, and which of the others could change what the model computes.
+"""Tracks which keys of a config.json were read, and finds unread ones that could change the model's computation.
 
-A reader gets a `TrackedConfig` in place of a plain dictionary. The keys that it did not ask for are listed when
-the model is loaded. Where their meaning is not certain, the model is refused: a key that is overlooked makes a
-model that answers, and answers wrongly.
+A reader gets a `TrackedConfig` instead of a plain dictionary. Keys that it did not read are listed when the model
+is loaded. If their meaning is not certain, the model is rejected, because with an overlooked key it may answer
+wrongly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KINDS = {
         initial_context_length max_sequence_length max_seq_len seq_length model_max_length
         mamba_ssm_dtype finetuned""",
 }
-"""Keys that say nothing of how a model computes text, by what they are of."""
+"""Keys without influence on how a model computes text, by subject."""
 _WITHOUT_EFFECT = frozenset(" ".join(_KINDS.values()).split())
 _ENDINGS = ("_dropout", "_pdrop", "_loss_coef", "_token_id", "_token_index")
 _BEGINNINGS = ("mtp_",)
@@ -61,14 +61,14 @@ _OF_QUANTIZATION = """
     block_name_to_quantize module_name_preceding_first_block do_fuse fuse_max_seq_len modules_to_fuse uri
     act_group_aware is_marlin_format modules_to_not_convert ignored_layers ignore
     global_sparsity sparsity_structure registry_requires_subclass targets"""
-"""Keys of `quantization_config` that say how the weights were made, or how activations may be rounded."""
+"""Keys of `quantization_config` for the making of the weights, or for optional rounding of activations."""
 
 
 class TrackedConfig(Mapping[str, Any]):
-    """The contents of a config.json, which knows the keys that were read. So do the objects inside."""
+    """The contents of a config.json. It and the objects in it track the keys that were read."""
 
     def __init__(self, raw: Mapping[str, Any], path: str = "") -> None:
-        """`path` is what stands before each key in messages."""
+        """`path` precedes each key in messages."""
         self._raw, self._path = raw, path
         self._read: set[str] = set()
         self._inside: dict[str, TrackedConfig] = {}
@@ -97,16 +97,14 @@ class TrackedConfig(Mapping[str, Any]):
 
 
 def layered(*configs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return configs as one, in which the first that has a key gives its value. Unlike {**a, **b}, this reads only
-    the keys that are asked for.
+    """Return configs as one, in which the first one with a key gives its value. Unlike {**a, **b}, this reads only
+    the keys that are looked up.
     """
     return ChainMap(*configs)  # type: ignore[arg-type]  # nothing is assigned
 
 
 def agreed(raw: Mapping[str, Any], *keys: str) -> Any:
-    """Return the value of keys that mean the same. Raises KeyError when all are missing, ModelLoadError when two
-    differ.
-    """
+    """Return the value of synonymous keys. Raises KeyError if all are missing, ModelLoadError if two differ."""
     given = {key: raw[key] for key in keys if raw.get(key) is not None} or {keys[0]: raw[keys[0]]}
     (name, value), *others = given.items()
     for other, differing in others:
@@ -120,15 +118,15 @@ class UnusedKeys:
     """The keys of a config.json that were not read, by their paths ("rope_scaling.factor")."""
 
     without_effect: tuple[str, ...] = ()
-    """Those that say nothing, or nothing of how the model computes text."""
+    """Keys that are empty, or do not influence how the model computes text."""
     uncertain: tuple[str, ...] = ()
     """The others."""
     source: str = "config.json"
-    """What has them, as messages call it."""
+    """Name of their source in messages."""
 
     @classmethod
     def of(cls, config: TrackedConfig, source: str = "config.json") -> UnusedKeys:
-        """Return those of a config that has been read."""
+        """Return the unused keys of a config that has been read."""
         unread = list(config.unread())
         # rope_scaling replaces rope_parameters (`engine/model_parts/rope.py: rope_settings`).
         replaced = ("rope_parameters.",) if config.get("rope_scaling") else ()
@@ -143,14 +141,14 @@ class UnusedKeys:
             them = "it" if len(unknown) == 1 else "them"
             raise ModelLoadError(
                 f"{self.source} has {', '.join(unknown)}, which Raydix does not know in a {architecture}, so "
-                f"the model could compute something else than it was trained for. Take a version without {them}; "
+                f"the model could compute something else than it was trained for. Use a version without {them}; "
                 f"or, if you know that answers do not depend on {them}, set engine.ignored_config_keys: "
                 f"[{', '.join(unknown)}]"
             )
 
 
 def _is_without_effect(path: str, value: Any) -> bool:
-    """Whether a key that nothing read can be left out: it says nothing, or nothing about computing text."""
+    """Whether an unread key can be ignored, because it is empty or does not influence how text is computed."""
     if value is None or value is False or value in ("", [], {}):
         return True
     parts = path.split(".")

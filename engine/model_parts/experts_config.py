@@ -1,4 +1,4 @@
-"""Which layers are mixtures of experts, and their shape. Nothing here imports torch."""
+"""The shape of mixtures of experts, and the layers that have them. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -35,29 +35,30 @@ class ExpertsConfig:
     held: range
     """The experts whose weights this rank holds: all of them, unless ranks share them."""
     is_sigmoid: bool = False
-    """Whether an expert's score is a sigmoid of its own (DeepSeek-V3, arXiv:2412.19437), not a share."""
+    """Whether an expert's score is a separate sigmoid (DeepSeek-V3, arXiv:2412.19437), not a share."""
     has_correction: bool = False
-    """Whether experts are chosen by score plus a correction, which is no part of their weights."""
+    """Whether experts are chosen by score plus a correction, which is not part of their weights."""
     num_groups: int = 1
     groups_per_token: int = 1
-    """A token's experts are chosen from this many groups of experts, those whose two best have the best sum."""
+    """A token's experts are chosen from this many groups of experts, by the sum of each group's two best
+    scores."""
     scales_inputs: bool = False
     """Whether an expert's weight multiplies its input (Llama 4), not its output."""
     scaling: float = 1.0
     """Factor of the experts' weights."""
     shared_size: int = 0
-    """Inner size of the MLP that every token goes through beside its experts; 0 where there is none."""
+    """Inner size of the MLP that every token goes through in addition to its experts; 0 if there is none."""
     shared_is_gated: bool = False
-    """Whether that MLP's output is multiplied by the sigmoid of a gate of its own (Qwen2-MoE)."""
+    """Whether that MLP's output is multiplied by the sigmoid of a separate gate (Qwen2-MoE)."""
     router_bias: bool = False
     clamp: Clamp | None = None
     """The clamped activation of experts with biases (gpt-oss); None: SiLU, without biases."""
     are_beside: bool = False
-    """Whether they are beside a layer's MLP, with norms of their own and gates by GELU (Gemma 4)."""
+    """Whether they are next to a layer's MLP, with separate norms and gates by GELU (Gemma 4)."""
     are_quantized: bool = False
-    """Whether memory holds their matrices quantized, as files do (`engine/model_parts/formats.py`)."""
+    """Whether memory holds their matrices quantized, like the files (`engine/model_parts/formats.py`)."""
     is_mxfp4: bool = False
-    """Whether files hold experts in four bits (`engine/loading/mxfp4.py`), from which they are widened."""
+    """Whether files hold experts in four bits, which are widened (`engine/loading/mxfp4.py`)."""
 
     @classmethod
     def from_config(
@@ -70,10 +71,10 @@ class ExpertsConfig:
         used: str = "num_experts_per_tok",
         size: str = "intermediate_size",
     ) -> ExpertsConfig | None:
-        """Read the experts of a config.json; None when no layer has any. Raises ModelLoadError, KeyError.
+        """Read the experts of a config.json; None if no layer has any. Raises ModelLoadError, KeyError.
 
-        `layers`: the sparse layers, None for all. `counted`, `used`, `size`: the family's keys of the number of
-        experts, of those that each token is routed to, and of an expert's inner size.
+        `layers`: the sparse layers, None for all. `counted`, `used`, `size`: the family's keys for the number of
+        experts, the experts per token, and an expert's inner size.
         """
         count = int(raw["num_hidden_layers"])
         num_experts = int(agreed(raw, *counted))
@@ -93,7 +94,7 @@ class ExpertsConfig:
         counted: Sequence[str] = ("n_routed_experts", "num_local_experts"),
         size: str,
     ) -> ExpertsConfig | None:
-        """Read experts that are chosen by sigmoids, by DeepSeek-V3's keys. Raises ModelLoadError, KeyError."""
+        """Read experts that are chosen by sigmoids, from DeepSeek-V3's keys. Raises ModelLoadError, KeyError."""
         layers = int(raw["num_hidden_layers"])
         first = min(int(raw.get("first_k_dense_replace") or 0), layers)
         found = cls.from_config(
@@ -127,13 +128,13 @@ class ExpertsConfig:
 
     @property
     def can_be_rounded(self) -> bool:
-        """Whether plain experts can be rounded to eight bits when they are loaded: no kernel takes rounded ones
-        with biases, or beside an MLP.
+        """Whether plain experts can be rounded to eight bits when they are loaded: no kernel supports rounded ones
+        with biases, or next to an MLP.
         """
         return self.clamp is None and not (self.are_beside or self.is_mxfp4)
 
     def num_parameters(self, hidden_size: int, experts_each: float) -> float:
-        """Return the number of weights of a sparse layer of which `experts_each` experts are counted."""
+        """Return the number of weights of a sparse layer, counting `experts_each` of its experts."""
         expert = 3 * hidden_size * self.intermediate_size
         if self.clamp is not None:
             expert += 2 * self.intermediate_size + hidden_size

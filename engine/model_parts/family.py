@@ -1,4 +1,4 @@
-"""What a model family is: how its config.json describes a model's parts, and what its files call their weights."""
+"""Model families: how their config.json describes a model's parts, and how their files name the weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.model_parts.parts import ModelParts
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """The names of a sparse layer's weights, below the layer's."""
+    """The names of a sparse layer's weights, below the layer's name."""
 
     block: str = "mlp"
     router: str = "gate"
@@ -28,7 +28,7 @@ class ExpertNames:
     are_stacked: bool = False
     """Whether the experts of a layer are one tensor, [experts, inputs, outputs]."""
     takes_turns: bool = True
-    """Whether gates and ups of such a tensor take turns; otherwise all gates come first."""
+    """Whether gates and ups of such a tensor alternate; otherwise all gates come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class DeltaNetNames:
     """The names of a recurrent layer's projections, below "linear_attn"."""
 
     projections: tuple[str, ...]
-    """To queries, keys and values and to z: two, or one that has those of each key head together."""
+    """To queries, keys and values, and to z: two, or one grouped by key head."""
     gates: tuple[str, ...]
-    """To strengths and to decays: two, or one that has those of each key head together."""
+    """To strengths and to decays: two, or one grouped by key head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class WeightNames:
     """The names of a layer's weights in a checkpoint, below "model.layers.N"."""
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """Projections to queries, keys and values: three, or one that is all of them."""
+    """Projections to queries, keys and values: three, or one fused."""
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    """Projections of the MLP: gate and up, or one that is both."""
+    """Projections of the MLP: gate and up, or one fused."""
     mlp: str = "mlp"
     """The MLP of layers without experts."""
     attention_norm: str = "input_layernorm"
@@ -61,9 +61,9 @@ class WeightNames:
     """The norm after the MLP, in families that have one."""
     experts: ExpertNames = ExpertNames()
     delta_net: DeltaNetNames | None = None
-    """Of families that have recurrent layers."""
+    """Names in families with recurrent layers."""
     left_out: tuple[str, ...] = ()
-    """What the names of weights that text does not need begin with; "{layers}" stands for the number of layers."""
+    """Prefixes of weights that text does not need; "{layers}" stands for the number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class Family:
     """Reads the parts from a config.json. May raise ModelLoadError, KeyError, TypeError and ValueError."""
     names: WeightNames = WeightNames()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of keys that config.json may leave out."""
+    """Values of keys that config.json may omit."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Values that all models of the family have. The decoder computes these, and no others."""
+    """Values that all models of the family have. The decoder supports only these."""
 
     def parts_of(self, config: TrackedConfig) -> ModelParts:
-        """Read a model's parts. Raises ModelLoadError, and what `read` raises."""
+        """Read a model's parts. Raises ModelLoadError and the errors of `read`."""
         for key, expected in {**_FIXED, **self.fixed}.items():
             if (value := config.get(key)) is not None and value != expected:
                 raise ModelLoadError(f"{key} is {value!r}, which is not supported: expected {expected!r}")
@@ -89,14 +89,14 @@ class Family:
 
 
 _OF_WHOLE = ("architectures", "tie_word_embeddings")
-"""Keys that count beside a text model's, not within."""
+"""Keys that are read next to a nested text model, not in it."""
 _FIXED = {"is_causal": True}
 """Values that the models of all families have."""
 
 
 def text_config(raw: Mapping[str, Any]) -> TrackedConfig:
-    """Return a config.json with the keys of its text model, which may be nested. These replace the keys beside
-    them, if they say anything, except for those of the whole model.
+    """Return a config.json with the keys of its text model, which may be nested. These replace the outer keys,
+    unless they are empty, except for those of the whole model.
     """
     inside = raw.get("text_config") or {}
     beside = {key: value for key, value in raw.items() if key != "text_config"}

@@ -1,10 +1,10 @@
-"""How a checkpoint stores the matrices of its linear layers, from config.json's `quantization_config`.
+"""Formats in which a checkpoint stores the matrices of its linear layers, from `quantization_config`.
 
     fp8    compressed-tensors `float-quantized`, and quant_method `fp8` (Qwen3-FP8: a scale for 128 x 128 weights)
     int4   GPTQ without activation order (formats 1 and 2), AWQ `gemm`, compressed-tensors `pack-quantized` (W4A16)
     int8   compressed-tensors `int-quantized`, which is widened when it is loaded
 
-Other formats are refused by name. Nothing here imports torch.
+Errors name other formats. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Fp8Format:
 
     @property
     def scale_names(self) -> tuple[str, ...]:
-        """What scales may be called below a matrix's name. Both multiply the weights."""
+        """Possible names of scales below a matrix's name. Both multiply the weights."""
         names = "weight_scale", "weight_scale_inv"
         return names if self.block is None else names[::-1]
 
@@ -48,7 +48,7 @@ class Fp8Format:
         return self.block if self.block is not None and not self.block[0] % 32 and self.block[1] == 128 else None
 
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
-        """Return the bytes of such a matrix in memory, whose projections and ranks divide no blocks."""
+        """Return the bytes of such a matrix in memory, if projections and ranks divide no blocks."""
         if self.kept_block is not None and not (outputs % 32 or inputs % 128):
             return outputs * inputs + outputs // 32 * (inputs // 128) * 4
         return outputs * (inputs + 4)
@@ -62,16 +62,17 @@ class Int4Format:
     is_kept: ClassVar = True
     method: Literal["gptq", "awq", "compressed-tensors"]
     group_size: int | None
-    """Number of inputs that share a scale; None for all of them."""
+    """Number of inputs that share a scale; None for all."""
     ignored: tuple[str, ...] = ()
     is_symmetric: bool = False
-    """Whether all zero points are 8, whatever is stored: some writers confuse formats 1 and 2."""
+    """Whether all zero points are 8. Stored ones are then ignored, because some writers confuse formats 1 and
+    2."""
     zero_offset: int = 0
     """Number to add to stored zero points: 1 in GPTQ's first format."""
 
     @property
     def codes_name(self) -> str:
-        """What the codes are called below a matrix's name."""
+        """Name of the codes below a matrix's name."""
         return "weight_packed" if self.method == "compressed-tensors" else "qweight"
 
     def group(self, inputs: int) -> int:
@@ -86,7 +87,7 @@ class Int4Format:
 @dataclass(frozen=True, slots=True)
 class Int8Format:
     """int8 matrices, `NAME.weight`, and scales, one per output or one for all. They are widened when they are
-    loaded, as no layer computes with them; the native kernels may round them again (`quantization: int8`).
+    loaded, because no layer computes with them; the native kernels may round them again (`quantization: int8`).
     """
 
     name: ClassVar = "int8"
@@ -96,12 +97,12 @@ class Int8Format:
 
 
 KeptFormat = Fp8Format | Int4Format
-"""Formats in which memory holds matrices, too."""
+"""Formats that memory keeps."""
 WeightFormat = KeptFormat | Int8Format
 
 
 def is_ignored(weights: WeightFormat, name: str) -> bool:
-    """Whether config.json lists the layer `name` ("model.layers.0.mlp.up_proj") as stored as plain numbers.
+    """Whether config.json lists the layer `name` ("model.layers.0.mlp.up_proj") as stored in plain numbers.
 
     An entry is a regular expression after "re:", or a name or whole parts of one ("lm_head", "mlp.down_proj").
     """
@@ -208,7 +209,7 @@ def _gptq(stored: Mapping[str, Any]) -> Int4Format:
 
 
 def _left_plain(dynamic: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the layers that `dynamic` leaves plain: regular expressions after "-:". Others change bits."""
+    """Return the layers that `dynamic` leaves plain: regular expressions after "-:". Other entries change bits."""
     if changed := [pattern for pattern in dynamic if not pattern.startswith("-:")]:
         raise _refusal(
             "gptq", f"dynamic {changed[0]!r}, which treats layers differently", 'only entries after "-:"'

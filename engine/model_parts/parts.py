@@ -9,7 +9,7 @@
                  ├─ inputs      a second embedding of each token                    a part for each layer
                  └─ scales      constant factors of embeddings, residuals, logits
 
-Nothing here imports torch. Every default is what Llama does.
+Nothing here imports torch. Every default is that of Llama.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from engine.model_parts.experts_config import ExpertsConfig
 from engine.model_parts.rope import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
-"""Of the gate: SiLU, or GELU by its tanh approximation (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
+"""Activation of the gate: SiLU, or GELU by its tanh approximation (Hendrycks and Gimpel 2016,
+arXiv:1606.08415)."""
 QKNorm = Literal["none", "heads", "full", "unit"]
 """RMS norms of queries and keys before rotation: none; each head by itself; all heads of a token together; each
 head by itself and without weights, in layers with a rotation."""
@@ -37,7 +38,7 @@ class LaterScale:
     first: int = 0
     """The number of the first position."""
     is_of_unturned: bool = False
-    """Whether only queries of layers without a rotation are multiplied."""
+    """Whether this applies only to layers without a rotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +56,24 @@ class AttentionConfig:
     output_bias: bool = False
     qk_norm: QKNorm = "none"
     soft_cap: float | None = None
-    """Scores are cap * tanh(score / cap) (Gemma 2, arXiv:2408.00118); None: as they are."""
+    """Scores are cap * tanh(score / cap) (Gemma 2, arXiv:2408.00118); None: unchanged."""
     has_sinks: bool = False
-    """Whether each head has a sink: a score that takes part in the softmax and has no value (gpt-oss)."""
+    """Whether each head has a sink: a score in the softmax without a value (gpt-oss)."""
     later_scale: LaterScale | None = None
-    """What queries at later positions are multiplied by; None: nothing."""
+    """The factor of queries at later positions; None: no factor."""
     has_output_gate: bool = False
-    """Whether outputs are multiplied by the sigmoid of a gate, which is projected beside the queries
+    """Whether outputs are multiplied by the sigmoid of a gate, which is projected with the queries
     (Qwen3-Next)."""
     norms_values: bool = False
-    """Whether each head's values are normed by themselves and without weights (Gemma 4)."""
+    """Whether each head's values are normed separately and without weights (Gemma 4)."""
     projects_keys: bool = True
-    """Whether it has keys and values of its own, not those of a layer before it (`LayerKind.kv_of`)."""
+    """Whether it has its own keys and values, not those of an earlier layer (`LayerKind.kv_of`)."""
     projects_values: bool = True
-    """Whether values have a projection of their own; otherwise they are the keys before norm and rotation."""
+    """Whether values have their own projection; otherwise they are the keys before norm and rotation."""
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
-        """What one layer keeps for each token: keys and values, of so many heads, of so many numbers."""
+        """Shape of a token's KV in one layer: (keys and values, heads, numbers per head)."""
         return 2, self.num_kv_heads, self.head_dim
 
     @property
@@ -82,17 +83,17 @@ class AttentionConfig:
 
     @property
     def latent(self) -> int | None:
-        """How many of a key's numbers are its value too (`LatentAttentionConfig`); None: values lie apart."""
+        """How many of a key's numbers are also its value (`LatentAttentionConfig`); None: values are separate."""
         return None
 
     @property
     def turned_dim(self) -> int:
-        """Numbers of a head among which those are that positions turn."""
+        """Numbers of a head that contain those that positions rotate."""
         return self.head_dim
 
     @property
     def numbers_of_pair(self) -> int:
-        """Numbers of keys and values that a query meets at each position that it attends to, in all heads."""
+        """Numbers of keys and values that a query reads at each position that it attends to, in all heads."""
         return self.num_heads * (self.head_dim + (self.latent or self.head_dim))
 
     @property
@@ -103,7 +104,7 @@ class AttentionConfig:
 
     @property
     def normed_heads(self) -> int:
-        """Queries and keys of a token that may be normed: those that it projects."""
+        """Number of a token's query and key heads that may be normed: those that it projects."""
         return self.num_heads + self.projects_keys * self.num_kv_heads
 
     def matrices(self, hidden_size: int) -> list[tuple[int, int]]:
@@ -121,22 +122,23 @@ class AttentionConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionConfig(AttentionConfig):
     """Multi-head latent attention, MLA (DeepSeek-V2, arXiv:2405.04434, section 2.1), in the form in which pages
-    hold it: all heads share one key for each token, of `rank` compressed numbers and `rope_dim` that its position
-    turns, and the compressed numbers are its value too. `head_dim` is the size of that key, `num_kv_heads` is 1.
+    hold it: all heads share one key for each token, of `rank` compressed numbers and `rope_dim` numbers rotated by
+    its position, and the compressed numbers are also its value. `head_dim` is the size of that key, `num_kv_heads`
+    is 1.
     """
 
     rank: int
     """Size of the compressed key and value (kv_lora_rank)."""
     rope_dim: int
-    """Numbers of a head that positions turn (qk_rope_head_dim)."""
+    """Numbers of a head that positions rotate (qk_rope_head_dim)."""
     plain_dim: int
-    """The other numbers of a head's key, before it is compressed (qk_nope_head_dim)."""
+    """The other numbers of a head's key, before compression (qk_nope_head_dim)."""
     value_dim: int
-    """Numbers of a head's value, before it is compressed (v_head_dim)."""
+    """Numbers of a head's value, before compression (v_head_dim)."""
     query_rank: int | None
-    """Size of the compressed query (q_lora_rank); None where it is not compressed."""
+    """Size of the compressed query (q_lora_rank); None if it is not compressed."""
     is_interleaved: bool = True
-    """Whether files hold the two numbers that are turned together side by side."""
+    """Whether the two numbers of a rotated pair are adjacent in files."""
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
@@ -155,7 +157,7 @@ class LatentAttentionConfig(AttentionConfig):
 
     @property
     def query_outputs(self) -> int:
-        """Outputs of the projection to all heads' queries, as files have them."""
+        """Outputs of the files' projection to all heads' queries."""
         return self.num_heads * (self.plain_dim + self.rope_dim)
 
     @property
@@ -178,19 +180,19 @@ class LatentAttentionConfig(AttentionConfig):
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetConfig:
-    """Layers that keep a state of constant size in place of KV: gated delta nets (Yang et al. 2024,
+    """Layers that keep a state of constant size instead of KV: gated delta nets (Yang et al. 2024,
     arXiv:2412.06464).
     """
 
     num_key_heads: int
     """Heads of queries and of keys."""
     num_value_heads: int
-    """Heads of values, each with a state of its own; consecutive ones share a key head."""
+    """Heads of values, each with its own state; consecutive ones share a key head."""
     key_dim: int
     """Numbers of a query's or a key's head."""
     value_dim: int
     kernel: int
-    """Positions that the convolution over queries, keys and values sees, its own included."""
+    """Positions that the convolution over queries, keys and values sees, including the current one."""
 
     @property
     def channels(self) -> int:
@@ -214,35 +216,35 @@ class DeltaNetConfig:
 
     def state_bytes(self, element_bytes: int) -> int:
         """Return the bytes of one layer's state: the last inputs of the convolution, and a matrix for each head,
-        which is float32 whatever the model's type.
+        which is always float32.
         """
         matrices = self.num_value_heads * self.key_dim * self.value_dim
         return self.channels * (self.kernel - 1) * element_bytes + 4 * matrices
 
     def draft_bytes(self, element_bytes: int) -> int:
-        """Return the bytes that one layer keeps of a draft token until it is known whether it is right."""
+        """Return the bytes that one layer keeps of a draft token until it is verified."""
         return (self.channels + 2 * self.num_value_heads) * element_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What may differ from one layer's attention to the next one's."""
+    """The properties in which layers' attention may differ."""
 
     rope: RopeConfig | None
-    """How positions turn queries and keys; None where they do not (NoPE)."""
+    """How positions rotate queries and keys; None if they do not (NoPE)."""
     window: int | None = None
-    """How many last positions a query attends to, its own included; None for all."""
+    """Number of last positions to which a query attends, including its own; None for all."""
     chunk: int | None = None
     """A query attends to positions from the last multiple of this on; None for all. Layers with chunks have equal
     ones, and no window."""
     is_recurrent: bool = False
-    """Whether it is no attention but a gated delta net (`DeltaNetConfig`), which has neither of these."""
+    """Whether it is not attention but a gated delta net (`DeltaNetConfig`), which has none of these."""
     attention: AttentionConfig | None = None
-    """Its heads, where they differ from those of the other layers (Gemma 4)."""
+    """Its heads, if they differ from those of the other layers (Gemma 4)."""
     kv_of: int | None = None
     """The layer whose keys and values it attends to; None: its own."""
     mlp: MLPConfig | None = None
-    """Its MLP, where it differs from that of the other layers."""
+    """Its MLP, if it differs from that of the other layers."""
 
     def for_context(self, num_tokens: int) -> LayerKind:
         """Return the layer for contexts of at most so many tokens."""
@@ -251,7 +253,7 @@ class LayerKind:
         return replace(self, rope=rope, chunk=self.chunk if is_cut else None)
 
     def turning_neighbours(self) -> LayerKind:
-        """Return the layer of files in which the two numbers that are turned together lie side by side."""
+        """Return the layer of files in which the two numbers of a rotated pair are adjacent."""
         return replace(self, rope=None if self.rope is None else replace(self.rope, is_interleaved=True))
 
 
@@ -271,14 +273,14 @@ class MLPConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputsConfig:
-    """A second embedding of each token, a part of which enters each layer behind its MLP (Gemma 3n and 4)."""
+    """A second embedding of each token, with a part that each layer adds after its MLP (Gemma 3n and 4)."""
 
     size: int
     """Numbers of a token's part for one layer."""
     vocab_size: int
 
     def num_parameters(self, hidden_size: int, num_layers: int) -> int:
-        """Return the number of weights: the table, its projection and norm, and what layers have for it."""
+        """Return the number of weights: the table, its projection and norm, and the layers' branches."""
         beside = num_layers * self.size * (self.vocab_size + hidden_size) + self.size
         return beside + num_layers * (2 * self.size * hidden_size + hidden_size)
 
@@ -293,10 +295,10 @@ class NormConfig:
     after: bool = False
     """Whether the outputs of attention and MLP are normed before they are added (Gemma 2, OLMo 2)."""
     added: float | None = None
-    """What is added to the files' weights, those of queries and keys included: one (Gemma). The sums are kept in
-    float32. None: nothing is, and the weights have the model's type."""
+    """Number that is added to the files' weights, including those of queries and keys: one (Gemma). The sums are
+    kept in float32. None: no addition, and the weights have the model's type."""
     scales_layers: bool = False
-    """Whether each layer's output is multiplied by a number of its own, which is no weight (Gemma 4)."""
+    """Whether each layer's output is multiplied by the layer's factor, which is no weight (Gemma 4)."""
 
     @property
     def per_layer(self) -> int:
@@ -308,8 +310,8 @@ class NormConfig:
 class Scales:
     """Constant factors (Granite), and the cap of logits.
 
-    With a residual factor r the stream is kept divided by r, so that layers need not multiply: the embeddings are
-    divided by it, and norms, which do not depend on the stream's scale, divide eps by r * r.
+    With a residual factor r the stream is stored divided by r, so that layers need not multiply: the embeddings
+    are divided by it, and norms, which do not depend on the stream's scale, divide eps by r * r.
     """
 
     embedding: float = 1.0
@@ -317,7 +319,7 @@ class Scales:
     """Factor of the outputs of attention and MLP."""
     logits: float = 1.0
     logits_cap: float | None = None
-    """Logits are cap * tanh(logit / cap); None: as they are."""
+    """Logits are cap * tanh(logit / cap); None: unchanged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reads a model's parts from a config.json, by the keys that most families share."""
+"""Reads a model's parts from the keys of config.json that most families share."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def read_attention(
     qk_norm: QKNorm = "none",
     scale: float | None = None,
 ) -> AttentionConfig:
-    """Read the heads. `num_kv_heads` and `head_dim` are the family's defaults of keys that may be missing.
+    """Read the heads. `num_kv_heads` and `head_dim` are the family's defaults for missing keys.
 
-    `qkv_bias`, `output_bias`: whether the projections have biases; None: as the key `attention_bias` says.
+    `qkv_bias`, `output_bias`: whether the projections have biases; None: the key `attention_bias` decides.
     `scale`: factor of scores; None: one over the root of head_dim.
     """
     num_heads = int(raw["num_attention_heads"])
@@ -62,12 +62,12 @@ def read_attention(
 
 
 def read_latent_attention(raw: Raw) -> LatentAttentionConfig:
-    """Read latent attention by DeepSeek's keys. Raises ModelLoadError."""
+    """Read latent attention from DeepSeek's keys. Raises ModelLoadError."""
     rank, rope_dim, plain_dim = (int(raw[key]) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"))
     compressed, is_biased = raw.get("q_lora_rank"), bool(raw.get("attention_bias", False))
     if is_biased and compressed is None:
         raise ModelLoadError(
-            "attention_bias is true and q_lora_rank null, expected biases with a q_lora_rank alone"
+            "attention_bias is true and q_lora_rank null; expected biases only with a q_lora_rank"
         )
     made = {"qk_head_dim": plain_dim + rope_dim, "num_key_value_heads": raw["num_attention_heads"]}
     for key, expected in made.items():
@@ -92,8 +92,8 @@ def read_latent_attention(raw: Raw) -> LatentAttentionConfig:
 def read_mlp(
     raw: Raw, *, bias: bool = False, size: str = "intermediate_size", activation: str = "hidden_act"
 ) -> MLPConfig:
-    """Read the dense MLP. `size` and `activation` are the family's keys. Raises ModelLoadError for an activation
-    that is not supported, and for two that differ.
+    """Read the dense MLP. `size` and `activation` are the family's keys. Raises ModelLoadError for an unsupported
+    activation, and for two that differ.
     """
     named = {activation: raw.get(activation) or "silu"}
     named |= {key: raw[key] for key in ("hidden_act", "hidden_activation") if raw.get(key) is not None}
@@ -112,11 +112,11 @@ def read_norms(raw: Raw, eps: float = 1e-6, *, before: bool = True, after: bool 
 
 
 def read_qwen_experts(raw: Raw, *, renormalizes: bool) -> ExpertsConfig | None:
-    """Read experts by Qwen's keys; `renormalizes` is the family's default. Raises ModelLoadError."""
+    """Read experts from Qwen's keys; `renormalizes` is the family's default. Raises ModelLoadError."""
     step, count = int(raw.get("decoder_sparse_step", 1)), int(raw["num_hidden_layers"])
     if step < 1:
         raise ModelLoadError(
-            f"decoder_sparse_step is {step}, expected at least 1 (every how-many-th layer is sparse)"
+            f"decoder_sparse_step is {step}, expected at least 1 (1: every layer is sparse, 2: every second)"
         )
     dense = frozenset(raw.get("mlp_only_layers") or ())
     return ExpertsConfig.from_config(
@@ -131,8 +131,8 @@ def read_qwen_experts(raw: Raw, *, renormalizes: bool) -> ExpertsConfig | None:
 def read_rope(
     raw: Raw, attention: AttentionConfig, theta: float = 10000.0, *, is_partial: bool = False
 ) -> RopeConfig:
-    """Read the one rotation of all layers that have one; `theta` is the family's default, `is_partial` whether it
-    may turn a part of each head.
+    """Read the common rotation of all layers with one; `theta` is the family's default; `is_partial`: whether it
+    may rotate only a part of each head.
     """
     return RopeConfig.from_config(raw, attention.turned_dim, theta, is_partial=is_partial)
 
@@ -145,8 +145,8 @@ def with_rope(raw: Raw, rope: Raw) -> Raw:
 def read_ropes(
     raw: Raw, attention: AttentionConfig, theta: float, local_theta: float
 ) -> tuple[RopeConfig, RopeConfig]:
-    """Read two rotations, of layers that attend to all positions and of those with a window. `rope_scaling`, as
-    files have it before transformers 5, changes the former only.
+    """Read two rotations, of layers that attend to all positions and of those with a window. `rope_scaling`, in
+    files from before transformers 5, changes only the former.
     """
     named, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
     full = layered(scaling, named.get("full_attention") or {}, {"rope_theta": theta})
@@ -162,13 +162,13 @@ def alike(rope: RopeConfig, raw: Raw, window: int | None = None) -> tuple[LayerK
 
 
 def windowed(rope: RopeConfig, windows: Sequence[int | None]) -> tuple[LayerKind, ...]:
-    """Return layers with the same rotation and a window each."""
+    """Return layers with the same rotation and the given windows."""
     return tuple(LayerKind(rope, window) for window in windows)
 
 
 def turned_layers(raw: Raw) -> list[bool]:
-    """Return whether positions turn queries and keys of each layer: as `no_rope_layers` lists, which is 0 where
-    they do not, or in all but every fourth (`no_rope_layer_interval`). Raises ModelLoadError.
+    """Return for each layer whether positions rotate its queries and keys: by the list `no_rope_layers` (0: they
+    do not), or else in all except every fourth (`no_rope_layer_interval`). Raises ModelLoadError.
     """
     count, step = int(raw["num_hidden_layers"]), raw.get("no_rope_layer_interval", 4)
     turned = raw.get("no_rope_layers") or [(layer + 1) % step != 0 for layer in range(count)]
@@ -178,7 +178,7 @@ def turned_layers(raw: Raw) -> list[bool]:
 
 
 def every(step: int, raw: Raw) -> list[str]:
-    """Return the kinds of layers of which every `step`-th attends to all positions, the others in a window."""
+    """Return the kinds of layers if every `step`-th attends to all positions, and the others in a window."""
     kinds = ("sliding_attention", "full_attention")
     return [kinds[(layer + 1) % step == 0] for layer in range(int(raw["num_hidden_layers"]))]
 
@@ -193,14 +193,14 @@ def listed_windows(raw: Raw, window: int | None, kinds: Sequence[str]) -> list[i
 
 
 def check_kinds(kinds: Sequence[str], *known: str) -> None:
-    """Raise ModelLoadError for a kind of layer that is none of the `known` ones."""
+    """Raise ModelLoadError for a kind of layer that is not `known`."""
     if unknown := next((kind for kind in kinds if kind not in known), None):
         raise ModelLoadError(f"unsupported layer type {unknown!r}; supported here are {', '.join(known)}")
 
 
 def switched_windows(raw: Raw, default: int) -> list[int | None]:
     """Return Qwen2's windows: of the layers in `layer_types`, or from `max_window_layers` on, if
-    `use_sliding_window` says so.
+    `use_sliding_window` is true.
     """
     count, window = int(raw["num_hidden_layers"]), raw.get("sliding_window", default)
     first, kinds = raw.get("max_window_layers", 28), raw.get("layer_types")

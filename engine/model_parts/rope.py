@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021, arXiv:2104.09864) and the ways in which models stretch them."""
+"""Rotary position embeddings (Su et al. 2021, arXiv:2104.09864), and the ways in which models stretch them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions become angles. Fields after `factor` belong to the types named in their comments."""
+    """The mapping from positions to angles. Fields after `factor` belong to the types named in their comments."""
 
     theta: float
     rope_type: str = "default"
@@ -31,14 +31,14 @@ class RopeConfig:
     """Factor of cosines and sines (the temperature of yarn and longrope; 1 for other types)."""
 
     rotary_dim: int | None = None
-    """How many numbers of a head are turned (partial rotary); None for all."""
-    share: float = 1.0  # proportional: the part of a head's pairs that are turned, the fastest ones
+    """Number of a head's numbers that are rotated (partial rotary); None for all."""
+    share: float = 1.0  # proportional: the rotated part of a head's pairs, the fastest ones
     is_interleaved: bool = False
-    """Whether files hold the two numbers that are turned together side by side; then all of a head are turned."""
+    """Whether the two numbers of a rotated pair are adjacent in files; then all of a head are rotated."""
     short_factors: tuple[float, ...] = ()  # longrope: divisors of frequencies in contexts up to the original one
     long_factors: tuple[float, ...] = ()  # longrope: divisors in longer ones
     context: int = 0
-    """longrope: the longest context that is served, in tokens. All of it is turned alike, as its KV is shared."""
+    """longrope: the longest served context, in tokens. All prompts are rotated alike, because they share KV."""
 
     @classmethod
     def from_config(
@@ -50,10 +50,11 @@ class RopeConfig:
         is_partial: bool = False,
         original: int | None = None,
     ) -> RopeConfig:
-        """Read one rotation from a config.json: its settings, and keys beside them that give what these lack.
+        """Read one rotation from a config.json: its settings, and the keys next to them for what these lack.
 
-        `theta` is the family's default; `is_partial`: whether the family may turn a part of each head; `original`:
-        the context before it was stretched, in families that state it elsewhere. Raises ModelLoadError.
+        `theta` is the family's default; `is_partial`: whether the family may rotate only a part of each head;
+        `original`: the context before it was stretched, in families that state it elsewhere. Raises
+        ModelLoadError.
         """
         keys = ("rope_theta", "partial_rotary_factor") if is_partial else ("rope_theta",)
         beside = {key: raw[key] for key in keys if raw.get(key) is not None}
@@ -62,7 +63,7 @@ class RopeConfig:
             key = "original_max_position_embeddings"
             if settings.get(key, original) != original:
                 raise ModelLoadError(
-                    f"{key} is {original}, and {settings[key]} beside the rope type: expected the same"
+                    f"{key} is {original}, but {settings[key]} next to the rope type; expected the same"
                 )
             settings = layered({key: original}, settings)
         return cls.from_parameters(settings, head_dim, int(raw["max_position_embeddings"]), is_partial=is_partial)
@@ -87,12 +88,12 @@ class RopeConfig:
         rotary_dim = int(head_dim * share)
         if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
             raise ModelLoadError(
-                f"partial_rotary_factor turns {rotary_dim} of a head's {head_dim} numbers; expected an even part"
+                f"partial_rotary_factor rotates {rotary_dim} of a head's {head_dim} numbers; expected an even part"
             )
         part = None if rotary_dim == head_dim else rotary_dim
         if part is not None and not is_partial:
             raise ModelLoadError(
-                f"partial_rotary_factor is {share}, but this family turns whole heads: expected 1, or leave it out"
+                f"partial_rotary_factor is {share}, but this family rotates whole heads: set 1, or leave it out"
             )
         if rope_type == "default":
             return cls(theta, rotary_dim=part)
@@ -105,7 +106,7 @@ class RopeConfig:
         if rope_type == "longrope" and not len(short) == len(long) == rotary_dim // 2:
             raise ModelLoadError(
                 f"rope type 'longrope' has {len(short)} short and {len(long)} long factors, expected "
-                f"{rotary_dim // 2} of each: one for each pair of numbers that are turned"
+                f"{rotary_dim // 2} of each: one for each rotated pair of numbers"
             )
         return cls(
             theta,
@@ -129,11 +130,11 @@ class RopeConfig:
         return replace(self, context=num_tokens) if self.rope_type == "longrope" else self
 
     def order(self, head_dim: int) -> list[int] | None:
-        """Return how a head's numbers are ordered so that each is turned together with the one head_dim / 2 after
-        it; None if that is so in the file. Scores do not depend on the order, if queries and keys have the same.
+        """Return the order of a head's numbers in which each is rotated with the one head_dim / 2 after it; None
+        if the file has this order. Scores do not depend on the order, if queries and keys have the same.
 
             file    [ a a' | b b' | rest ]      a turns with b, a' with b'
-            here    [ a a' rest | b b' rest ]   the rest turns by angles of zero
+            here    [ a a' rest | b b' rest ]   the rest is rotated by angles of zero
         """
         if self.is_interleaved:
             return [*range(0, head_dim, 2), *range(1, head_dim, 2)]
@@ -154,10 +155,10 @@ class RopeConfig:
         return turned + [(0.0, 1.0)] * (head_dim // 2 - len(turned))
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
-        """Return the angle per position, in radians, of each pair that is turned."""
+        """Return the angle per position, in radians, of each rotated pair."""
         dim = self.rotary_dim or head_dim
         plain = [self.theta ** -(2 * pair / dim) for pair in range(dim // 2)]
-        if self.rope_type == "proportional":  # Gemma 4: frequencies of whole heads, of which the slow ones rest
+        if self.rope_type == "proportional":  # Gemma 4: frequencies of whole heads; the slow ones are not used
             return [frequency / self.factor for frequency in plain[: int(self.share * head_dim // 2)]]
         if self.rope_type == "linear":
             return [frequency / self.factor for frequency in plain]
@@ -184,7 +185,7 @@ class RopeConfig:
         """Scale as YaRN (Peng et al. 2023, arXiv:2309.00071), by its "NTK by parts" interpolation."""
 
         def pair_turning(turns: float) -> float:
-            """Return the pair that makes `turns` turns over the original context."""
+            """Return the pair that makes `turns` rotations over the original context."""
             reach = self.original_max_position / (turns * 2 * math.pi)
             return head_dim * math.log(reach) / (2 * math.log(self.theta))
 
@@ -202,7 +203,7 @@ class RopeConfig:
 
 def rope_settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `rope_scaling`, which model cards tell people to add, or else `rope_parameters`, as transformers 5
-    saves it. Raises ModelLoadError where the former would lose the latter's theta.
+    saves it. Raises ModelLoadError if the former would lose the latter's theta.
     """
     added: Mapping[str, Any] = raw.get("rope_scaling") or {}
     saved: Mapping[str, Any] = raw.get("rope_parameters") or {}
@@ -217,13 +218,13 @@ def rope_settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rope_type(settings: Mapping[str, Any]) -> str:
-    """Return the type by its name of today or the one of the past."""
+    """Return the type from its current or former key."""
     named, once = settings.get("rope_type"), settings.get("type")
     return str(named or once or "default")
 
 
 def stretched_scale(raw: Mapping[str, Any]) -> float:
-    """Return the factor of scores where yarn has `mscale_all_dim` (DeepSeek): the square of its temperature."""
+    """Return the factor of scores if yarn has `mscale_all_dim` (DeepSeek): the square of its temperature."""
     scaling = rope_settings(raw)
     rope_type, weight = _rope_type(scaling), scaling.get("mscale_all_dim")
     if rope_type == "default" or not weight:

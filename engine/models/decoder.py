@@ -3,7 +3,7 @@
     embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate ─ attention ─ output ─ (norm) ─ + ─┬─ norm ─ MLP ─ (norm) ─ + ▶
                 └───────────────────────────────────────────────────────────────────┘  └────────────────────────┘
 
-All tensors are ragged: dim 0 is the N tokens of a step, whatever request they belong to. A sum and the norm that
+All tensors are ragged: dim 0 is the N tokens of a step, of all its requests. A sum and the norm that
 follows it are one operation, so a layer returns x and its MLP's output, not yet added.
 """
 
@@ -60,7 +60,7 @@ class Attention(nn.Module):
 
     @property
     def rounds(self) -> int:
-        """How many numbers of its input share a scale if that may be rounded; otherwise 0."""
+        """Numbers of its input that share a scale if the input may be rounded; otherwise 0."""
         return rounds(self.qkv_proj)
 
     def forward(
@@ -133,7 +133,7 @@ class Layer(nn.Module):
         """Map the residual stream and the branch to add, [N, hidden_size] each, to those after this layer.
 
         Branches are this rank's parts, not summed yet, unless their sums are normed before they are added. `own`
-        is what tokens have for this layer alone (`LayerInputs`).
+        is the tokens' input for only this layer (`LayerInputs`).
         """
         x, normed = self._add(x, branch, self.input_norm, operations, rounds=self.attention.rounds)
         branch = self._norm(self.attention(normed, operations, step, pages), self.attended_norm, operations)
@@ -158,7 +158,7 @@ class Layer(nn.Module):
         *,
         rounds: int,
     ) -> tuple[torch.Tensor, torch.Tensor | Rounded]:
-        """Return the stream with the branch added, and what the next branch reads, rounded if it `rounds`."""
+        """Return the stream with the branch added, and the next branch's input, rounded if the branch `rounds`."""
         if norm is None:
             x = x if branch is None else x + branch
             return x, x
@@ -171,9 +171,7 @@ class Layer(nn.Module):
     def _norm(
         self, part: torch.Tensor, norm: nn.RMSNorm | None, operations: Operations, *, is_summed: bool = False
     ) -> torch.Tensor:
-        """Return a branch's output, summed over all ranks, unless it `is_summed`, and normed if the model does
-        that.
-        """
+        """Return a branch's output, summed over all ranks unless it `is_summed`, and normed by `norm` if given."""
         if norm is None:
             return part
         whole = part if is_summed else self._ranks.sum(part)
@@ -181,7 +179,7 @@ class Layer(nn.Module):
 
 
 def _mixer(config: ModelConfig, layer: int, ranks: Collective) -> Attention | LatentAttention | GatedDeltaNet:
-    """Return what mixes a layer's tokens: one of the kinds of attention, or a gated delta net."""
+    """Return the module that mixes a layer's tokens: a kind of attention, or a gated delta net."""
     if config.layers[layer].is_recurrent:
         return GatedDeltaNet(config)
     is_latent = isinstance(config.attention, LatentAttentionConfig)
@@ -210,7 +208,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.stream_eps)
         self.lm_head = None if config.tied_embeddings else nn.Linear(config.hidden_size, rows, bias=False)
         self.head_few_rows: frozenset[int] = frozenset()
-        """As `PlainLinear.few_rows`, of the output head."""
+        """Like `PlainLinear.few_rows`, for the output head."""
 
     def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """Map int64 [N] token ids of a step to hidden states [N, hidden_size]; writes the tokens' KV."""

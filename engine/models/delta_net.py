@@ -1,16 +1,15 @@
-"""A gated delta net, a layer with a state of constant size in place of KV (Yang et al. 2024, arXiv:2412.06464).
+"""A gated delta net, a layer with a state of constant size instead of KV (Yang et al. 2024, arXiv:2412.06464).
 
     x ─┬─ queries, keys, values ─ convolution over time, SiLU ─▶ q, k, v ─┐
        ├─ decay g, strength beta ────────────────────────────────────────┼─▶ S, the state of each head ─▶ S q
        └─ z ────────────────────────────────────────────────────────────── gated norm, output ◀──────────┘
 
-Each token makes the state forget by a factor and learn what its key should lead to:
+Each token makes the state decay by a factor and learn the value of its key:
 
     S ← exp(g) S        S ← S + k (beta (v - S k))ᵀ        output S q
 
 Decodes do just that. Prompts are computed in pieces of up to `_PIECE` tokens, whose updates are the solution of a
-triangular system (section 3.3 of the paper). On CPUs, native kernels do both. The state is float32, whatever the
-model's type.
+triangular system (section 3.3 of the paper). On CPUs, native kernels do both. The state is always float32.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from engine.models.native_delta_net import DeltaInputs, DeltaRun, NativeDeltaHea
 
 _PIECE = 64
 _UNIT_EPS = 1e-6
-"""Of the norms that make queries and keys unit vectors, whatever the model's other norms have."""
+"""Epsilon of the norms that make queries and keys unit vectors, independent of the model's other norms."""
 
 
 class GatedDeltaNet(nn.Module):
     """One recurrent layer. Ranks have the states of their own heads."""
 
     rounds = 0
-    """Whether its input may be rounded, which its gates read, too."""
+    """Its input may not be rounded, because its gates read it too."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ class GatedDeltaNet(nn.Module):
     def forward(
         self, x: torch.Tensor, operations: Operations, step: AttentionStep, state: LayerState
     ) -> torch.Tensor:
-        """Map [N, hidden_size] to the same shape; reads and writes states as the step says."""
+        """Map [N, hidden_size] to the same shape; reads and writes the step's states."""
         batch = step.batch.states
         assert batch is not None, "a step of a recurrent model has states"
         mixed, z = self.in_proj(x).tensor_split((self._shape.channels,), dim=1)
@@ -77,21 +76,21 @@ class GatedDeltaNet(nn.Module):
 
     @cached_property
     def _native(self) -> NativeDeltaHeads | None:
-        """The native kernels, where there are any. First asked for when the weights are loaded."""
+        """The native kernels, if there are any. First used when the weights are loaded."""
         if self.conv.device.type != "cpu" or unsupported(self._shape, self.conv.dtype):
             return None
         return NativeDeltaHeads(self._shape, self.conv, self.norm, self._eps)
 
     def _run_of(self, inputs: DeltaInputs, gates: torch.Tensor, state: LayerState, row: StateRow) -> DeltaRun:
-        """Return the tokens of a row, those that it replays first, and note its drafts for the next step.
+        """Return the tokens of a row, replayed ones first, and record its drafts for the next step.
 
-        gates: [N, 2 * num_value_heads], of which the step's inputs have their decays and strengths
+        gates: [N, 2 * num_value_heads], the source of the decays and strengths in the step's inputs
         """
         own = slice(row.first, row.first + row.num_tokens)
         num_replayed, num_channels = row.num_replayed, self._shape.channels
         run = inputs.at(own)
         if num_replayed:
-            # A copy, as the slot may be the one that gets this step's drafts.
+            # A copy, because this step's drafts may go to the same slot.
             mixed, earlier = state.drafts[row.source, :num_replayed].clone().tensor_split((num_channels,), dim=1)
             decay, strength = self._strengths(earlier)
             run = DeltaInputs(
@@ -153,7 +152,7 @@ class GatedDeltaNet(nn.Module):
         return self._gated(torch.cat(outputs, 1)[:, run.num_replayed :].transpose(0, 1), z)
 
     def _gated(self, found: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        """Norm what queries found, float32 [T, num_value_heads, value_dim], and gate it; return the shape of z."""
+        """Norm and gate the queries' results, float32 [T, num_value_heads, value_dim]; return the shape of z."""
         normed = F.rms_norm(found, (self._shape.value_dim,), eps=self._eps) * self.norm
         gated = normed * F.silu(z.unflatten(1, normed.shape[1:]).float())
         return gated.to(z.dtype).flatten(1)
@@ -231,12 +230,12 @@ def _piece(
     decay: torch.Tensor,
     strength: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `advance_by_many` does for few tokens."""
+    """Implement `advance_by_many` for few tokens."""
     total = decay.cumsum(1)  # of the piece's tokens so far, in logarithms
     later = torch.ones(total.shape[1], total.shape[1], dtype=torch.bool, device=total.device).triu(1)
     between = (total[:, :, None] - total[:, None, :]).masked_fill(later, -torch.inf).exp()
     taught = key * strength[..., None]
-    # What each token learns depends on what those before it have learned: a unit lower triangular system.
+    # A token's update depends on the updates of those before it: a unit lower triangular system.
     system = (taught @ key.transpose(1, 2)) * between
     known = torch.cat((value * strength[..., None], taught * total.exp()[..., None]), -1)
     solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)

@@ -1,9 +1,9 @@
-"""A mixture of experts in place of a layer's MLP: each token goes through the few experts its router prefers.
+"""A mixture of experts instead of a layer's MLP: each token goes through the few experts that its router prefers.
 
     x ─▶ router ─▶ softmax ─▶ top k ─▶ (token, expert) pairs ─▶ sorted by expert ─▶ gate, up ─▶ SiLU * ─▶ down
                                  └──────────── weights ───────────▶ sum of each token's pairs ◀──────────────┘
 
-A token's pairs are summed in the order its router gave them, so what else is in a batch changes no sum.
+A token's pairs are summed in the order of its router, so a sum does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from engine.models.mlp import MLP
 
 
 class Experts(nn.Module):
-    """The router and the experts, or those of them that this rank holds, and what all tokens share."""
+    """The router, the experts (or those of this rank), and the shared experts."""
 
     gate_up_proj: nn.Parameter
     down_proj: nn.Parameter
-    """The experts' weights, one after the other; absent where they are quantized."""
+    """The experts' weights, stacked; absent if they are quantized."""
 
     def __init__(self, config: ExpertsConfig, hidden_size: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Experts(nn.Module):
         self.router_bias = nn.Parameter(torch.empty(config.num_experts)) if config.router_bias else None
         self.correction = nn.Parameter(torch.empty(config.num_experts)) if config.has_correction else None
         self.apart: nn.ModuleList | None = None
-        """Each quantized expert by itself, as it is loaded."""
+        """Each quantized expert separately, as it is loaded."""
         self._stacks: tuple[MatrixStack, MatrixStack] | None = None
         if config.are_quantized:
             self.apart = nn.ModuleList(MLP(MLPConfig(inner), hidden_size) for _ in config.held)
@@ -54,7 +54,7 @@ class Experts(nn.Module):
 
     @property
     def rounds(self) -> int:
-        """Its input may not be rounded: the router reads it too."""
+        """0: its input may not be rounded, because the router reads it too."""
         return 0
 
     @property
@@ -65,14 +65,14 @@ class Experts(nn.Module):
         return [each.gate_up_proj for each in self.apart], [each.down_proj for each in self.apart]
 
     def allocate(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate the quantized experts' weights, uninitialized. `dtype`: that of those left plain."""
+        """Allocate the quantized experts' weights, uninitialized. `dtype`: that of plain weights."""
         gate_up, down = self.matrices_apart
         self._stacks = MatrixStack(gate_up, dtype, device), MatrixStack(down, dtype, device)
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Map [N, hidden_size] to the same shape."""
         config = self._config
-        if config.is_sigmoid:  # in float32, as small differences of scores decide
+        if config.is_sigmoid:  # in float32, because small differences of scores decide
             logits = F.linear(x.float(), self.router.float())
             chosen, weights = route_by_sigmoid(logits, config, self.correction)
         else:
@@ -107,8 +107,8 @@ class Experts(nn.Module):
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Implement `engine.layers.operations.Route` in torch.
 
-    Ties between experts are broken as `torch.topk` breaks them. Shares stay float32 where transformers
-    rounds Qwen3's to the model's type.
+    Ties between experts are broken as `torch.topk` breaks them. Shares stay float32, while transformers rounds
+    Qwen3's to the model's type.
     """
     shares, chosen = torch.topk(logits.softmax(-1, dtype=torch.float32), per_token)
     return chosen, shares / shares.sum(-1, keepdim=True) if renormalizes else shares
@@ -149,7 +149,7 @@ def experts_mlp(
 ) -> torch.Tensor:
     """Implement `ExpertsMLP` in torch, expert by expert. Reads the tokens per expert back from the device.
 
-    is_gelu: whether gates go through GELU's tanh approximation in place of SiLU
+    is_gelu: whether gates go through GELU's tanh approximation instead of SiLU
     """
 
     def compute(expert: int, rows: torch.Tensor) -> torch.Tensor:
@@ -179,7 +179,7 @@ def _each_expert(
     num_experts: int,
     compute: Callable[[int, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Return each token's weighted sum of what `compute` gives for an expert and its tokens' rows, for the
+    """Return each token's weighted sum of the results of `compute` for an expert and its tokens' rows, for the
     `num_experts` experts from `first_expert` on. Reads the tokens per expert back from the device.
     """
     num_tokens, per_token = chosen.shape

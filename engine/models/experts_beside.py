@@ -1,4 +1,5 @@
-"""Experts beside a layer's MLP (Gemma 4): both read the stream in norms of their own, and are normed and summed.
+"""Experts next to a layer's MLP (Gemma 4): both read the stream through separate norms; their outputs are normed
+and summed.
 
 normed stream ──────────────▶ MLP ─────────────────────────────▶ norm ─┐
 stream ─┬─ norm ────────────▶ experts, gates by GELU ──────────▶ norm ─ + ─▶
@@ -21,7 +22,7 @@ from engine.parallel.collective import Collective
 
 
 class ExpertsBeside(nn.Module):
-    """A layer's MLP, its router and its experts, or those of them that this rank holds."""
+    """A layer's MLP, its router and its experts (or those of this rank)."""
 
     def __init__(
         self, mlp: MLPConfig, config: ExpertsConfig, hidden_size: int, eps: float, ranks: Collective
@@ -41,11 +42,11 @@ class ExpertsBeside(nn.Module):
 
     @property
     def rounds(self) -> int:
-        """How many numbers of the MLP's input share a scale if that may be rounded; otherwise 0."""
+        """Numbers of the MLP's input that share a scale if the input may be rounded; otherwise 0."""
         return rounds(self.mlp.gate_up_proj)
 
     def forward(self, x: torch.Tensor, normed: torch.Tensor, operations: Operations) -> torch.Tensor:
-        """Map the stream and what the MLP reads of it, [N, hidden_size] each, to the same shape, summed over all
+        """Map the stream and the MLP's normed input, [N, hidden_size] each, to the same shape, summed over all
         ranks.
         """
         dense = operations.add_norm(

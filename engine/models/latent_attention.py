@@ -1,8 +1,8 @@
 """Multi-head latent attention, MLA, with absorbed projections (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-The paper expands each token's latent to every head's key and value. Pages hold the latent instead, as products may
-be reordered: a head's query times the expanded key is the query times the head's half of the expansion, times the
-latent. What is left is attention in which all heads share one key, and its latent is the value:
+The paper expands each token's latent to every head's key and value. Pages hold the latent instead, because
+products may be reordered: a head's query times the expanded key is the query times the head's half of the
+expansion, times the latent. The result is attention in which all heads share one key, and its latent is the value:
 
     x ─┬─ (compress, norm) ─ expand ─ queries ─┬─ plain ─ x expansion to keys ─┐
        │                                       └─ turned ──────────────────────┴─▶ query [heads, rank + rope]
@@ -11,8 +11,8 @@ latent. What is left is attention in which all heads share one key, and its late
                                                                                        │
                                                           output ◀─ x expansion to values
 
-Prompts are computed in the same way: expanding would have to be done anew, for the whole prefix, in each piece of
-a prompt, and a batch's decodes and prompts would need two kinds of attention over the same pages.
+Prompts are computed in the same way: otherwise each piece of a prompt would have to expand the whole prefix again,
+and a batch's decodes and prompts would need two kinds of attention over the same pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.model_config.config import ModelConfig
 from engine.model_parts.parts import LatentAttentionConfig
 
 _EPS = 1e-6
-"""Of the norms of compressed queries and keys, whatever the model's other norms have."""
+"""Epsilon of the norms of compressed queries and keys, independent of the model's other norms."""
 
 
 class LatentAttention(nn.Module):
@@ -53,7 +53,7 @@ class LatentAttention(nn.Module):
 
     @property
     def rounds(self) -> int:
-        """How many numbers of its input share a scale if that may be rounded; otherwise 0."""
+        """Numbers of its input that share a scale if the input may be rounded; otherwise 0."""
         return rounds(self.qkv_a_proj)
 
     def forward(
@@ -72,13 +72,13 @@ class LatentAttention(nn.Module):
         return output
 
     def _key(self, key: torch.Tensor, operations: Operations) -> torch.Tensor:
-        """Return what pages hold, [N, 1, rank + rope_dim]."""
+        """Return the numbers that pages hold, [N, 1, rank + rope_dim]."""
         latent, turned = key.tensor_split((self._shape.rank,), dim=1)
         normed = operations.add_norm(latent.contiguous(), None, self.latent_norm, _EPS)[1]
         return torch.cat((normed[:, None], operations.rotate(turned[:, None], self._rope)), -1)
 
     def _query(self, queries: torch.Tensor, to_keys: torch.Tensor, operations: Operations) -> torch.Tensor:
-        """Return the queries in the latent's terms, [N, heads, rank + rope_dim]."""
+        """Return the queries in the latent space, [N, heads, rank + rope_dim]."""
         if self.q_b_proj is not None and self.q_norm is not None:
             queries = self.q_b_proj(operations.add_norm(queries.contiguous(), None, self.q_norm, _EPS)[1])
         heads = queries.reshape(len(queries), self._shape.num_heads, -1)

@@ -1,11 +1,11 @@
-"""A second embedding of each token, a part of which enters each layer (Gemma 4; per-layer embeddings).
+"""A second embedding of each token, with a part for each layer (Gemma 4's per-layer embeddings).
 
     token ─▶ table ─────────────────────┐
     x ─▶ projection ─▶ norm ─▶ parts ─ + ─▶ part of layer i ─┐
                                          stream ─▶ gate ─ GELU * ─▶ projection ─▶ norm ─▶ added to the stream
 
-Every rank has all of it: it is read by rows, and small beside a layer's other matrices. They are no linear layers,
-which would be quantized.
+Every rank has all of it, because it is read by rows. Its matrices are small compared with a layer's others, and
+are no linear layers, which would be quantized.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.model_parts.parts import LayerInputsConfig
 
 
 class LayerInputs(nn.Module):
-    """What a step's tokens have for all layers."""
+    """Computes the inputs of a step's tokens for all layers."""
 
     def __init__(self, config: LayerInputsConfig, hidden_size: int, num_layers: int, eps: float) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class LayerInputs(nn.Module):
 
 
 class InputBranch(nn.Module):
-    """A layer's branch by which its part enters the residual stream."""
+    """The branch of a layer that adds its part to the residual stream."""
 
     def __init__(self, config: LayerInputsConfig, hidden_size: int, eps: float) -> None:
         super().__init__()
@@ -49,6 +49,6 @@ class InputBranch(nn.Module):
         self._eps = eps
 
     def forward(self, x: torch.Tensor, own: torch.Tensor, operations: Operations) -> torch.Tensor:
-        """Map the stream [N, hidden_size] and the layer's part [N, size] to what is added to the stream."""
+        """Map the stream [N, hidden_size] and the layer's part [N, size] to the branch's output, added later."""
         gated = operations.gelu_mul(torch.cat((F.linear(x, self.gate), own), -1))
         return operations.add_norm(F.linear(gated, self.projection), None, self.norm.weight, self._eps)[1]

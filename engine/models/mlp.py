@@ -1,4 +1,4 @@
-"""The MLP of layers without experts, and the one that all tokens share beside their experts."""
+"""The MLP of layers without experts, and the one that all tokens share next to their experts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MLP(nn.Module):
 
     @property
     def rounds(self) -> int:
-        """How many numbers of its input share a scale if that may be rounded; otherwise 0."""
+        """Numbers of its input that share a scale if the input may be rounded; otherwise 0."""
         return rounds(self.gate_up_proj)
 
     def forward(self, x: torch.Tensor | Rounded, operations: Operations) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The decoder as one native call per step, for CPUs. It computes the same as `engine/models/decoder.py`.
 
-Weights are packed for the kernels, one tensor after the other; only an embedding table of plain numbers keeps its
-layout, for lookups. Activations and KV have the model's type; the residual stream is float32.
+Weights are packed for the kernels, tensor by tensor; only an embedding table of plain numbers keeps its layout,
+for lookups. Activations and KV have the model's type; the residual stream is float32.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
 
 
 def _missing(config: ModelConfig) -> list[str]:
-    """Return what such a model has that the native decoder lacks."""
+    """Return the parts of such a model that the native decoder lacks."""
     attention, experts, stored = config.attention, config.experts, config.weight_format
     parts = {
         "gated delta nets": config.delta_net is not None,
@@ -78,7 +78,7 @@ class NativeDecoder:
     """A decoder's packed weights and the workspace of its steps. For one thread at a time."""
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype, quantization: Quantization | None = None) -> None:
-        """Pack the weights of `decoder`, float32 or bfloat16 (`dtype`) on a CPU. Each layer's own weights are
+        """Pack the weights of `decoder`, float32 or bfloat16 (`dtype`) on a CPU. Each layer's original weights are
         freed once packed, so that memory never holds all of them twice. Raises native.NativeUnavailable.
         """
         self.config = config = decoder.config
@@ -164,7 +164,7 @@ class NativeDecoder:
         return self._hidden[:num_tokens]
 
     def _follow(self, pages: KVPages) -> None:
-        """Note where the layers' pages are."""
+        """Update the addresses of the layers' pages."""
         for layer, place in zip(self._layers, pages.places, strict=True):
             layer.table, layer.number = place.group, place.number
         self._model.num_tables, self._places = pages.num_groups, pages.places
@@ -265,7 +265,7 @@ class NativeDecoder:
         return None if norm is None else self._floats(norm.weight)
 
     def _matrix(self, layer: torch.nn.Module, is_gated: bool = False) -> native.NativeLinear:
-        """Pack a layer's matrix, in blocks if it is one of codes in groups."""
+        """Pack a layer's matrix, in blocks if it has codes in groups."""
         if not isinstance(layer, GroupedLinear):
             assert isinstance(layer, torch.nn.Linear)
             return self._linear(layer.weight, layer.bias, is_gated)
@@ -305,7 +305,7 @@ class NativeDecoder:
         )
 
     def _packed_bytes(self, weight: torch.Tensor, is_plain: bool = False) -> int:
-        """Return the bytes of packed matrices [..., outputs, inputs]: a multiple of 64, as inputs are of 32."""
+        """Return the bytes of packed matrices [..., outputs, inputs]: a multiple of 64, since inputs are of 32."""
         item = weight.element_size() if self._quantization is None or is_plain else 1
         *stacked, outputs, inputs = weight.shape
         return math.prod(stacked) * -(-outputs // 32) * 32 * inputs * item
@@ -322,7 +322,7 @@ def _whole_lines(num_bytes: int) -> int:
 
 
 def _all(decoder: Decoder) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Yield all matrices that are packed, or stacks of them, and whether they are plain: never quantized."""
+    """Yield all matrices, or stacks of them, to pack, and whether they are plain: never quantized."""
     for module in decoder.modules():
         if isinstance(module, torch.nn.Linear):
             yield module.weight, False

@@ -1,4 +1,4 @@
-"""Gated delta nets by the native CPU kernels, from the convolution to the gated norm."""
+"""Gated delta nets with the native CPU kernels, from the convolution to the gated norm."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def unsupported(shape: DeltaNetConfig, dtype: torch.dtype) -> str | None:
 
 
 class DeltaInputs(NamedTuple):
-    """What the projections give a layer's heads, for T tokens."""
+    """Outputs of the projections for a layer's heads and T tokens."""
 
     mixed: torch.Tensor
     """[T, channels]: queries, keys and values before the convolution."""
     decay: torch.Tensor
-    """float32 [T, num_value_heads]: logarithms of the factors by which states forget."""
+    """float32 [T, num_value_heads]: logarithms of the factors by which states decay."""
     strength: torch.Tensor
-    """float32 [T, num_value_heads]: of what states learn."""
+    """float32 [T, num_value_heads]: strengths of the updates."""
     z: torch.Tensor
     """[T, num_value_heads * value_dim]: gates of the output."""
 
     def at(self, tokens: slice | torch.Tensor) -> DeltaInputs:
-        """Return those of some tokens."""
+        """Return the inputs of some tokens."""
         return DeltaInputs(*(part[tokens] for part in self))
 
 
@@ -51,11 +51,11 @@ class DeltaRun(NamedTuple):
     inputs: DeltaInputs
     """Without `z` for the replayed tokens."""
     num_replayed: int
-    """The first of its tokens, which an earlier step has computed: only the state needs them."""
+    """Number of leading tokens that an earlier step has computed; only the state needs them."""
     source: int
     """Slot with the state before it."""
     kept: Sequence[tuple[int, int]]
-    """Numbers of its tokens, ascending, after which the state is kept in a slot, and the slots."""
+    """Ascending numbers of tokens after which the state is kept, each with its slot."""
 
 
 class NativeDeltaHeads:

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def operations_for(rotary: Rotary) -> Callable[[AttentionBatch], Operations]:
-    """Return what makes a step's operations: Triton kernels on a GPU where Triton imports, else torch's."""
+    """Return the factory of a step's operations: Triton kernels on a GPU if Triton imports, else torch's."""
     if rotary.inv_freq.is_cuda:
         try:
             from engine.models.triton_operations import TritonOperations

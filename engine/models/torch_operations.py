@@ -1,4 +1,4 @@
-"""A layer's operations in plain torch. They run everywhere, and the Triton ones are compared with them."""
+"""A layer's operations in plain torch. They run everywhere, and tests compare the Triton ones with them."""
 
 from __future__ import annotations
 

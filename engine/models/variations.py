@@ -1,4 +1,4 @@
-"""What few families compute beside the common decoder, in plain torch."""
+"""Operations of a few families in addition to the common decoder, in plain torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def norm_all_heads(
     weight: [num_heads + num_kv_heads, head_dim]
     """
     query, key, value = heads.tensor_split((num_heads, len(weight)), dim=1)
-    # Ranks have equally many heads, so the mean of their means is that of all; shared keys count alike.
+    # Ranks have equally many heads, so the mean of their means is the mean of all; shared keys count equally.
     means = torch.stack([part.float().square().mean((1, 2)) for part in (query, key)])
     factors = (ranks.sum(means) / ranks.shard.size + eps).rsqrt()[:, :, None, None]
     normed = [(part.float() * factor).to(heads.dtype) for part, factor in zip((query, key), factors, strict=True)]
@@ -33,8 +33,8 @@ def normed_heads(heads: torch.Tensor, weight: torch.Tensor | None, eps: float) -
 
 
 def with_normed_values(heads: torch.Tensor, shape: AttentionConfig, eps: float) -> torch.Tensor:
-    """Return a token's queries, keys and values, whose values are normed without weights. Where they have no
-    projection, they are the keys before these are normed and rotated (Gemma 4).
+    """Return a token's queries, keys and values, with values normed without weights. Without a projection of their
+    own, values are the keys before norm and rotation (Gemma 4).
     """
     rest, value = heads.tensor_split((-shape.num_kv_heads,), dim=1)
     normed = F.rms_norm(value, value.shape[2:], eps=eps)

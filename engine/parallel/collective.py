@@ -1,7 +1,7 @@
 """Operations that the ranks of a model do together: NCCL's on GPUs, gloo's on CPUs, none with one rank.
 
 All ranks call all of these in the same order. NCCL works on the stream that a step runs on, so graphs record it;
-small sums are computed by a kernel of our own (`one_shot.py`). Process groups are made without torch's global one,
+our own kernel computes small sums (`one_shot.py`). Process groups are made without torch's global one,
 so that a process may have several engines. All ranks are on one machine and connect through its loopback address.
 """
 
@@ -21,8 +21,8 @@ from engine.parallel.one_shot import OneShotSum, open_one_shot
 from engine.parallel.shard import Shard
 
 HOST = "127.0.0.1"
-# A rank that dies ends the operation at once, as its connections close. This timeout is for a rank that is alive
-# and slow; users set the health check's `stall_timeout_s`.
+# A rank that dies ends the operation immediately, because its connections close. This timeout is for a rank that
+# is alive but slow; users set the health check's `stall_timeout_s`.
 _TIMEOUT = timedelta(minutes=30)
 _torch: Any = dist  # torch declares its stores and groups only in part
 _c10d: Any = _distributed_c10d
@@ -35,7 +35,7 @@ class Collective:
         """`group` is a process group of torch with `shard.size` ranks; None if there is only this rank."""
         self.shard = shard
         self.one_shot: OneShotSum | None = None
-        """Computes small sums, where GPUs can read each other's memory."""
+        """Computes small sums, if GPUs can read each other's memory."""
         self._group = group
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ class Collective:
         rounds: int,
     ) -> tuple[torch.Tensor, torch.Tensor | Rounded]:
         """Add the sum of all ranks' `part`, if there is one, to `x` and norm it, as `Operations.add_norm` does, or
-        `Operations.add_norm_fp8` if the layer that reads it `rounds` so many numbers with one scale.
+        `Operations.add_norm_fp8` if the layer that reads it rounds `rounds` numbers with one scale.
         """
         if part is not None and self.one_shot is not None and self.one_shot.takes(part):
             return x, self.one_shot.add_norm(x, part, weight, eps, rounds)
@@ -91,7 +91,7 @@ class Collective:
         return int(number)
 
     def abort(self) -> None:
-        """End operations that wait for a lost rank, from any thread. The group cannot be used after it."""
+        """End operations that wait for a lost rank, from any thread. The group cannot be used afterwards."""
         if self.one_shot is not None:
             self.one_shot.abort()
         if self._group is not None:
@@ -138,13 +138,13 @@ def join(store: Any, shard: Shard, device: torch.device, one_shot_kib: int = 0) 
 
 
 def _in_stream(options: Any) -> Any:
-    """Have NCCL work on the current stream, where torch can: on a stream of its own, events would lie between."""
+    """Let NCCL work on the current stream, if torch supports it; a separate stream would need events."""
     if hasattr(options, "asyncOp"):
         options.asyncOp = False
     return options
 
 
 def _finish(work: Any) -> None:
-    """Wait for an operation, for which later ones on the stream wait in any case; None if it is on the stream."""
+    """Wait for an operation. Later ones on the stream wait for it anyway; None if it is on the stream."""
     if work is not None:
         work.wait()

@@ -1,7 +1,7 @@
 """Small sums over all ranks in one kernel: each rank reads all parts itself and adds them (one-shot all-reduce).
 
 A ring passes a small tensor around in 2 (ranks - 1) steps, each of which waits for the one before. Here each rank
-writes its part into memory that the others can read, tells them, waits until they have told it, and reads.
+writes its part into memory that the others can read, signals them, waits for their signals, and reads.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from engine.parallel.shard import Shard
 logger = logging.getLogger(__name__)
 
 PROGRAMS = 64
-"""Maximum number of programs of a sum. Programs wait for those of other ranks, so all of them must run at once, on
-GPUs of at least as many multiprocessors."""
+"""Maximum number of programs of a sum. Programs wait for those of other ranks, so all of them must run at the same
+time, on GPUs with at least as many multiprocessors."""
 _ABORTED = 2**62
-"""More than the number of calls that any program ever waits for."""
+"""More calls than any program ever waits for."""
 
 
 class OneShotSum:
@@ -32,7 +32,7 @@ class OneShotSum:
     """
 
     def __init__(self, memory: PeerMemory, shard: Shard, max_bytes: int) -> None:
-        """max_bytes: of a part. `memory` holds `memory_bytes(max_bytes, shard.size)`, and is zero."""
+        """max_bytes: of a part. `memory` has `memory_bytes(max_bytes, shard.size)` bytes, all zero."""
         self._memory, self._shard, self._max_bytes = memory, shard, max_bytes
         device = memory.own.device
         self._calls = torch.zeros(PROGRAMS, dtype=torch.int64, device=device)
@@ -62,12 +62,12 @@ class OneShotSum:
         return Rounded.of(normed, rounds) if rounds else normed
 
     def abort(self) -> None:
-        """Have kernels that wait for a lost rank go on, from any thread. Sums are wrong from then on."""
+        """Release kernels that wait for a lost rank, from any thread. Sums are wrong from then on."""
         signals = self._memory.own[: signal_bytes(self._shard.size)].view(torch.int64)
         if self._side is None:
             signals.fill_(_ABORTED)
             return
-        with torch.cuda.device(signals.device), torch.cuda.stream(self._side):  # beside the kernel that waits
+        with torch.cuda.device(signals.device), torch.cuda.stream(self._side):  # while the kernel waits
             signals.fill_(_ABORTED)
 
 
@@ -82,7 +82,7 @@ def memory_bytes(max_bytes: int, num_ranks: int) -> int:
 
 
 def open_one_shot(store: Any, shard: Shard, device: torch.device, max_bytes: int) -> OneShotSum | None:
-    """Map all ranks' memory, all ranks together. None, with a warning, where that or Triton cannot be had."""
+    """Map all ranks' memory; all ranks call this together. None, with a warning, without such memory or Triton."""
     try:
         import engine.kernels.triton.sum_ranks  # noqa: F401
 
@@ -90,14 +90,14 @@ def open_one_shot(store: Any, shard: Shard, device: torch.device, max_bytes: int
         memory = open_peer_memory(store, shard, device, memory_bytes(max_bytes, shard.size))
     except (ImportError, AttributeError, RuntimeError) as error:
         logger.warning(
-            "NCCL computes all sums over ranks, as small ones cannot be computed in one kernel: %s", error
+            "NCCL computes all sums over ranks, because one kernel cannot compute small ones: %s", error
         )
         return None
     return OneShotSum(memory, shard, max_bytes)
 
 
 def _check_device(device: torch.device) -> None:
-    """Raise RuntimeError if not all programs of a sum would run at once."""
+    """Raise RuntimeError if not all programs of a sum would run at the same time."""
     found = torch.cuda.get_device_properties(device).multi_processor_count
     if found < PROGRAMS:
         raise RuntimeError(f"the GPU has {found} multiprocessors, expected {PROGRAMS} or more")

@@ -15,23 +15,23 @@ _OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 class PeerMemory(NamedTuple):
-    """As much memory of each rank, at an address that does not change."""
+    """Equal amounts of memory on all ranks, at fixed addresses."""
 
     own: torch.Tensor
     """uint8 [bytes], this rank's, zero at the start."""
     addresses: torch.Tensor
-    """int64 [ranks], on the device: where this rank finds each rank's memory."""
+    """int64 [ranks], on the device: the addresses at which this rank reaches each rank's memory."""
     handle: object = None
-    """What keeps it mapped, and its group known."""
+    """Keeps the memory mapped and the group known."""
 
 
 def open_peer_memory(store: Any, shard: Shard, device: torch.device, num_bytes: int) -> PeerMemory:
     """Allocate memory on each rank and map that of all others; all ranks call this together.
 
-    store: torch's, through which the ranks find each other. Raises RuntimeError where the GPUs cannot reach each
+    store: torch's, through which the ranks find each other. Raises RuntimeError if the GPUs cannot reach each
     other's memory, or torch has no symmetric memory.
     """
-    # A rank that sees its own GPU alone, as Ray's workers do, calls it number 0 as all others do.
+    # A rank that sees only its own GPU, as Ray's workers do, calls it number 0, as do all others.
     os.environ.setdefault(_OVERLAPPING, "1")
     name, group = _named_group(store, shard, "raydix-one-shot")
     symmetric = _c10d._SymmetricMemory
@@ -45,7 +45,7 @@ def open_peer_memory(store: Any, shard: Shard, device: torch.device, num_bytes: 
 
 
 def _named_group(store: Any, shard: Shard, name: str) -> tuple[str, Any]:
-    """Make the ranks known to torch as a group, in both ways in which its versions look for it by name.
+    """Register the ranks with torch as a group, in both ways in which its versions look it up by name.
 
     Returns the name and the group, which torch knows as long as it lives.
     """

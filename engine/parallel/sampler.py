@@ -14,7 +14,7 @@ from engine.values.sampling_row import SamplingRow
 
 
 class SharedSampler:
-    """Samples on rank 0, which alone knows the requests, and shares the tokens."""
+    """Samples on rank 0, the only one that knows the requests, and shares the tokens."""
 
     def __init__(self, sampler: Sampler | NativeSampler, ranks: Collective) -> None:
         self._sampler, self._ranks = sampler, ranks

@@ -1,7 +1,7 @@
 """The part of a model that one rank has (Shoeybi et al. 2019, arXiv:1909.08053).
 
     heads      [ rank 0 | rank 1 | rank 2 | rank 3 ]     columns of qkv, rows of the output projection
-    KV heads   [ rank 0 and 1    | rank 2 and 3    ]     shared where there are fewer of them than ranks
+    KV heads   [ rank 0 and 1    | rank 2 and 3    ]     shared if there are fewer of them than ranks
     inner      [ rank 0 | rank 1 | rank 2 | rank 3 ]     columns of gate and up, rows of down
     experts    [ rank 0 | rank 1 | rank 2 | rank 3 ]     whole ones, or the inner columns of every one
     vocabulary [ rank 0 | rank 1 | rank 2 | ra ]   ]     rows of the tables; the last rank's are padded
@@ -35,7 +35,7 @@ class Shard:
         return cls(rank, config.tensor_parallel_size, config.expert_parallel)
 
     def part(self, count: int) -> slice:
-        """Return this rank's part of `count` things, which `size` divides."""
+        """Return this rank's part of `count` items; `size` divides `count`."""
         own = count // self.size
         return slice(self.rank * own, (self.rank + 1) * own)
 
@@ -67,7 +67,7 @@ class Shard:
         )
 
     def layer(self, whole: LayerKind) -> LayerKind:
-        """Return what this rank's layer has that differs from other layers."""
+        """Return the parts of this rank's layer that differ from other layers."""
         heads, mlp = whole.attention, whole.mlp
         return replace(
             whole,
@@ -126,7 +126,7 @@ def _divides(config: ModelConfig, size: int, splits_experts: bool) -> bool:
 
 
 def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
-    """Return what ranks divide of MLPs: of dense ones, if a layer has one, and of experts."""
+    """Return the counts that ranks divide: of dense MLPs, if a layer has one, and of experts."""
     counts, experts = {}, config.experts
     if config.delta_net is not None:
         counts["key heads of recurrent layers"] = config.delta_net.num_key_heads

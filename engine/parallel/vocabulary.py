@@ -1,4 +1,4 @@
-"""A table with a row for each token, of which every rank holds a part."""
+"""A table with a row for each token; every rank holds a part of it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The running engine: how it is put together, its loop, and the offline API."""
+"""The running engine: its assembly, its loop, and the offline API."""

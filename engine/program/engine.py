@@ -1,4 +1,4 @@
-"""Puts an engine together from a model, its KV pages, a scheduler and a loop."""
+"""Assembles an engine from a model, its KV pages, a scheduler and a loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class ModelFacts(Protocol):
-    """What an engine has to know about a model besides how to run it."""
+    """Facts about a model that an engine needs besides a way to run it."""
 
     @property
     def vocab_size(self) -> int:
@@ -53,7 +53,7 @@ class ModelFacts(Protocol):
 
     @property
     def max_position_embeddings(self) -> int:
-        """The longest context the model was made for, in tokens."""
+        """The longest context that the model was made for, in tokens."""
         ...
 
     @property
@@ -92,7 +92,7 @@ class LoadedRunner(Runner, Protocol):
 
     @property
     def lower_tier(self) -> LowerTier:
-        """What holds prefixes for which the host pages have no room."""
+        """The tier for prefixes for which the host pages have no room."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class LoadedRunner(Runner, Protocol):
 
 
 class Engine:
-    """One replica's engine. Start its `loop`, submit what `new_request` makes, and listen to the deltas."""
+    """One replica's engine. Start its `loop`, submit requests made by `new_request`, and listen to the deltas."""
 
     def __init__(
         self,
@@ -117,16 +117,17 @@ class Engine:
         rank_group: RankGroup | None = None,
     ) -> None:
         """`drafter` is needed only if `config.speculation` asks for a draft model. `rank_group` holds the model's
-        other ranks: the loop ends when one of them does, and they end with this engine. Raises ValueError.
+        other ranks: the loop ends when one of them ends, and they end with this engine. Raises ValueError.
         """
         if runner.is_encoder:
             config = replace(config, prefix_cache=False, host_kv_gib=0.0, kv_tier=None, preemption="recompute")
         self.config = config
         self.runner = runner
         self.is_encoder = runner.is_encoder
-        """Whether the model generates nothing: its prompts are computed whole, and nothing is kept of them."""
+        """Whether the model generates nothing: its prompts are computed whole, and no KV of them is kept."""
         self.tasks: frozenset[Task] = frozenset(TASKS if config.tasks == "auto" else config.tasks)
-        """What requests may want; all where nothing says what the model is for."""
+        """The tasks that requests may ask for; all of them unless the settings or the model's files say
+        otherwise."""
         self.model = runner.model_config
         groups = runner.layer_groups
         self.cache = KVCacheManager(
@@ -207,9 +208,9 @@ class Engine:
         return cls(config, loaded, drafter, None if isinstance(loaded, ModelRunner) else loaded.rank_group)
 
     def connect_peers(self, peers: KVPeers) -> None:
-        """Fetch through `peers` what the sources of requests have of them, given a prefix cache and memory for it.
+        """Fetch KV of requests from their sources through `peers`, given a prefix cache and memory for it.
 
-        To be called before the loop starts; `peers` are closed with this engine.
+        Call it before the loop starts; `peers` are closed with this engine.
         """
         if self.loop.has_started:
             raise RuntimeError("the loop is running; call connect_peers before start")
@@ -250,9 +251,9 @@ class Engine:
         """Make a request for this engine, arriving now.
 
         Another engine may already have generated `output_ids` and scored `num_prompt_reported` prompt tokens.
-        `compiled` is its grammar, if it was compiled beforehand, which may take long; otherwise that is done here.
-        KV of its beginning is fetched from `source` where that is sooner than computing it.
-        Raises ValueError if a token id is not in the vocabulary or an encoder is to generate, and InvalidGrammar,
+        `compiled` is its grammar, if it was compiled beforehand; otherwise it is compiled here, which may take
+        long. KV of its beginning is fetched from `source` where that is faster than computing it. Raises
+        ValueError if a token id is not in the vocabulary or if an encoder should generate, and InvalidGrammar,
         which is a ValueError.
         """
         if self.is_encoder and sampling.pooling is None:
@@ -279,25 +280,26 @@ class Engine:
             source=source,
         )
         if sampling.grammar is not None:
-            # Following all that another engine has written may take long.
+            # To advance the grammar by all that another engine generated may take long.
             pace = MaskPace(self._mask_threads, self.config.grammar_mask_budget_s, is_slow=bool(output_ids))
             request.constraint = Constraint(compiled or self.grammars.compile(sampling.grammar), pace)
         return request
 
     def share_prefixes(self, prefixes: Sequence[Sequence[int]], max_kv_share: float = 0.5) -> Precomputed:
-        """Compute prefixes that requests of all salts find, and keep them for good. The loop must not have begun.
+        """Compute prefixes that requests with any salt can reuse, and keep them for good, before the loop starts.
 
         `max_kv_share` is the largest share of the KV pages that they may take. Raises ValueError when they need
         more, or when one cannot be computed or found.
         """
         if prefixes and not self.config.prefix_cache:
             raise ValueError(
-                "prefixes cannot be shared without a prefix cache: set engine.prefix_cache or leave them out"
+                "prefixes cannot be shared without a prefix cache: set engine.prefix_cache to true, or share none"
             )
         sampling, done = SamplingParams(max_tokens=1, temperature=0.0, seed=0), Precomputed()
         unit = SharedPrefixes(self.config.page_size, self.config.block_tokens).unit
         for number, whole in enumerate(prefixes):
-            # A state or tail is kept at the end of what is computed, which has to be the end of what is shared.
+            # A state or tail is kept at the end of the computed tokens, which has to be the end of the shared
+            # ones.
             token_ids = whole if self.cache.resume_points is None else whole[: len(whole) - len(whole) % unit]
             if not token_ids:
                 continue

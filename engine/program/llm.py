@@ -32,7 +32,7 @@ ChatTurn = dict[str, str]
 """A message of a conversation, with `role` and `content`."""
 
 _THROUGHPUT: dict[str, Any] = {"max_step_ms": None, "max_step_stretch": None}
-"""Defaults that differ from an engine's: as nobody reads along, inter-token latency need not be bounded."""
+"""Defaults that differ from an engine's: without readers of a stream, inter-token latency needs no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class RequestOutput:
 
     prompt_ids: list[int]
     token_ids: list[int]
-    """Generated ids, the stop token that ended them included."""
+    """Generated ids, including the stop token that ended them."""
     text: str
     """Generated text, without special tokens and without the stop string that ended it."""
     finish_reason: FinishReason
     cached_tokens: int
-    """PromptInput tokens whose KV was found in the cache."""
+    """Prompt tokens whose KV was found in the cache."""
     logprobs: list[TokenLogprobs]
     """One per generated token if asked for, else empty."""
     error: str | None = None
@@ -137,8 +137,8 @@ class LLM:
         normalizes: bool = True,
         progress: bool = False,
     ) -> list[Vector]:
-        """Return an embedding of each prompt: the last token's hidden state, or of an encoder what its files say,
-        cut and scaled to length 1.
+        """Return an embedding of each prompt: the last token's hidden state, or the one that an encoder's files
+        define, cut and scaled to length 1.
 
         Raises ValueError as `generate` does, and RuntimeError when the model computes no valid values.
         """
@@ -174,7 +174,7 @@ class LLM:
         waiting = deque(job.request for job in jobs)
         with tqdm(total=len(jobs), desc="Generating", unit="prompt", disable=not progress) as bar:
             while open_jobs:
-                with suppress(QueueFull):  # the queue is bounded: the rest is submitted as it empties
+                with suppress(QueueFull):  # the queue is bounded: the rest is submitted as requests leave it
                     while waiting:
                         self.engine.scheduler.add(waiting[0], loop.clock())
                         waiting.popleft()
@@ -190,7 +190,7 @@ class LLM:
 
 
 class _OfflineRequest:
-    """A prompt and what was generated for it so far."""
+    """A prompt and its output so far."""
 
     def __init__(self, request: Any, new_stream: Callable[[], TextStream]) -> None:
         self.request = request
@@ -219,7 +219,7 @@ class _OfflineRequest:
         return delta.stopped and event.finish_reason is None
 
     def pooled(self) -> Vector:
-        """Return what a pooled request has found. Raises RuntimeError if it failed."""
+        """Return the result of a pooled request. Raises RuntimeError if it failed."""
         assert self._end is not None
         if self._end.pooled is None:
             raise RuntimeError(self._end.error or "the request ended without a result")

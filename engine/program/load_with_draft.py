@@ -25,7 +25,7 @@ def load_with_draft_model(
 ) -> tuple[ModelRunner | ParallelRunner, DraftModel]:
     """Load the models that `config` and its `speculation` name. Raises ModelLoadError, ValueError.
 
-    Where several ranks share the model, the first rank alone has the draft model.
+    If several ranks share the model, only the first rank has the draft model.
 
     The draft model's weights are loaded first, so that KV gets the memory that both leave free. If the draft model
     has as many pages as the model, a page counts with the memory of both.
@@ -46,14 +46,14 @@ def load_with_draft_model(
             host_kv_gib=0.0,
             speculation=None,
             tensor_parallel_size=1,
-            cuda_graphs="off",  # They are recorded below, on its own pages.
-            windowed_kv="off",  # It knows pages of all layers alone.
+            cuda_graphs="off",  # They are recorded below, on the draft model's own pages.
+            windowed_kv="off",  # The draft model supports only pages of all layers.
         )
     )
     if draft.num_state_slots:
         raise ValueError(
-            f"speculation.model {settings.model!r} has recurrent layers, whose states it would lose with wrong "
-            "draft tokens; take one without them"
+            f"speculation.model {settings.model!r} has recurrent layers, whose states wrong draft "
+            "tokens would destroy; choose a model without them"
         )
     reserved = draft_graph_bytes(config, draft)
     is_graphed = reserved > 0  # which takes one more page
@@ -84,7 +84,7 @@ def draft_graph_bytes(config: EngineConfig, draft: ModelRunner) -> int:
 
 
 def add_draft_graphs(config: EngineConfig, draft: ModelRunner, capture: CutCapture, reserved: int) -> None:
-    """Record the graphs of the draft model's steps, or leave that to the first of them."""
+    """Record the graphs of the draft model's steps, or let its first steps record them."""
     widths = draft_widths(config, is_draft_model=True)
     most = piece_tokens(config, draft.model_config)
     graphs = draft.add_token_graphs(config.max_running, most, widths, capture)

@@ -1,4 +1,4 @@
-"""The engine's loop: plans, runs and applies one step after the other, in its own thread."""
+"""The engine's loop: plans, runs and applies steps in turn, in its own thread."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Clock = Callable[[], float]
 _NOTHING = StepResult((), ())
-# Most seconds that `load` lags behind while steps are shorter than that.
+# Most seconds that `load` lags behind while steps are shorter.
 _LOAD_SECONDS = 0.005
-# Most seconds between two looks at what requests wait for that cannot be computed yet.
+# Most seconds between two checks of arriving pages while requests wait for them and nothing can be computed.
 _POLL_SECONDS = 0.005
-# The next step is planned when this share of the expected time of the one in flight is over, minus a lead: this
-# multiple of what planning took last, plus this many seconds.
+# The next step is planned after this share of the expected time of the step in flight, minus a lead: this multiple
+# of the last planning time, plus this many seconds.
 _CERTAIN_SHARE = 0.9
 _LEAD_FACTOR = 3.0
 _LEAD_SECONDS = 0.001
 
 
 class EngineLoop:
-    """Runs one scheduler on one runner. Whatever is asked of it may be asked in any thread.
+    """Runs one scheduler on one runner. Any thread may submit, abort and ask for reports.
 
     Either `start` a thread that steps whenever there is work, or call `step` yourself as the offline `LLM` does,
     but never both.
@@ -58,17 +58,16 @@ class EngineLoop:
         overlap: bool = False,
         stream_interval_s: float = 0.0,
     ) -> None:
-        """With `overlap`, steps run in a separate thread while this one plans the next. The thread hands on tokens
-        of short steps together, so that `stream_interval_s` lies between two deliveries
-        (`engine/program/deliveries.py`).
+        """With `overlap`, steps run in a separate thread while this one plans the next. Tokens of short steps are
+        delivered together, `stream_interval_s` apart (`engine/program/deliveries.py`).
         """
         self.scheduler = scheduler
         self.clock = clock
         self._runner = runner
         self._device = DeviceThread[StepResult | StepUnderway]() if overlap else None
-        self._done_at = -math.inf  # when the device was done with the last step, if the next one waited for that
+        self._done_at = -math.inf  # when the device ended the last step, if the next one waited for that
         self._in_flight: InFlight | None = None
-        self._inbox: deque[Request | str | _Errand] = deque()  # to add; ids to abort; what else is asked for
+        self._inbox: deque[Request | str | _Errand] = deque()  # requests to add; ids to abort; other work
         self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -82,14 +81,14 @@ class EngineLoop:
         self.self_test = SelfTest()
         """Whether steps fail, and why."""
         self.failure: str | None = None
-        """Why the loop ended by itself; None if it did not."""
+        """The reason why the loop ended by itself; None if it did not."""
         self.last_progress = clock()
         """Clock at the end of the last step, or when the loop last had nothing to do."""
 
     # --- from any thread -----------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Submit a request. Raises NeverFits, QueueFull or EngineStopped, and then keeps nothing of it."""
+        """Submit a request. Raises NeverFits, QueueFull or EngineStopped; the request then leaves no trace."""
         self.scheduler.check(request)
         with self._lock:
             if self._stopping or self.failure is not None:
@@ -126,7 +125,7 @@ class EngineLoop:
             self._between_steps(partial(self.scheduler.lender.give_back, number))
 
     def _between_steps(self, do: Callable[[], T]) -> Future[T]:
-        """Have something done in the loop's thread before the next step."""
+        """Call `do` in the loop's thread before the next step."""
         done: Future[T] = Future()
         with self._lock:
             if self._stopping or self.failure is not None:
@@ -136,12 +135,12 @@ class EngineLoop:
         return done
 
     def wake(self) -> None:
-        """Have the next step planned at once, as KV has come that requests may wait for."""
-        if not self._wake.is_set():  # else the loop has yet to look: it clears the event first
+        """Plan the next step immediately, because KV has arrived that requests may wait for."""
+        if not self._wake.is_set():  # else the loop will look: it clears the event first
             self._wake.set()
 
     def fail(self, reason: str) -> None:
-        """End the loop because no step can be computed any more. Only the first reason is kept."""
+        """End the loop because no further step can be computed. Only the first reason is kept."""
         with self._lock:
             if self.failure is not None:
                 return
@@ -154,7 +153,7 @@ class EngineLoop:
         return self._load
 
     def forget_totals(self) -> None:
-        """Reset all counters to 0. Call it before `start` only."""
+        """Reset all counters to 0. Call it only before `start`."""
         if self._thread is not None:
             raise RuntimeError(
                 "the loop is running, and its counters must not go backwards; call forget_totals before start"
@@ -164,7 +163,7 @@ class EngineLoop:
 
     @property
     def failing(self) -> str:
-        """Why the engine computes nothing now: why its steps fail (`FailureCause`), or "ended"; "" while well."""
+        """The reason why the engine computes nothing now (`FailureCause`), or "ended"; "" while it works."""
         return self.self_test.cause or ("" if self.failure is None else "ended")
 
     @property
@@ -174,7 +173,7 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished, or a step has failed and nobody knows why."""
+        """Whether any request is unfinished, or a step has failed and a self-test is due."""
         has_steps = self._in_flight is not None or self.self_test.is_due
         return bool(self._inbox) or has_steps or self.scheduler.has_work
 
@@ -222,7 +221,7 @@ class EngineLoop:
                     self._deliveries.settle(self.clock(), math.inf)
         except EngineBroken as error:
             self.fail(str(error))
-        except Exception as error:  # a defect: the health check then has this replica replaced
+        except Exception as error:  # a defect: the health check then replaces this replica
             logger.exception("the engine loop ended")
             self.fail(f"the engine loop ended: {type(error).__name__}")
         with self._lock:
@@ -255,12 +254,12 @@ class EngineLoop:
         return events
 
     def _settle(self, plan: StepPlan) -> None:
-        """Hand on what streams have gained, unless it can wait for the step that comes next."""
+        """Deliver the new deltas, unless they can wait for the next step."""
         now = self.clock()
         self._deliveries.settle(now, math.inf if plan.is_empty else now + self.scheduler.expected_seconds(plan))
 
     def _wait_for_arrivals(self) -> None:
-        """Wait a little for what the requests wait for, if there are any: KV on its way to host memory."""
+        """Wait a little for KV on its way to host memory, if requests wait for it."""
         self._wake.clear()
         if self.scheduler.has_work and not self._inbox and not self._stopping:
             self._wake.wait(_POLL_SECONDS)
@@ -315,12 +314,12 @@ class EngineLoop:
         return events
 
     def _result(self, launched: InFlight) -> StepResult:
-        """Wait for a step's result, or raise why there is none."""
+        """Wait for a step's result. Raises the error with which the step failed."""
         found = launched.step.run() if launched.launched is None else launched.launched.wait()
         return found if isinstance(found, StepResult) else launched.step.wait(found, self._done_at)
 
     def _test(self, in_flight: InFlight | None) -> list[StreamDelta]:
-        """Take in the step in flight, or with none left find out whether the engine can still compute."""
+        """Apply the step in flight, or if there is none, test whether the engine can still compute."""
         self._deliveries.settle(self.clock(), math.inf)
         if in_flight is not None:
             return self._take_in(in_flight)
@@ -328,7 +327,7 @@ class EngineLoop:
         return []
 
     def _take_inbox(self) -> list[StreamDelta]:
-        """Do what was asked for since the last step; a request that the scheduler refuses ends with an error."""
+        """Process the inbox; a request that the scheduler rejects ends with an error."""
         refused = []
         while self._inbox:
             with self._lock:
@@ -377,13 +376,13 @@ class EngineLoop:
 
 
 class _Errand(NamedTuple):
-    """Something to be done between two steps. Who asked for it is told what came of it, an error too."""
+    """A call to make between two steps. Its future gets the result or the error."""
 
     do: Callable[[], Any]
     done: Future[Any]
 
     def run(self) -> None:
-        """Do it, unless nobody wants it any more."""
+        """Make the call, unless its future was cancelled."""
         if not self.done.set_running_or_notify_cancel():
             return
         try:

@@ -1,4 +1,4 @@
-"""Fill an engine's prefix cache before it serves requests."""
+"""Fills an engine's prefix cache before it serves requests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine.values.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Precomputed:
-    """What was computed."""
+    """Counts of computed prompts and tokens."""
 
     num_prompts: int = 0
     """Prompts computed to their end."""
     num_tokens: int = 0
-    """Tokens whose KV became reusable, those of unfinished prompts included."""
+    """Tokens whose KV became reusable, including those of unfinished prompts."""
     seconds: float = 0.0
 
     def __add__(self, other: Precomputed) -> Precomputed:

@@ -1,12 +1,13 @@
-"""Tells a sick engine from a sick request: why a step failed, and the step that is computed to find out.
+"""Finds out whether the engine or a request made a step fail, by computing a harmless step of the same size.
 
-    a step fails ─▶ the same step with harmless requests ─ computed ─▶ the engine is well: a request is to blame
+    a step fails ─▶ the same step with harmless requests ─ computed ─▶ the engine is well: a request caused it
                                     ▲          │
                                     └─ failed ─┴─ several times ─────▶ the engine is sick, and ends
-    its device is lost ──────────────────────────────────────────────▶ likewise, at once
+    its device is lost ──────────────────────────────────────────────▶ likewise, immediately
 
-The harmless step has as many rows, tokens and tokens before them as the failed one, so it takes as much memory. As
-nothing else of the requests is in it, no request can make a healthy engine look sick, however often it comes.
+The harmless step has as many rows, tokens and tokens before them as the failed one, so it takes as much memory. It
+has no token and no parameter of the requests, so no request can make a healthy engine look sick, however often it
+is sent.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from engine.values.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 FailureCause = Literal["memory", "device", "other"]
-"""Why a step failed: there was no memory for it; its device can compute nothing any more; or something else."""
+"""Why a step failed: it ran out of memory; its device can no longer compute; or something else."""
 CAUSES: tuple[FailureCause, ...] = get_args(FailureCause)
 
 NAMESPACE = Namespace("self-test")
-"""Of the requests of self-tests, which no cache has."""
+"""The namespace of self-tests' requests, which no cache contains."""
 
 # Seconds between two self-tests: other programs may give memory back meanwhile.
 _PAUSE_S = 0.1
 
-# Classes are known by name, because this module does without torch.
+# Classes are compared by name, because this module does not import torch.
 _MEMORY_CLASSES = {"MemoryError", "OutOfMemoryError"}
 _MEMORY_TEXTS = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "alloc_failed")
 _DEVICE_CLASSES = {"AcceleratorError"}
 _DEVICE_TEXTS = ("cuda error", "hip error", "triton error [")
-# Libraries on the device refuse what they cannot do with errors that begin likewise: the device goes on.
+# Errors that begin likewise: a library on the device rejects a call, and the device continues to work.
 _LIBRARY_TEXTS = ("cublas_status_", "cudnn_status_", "cusparse_status_", "cusolver_status_")
 
 
 def cause_of(error: BaseException) -> FailureCause:
-    """Return why a step failed that raised this."""
+    """Return the cause of a step's failure by its error."""
     classes, text = {kind.__name__ for kind in type(error).__mro__}, str(error).lower()
     is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if is_refused or classes & _MEMORY_CLASSES or any(part in text for part in _MEMORY_TEXTS):
@@ -55,26 +56,26 @@ def cause_of(error: BaseException) -> FailureCause:
 
 
 class SelfTest:
-    """Knows whether the engine is well. The loop's thread changes it, and any other may read it."""
+    """Tracks whether the engine is well. Only the loop's thread changes it; any thread may read it."""
 
     def __init__(self) -> None:
         self.max_failed_steps = 3
         """Steps that may fail in a row, self-tests included, before the engine ends."""
         self.cause: FailureCause | None = None
-        """Why a step failed since which no self-test was computed; None if the engine is well."""
+        """The cause of a failure after which no self-test has passed; None if the engine is well."""
         self.counts = dict.fromkeys(CAUSES, 0)
         """How many steps have failed, self-tests included."""
         self._failed: StepPlan | None = None
 
     @property
     def is_due(self) -> bool:
-        """Whether a step has failed, and it is not known who did it."""
+        """Whether a step has failed and the engine is not tested yet."""
         return self._failed is not None
 
     def failed(self, plan: StepPlan, error: Exception) -> None:
         """Note that a step failed. Raises EngineBroken if its device can compute no other."""
         self._note(plan, error)
-        # One that was planned before this was known may have failed because of it: the first one is tested.
+        # A step planned before this failure was known may have failed because of it: the first one is tested.
         self._failed = self._failed or plan
 
     def _note(self, plan: StepPlan, error: Exception) -> None:
@@ -88,7 +89,7 @@ class SelfTest:
     def run(self, cache: KVCacheManager, compute: Callable[[StepPlan], object]) -> None:
         """Compute the test, while no step is in flight. Raises EngineBroken if the engine cannot."""
         failed, self._failed, scratch = self._failed, None, cache.scratch()
-        if failed is not None and scratch is not None:  # else requests hold all memory: the next one is tested
+        if failed is not None and scratch is not None:  # else requests hold all memory: the next failure is tested
             self._repeat(harmless(failed, scratch, cache.page_size), compute)
         self.cause = None
 
@@ -108,7 +109,7 @@ class SelfTest:
 
 
 def harmless(failed: StepPlan, scratch: Scratch, page_size: int) -> StepPlan:
-    """Return a step of the same size in `scratch`, with neither tokens nor parameters of a request."""
+    """Return a step of the same size in `scratch`, without tokens and parameters of requests."""
     return StepPlan(
         tuple(_harmless(number, chunk, scratch, page_size) for number, chunk in enumerate(failed.chunks))
     )

@@ -1,4 +1,4 @@
-"""A step on its way through the runner: how long it takes, and whether its device still has to do it."""
+"""A step on its way through the runner: its duration, and whether its device still computes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TimedStep:
         self.began: float | None = None
         self.seconds = 0.0
         self.underway: StepUnderway | None = None
-        """The step once it was launched, if its device then still had to do it."""
+        """The launched step, if its device had not finished it by then."""
         self._clock = clock
         try:
             self._step = runner.prepare(plan)
@@ -45,16 +45,16 @@ class TimedStep:
 
 
 class InFlight(NamedTuple):
-    """A prepared step, which runs already if steps have a thread of their own."""
+    """A prepared step, which already runs if steps have their own thread."""
 
     plan: StepPlan
     step: TimedStep
     launched: Launched[StepResult | StepUnderway] | None
-    """None if it runs when its result is asked for."""
+    """None if it runs only when its result is requested."""
     schedule: float = 0.0
-    """Seconds that planning it took."""
+    """Seconds that its planning took."""
     prepare: float = 0.0
-    """Seconds that preparing it took in this thread."""
+    """Seconds that its preparation took in this thread."""
 
 
 def _raise(error: Exception) -> NoReturn:

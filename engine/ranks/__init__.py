@@ -1,1 +1,1 @@
-"""Start the processes that share a model, send them each step, and notice when one of them ends."""
+"""Starts the processes that share a model, sends them each step, and notices when one of them ends."""

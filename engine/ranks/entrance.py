@@ -1,9 +1,9 @@
-"""Lets the ranks of one group in: who connects to rank 0 has to prove the group's key, and soon.
+"""Admits the ranks of one group: a process that connects to rank 0 has to prove the group's key, and soon.
 
 accept ─▶ a thread for each connection: both sides prove the key ─▶ admitted, in the order of their proofs
               └── silent for `PROOF_S`, wrong, or one too many: closed ──┘
 
-Any process of the machine can connect to the port. One that stays silent holds up nobody.
+Any process of the machine can connect to the port. A silent one does not delay the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 PROOF_S = 10.0
 """Seconds in which a connection must have proved the key: a rank does so in milliseconds."""
 MAX_PROVING = 64
-"""Connections that may be at it at a time; for a further one, the oldest is closed."""
+"""Most connections that prove their keys at the same time; a further one closes the oldest."""
 _POLL_SECONDS = 0.2
 
 
@@ -39,7 +39,7 @@ class Entrance:
         """`server` belongs to the entrance from now on. `clock` is monotonic."""
         self._server, self._key = server, key
         self._awake = AwakeClock(clock)  # of the thread that accepts
-        self._proving: dict[socket.socket, float] = {}  # -> when it must be done; the oldest first
+        self._proving: dict[socket.socket, float] = {}  # -> its deadline; the oldest first
         self._admitted: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -54,7 +54,7 @@ class Entrance:
         self.close()
 
     def admit(self, workers: Workers) -> Connection:
-        """Return the connection of the next rank that proves the key. Raises RankLost when a rank ends before."""
+        """Return the connection of the next rank that proves the key. Raises RankLost if a rank ends first."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._admitted.get(timeout=_POLL_SECONDS)
@@ -77,7 +77,7 @@ class Entrance:
             now = self._awake.now()
             with contextlib.suppress(TimeoutError):
                 self._begin_proof(self._server.accept()[0])
-            self._cut_late(now)  # what had come by then was read meanwhile
+            self._cut_late(now)  # proofs that had arrived by then were read meanwhile
 
     def _begin_proof(self, peer: socket.socket) -> None:
         with self._lock:
@@ -102,7 +102,7 @@ class Entrance:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
             is_ours = True
-        except (AuthenticationError, EOFError, OSError) as error:  # not a rank of ours, or cut
+        except (AuthenticationError, EOFError, OSError) as error:  # not our rank, or cut
             logger.warning("tensor parallelism: refused a connection that did not prove the key: %s", error)
             is_ours = False
         with self._lock:
@@ -114,7 +114,7 @@ class Entrance:
 
 
 def _cut(peers: Iterable[socket.socket]) -> None:
-    """Have the threads of these connections find them at their end."""
+    """Shut these connections down, so that their threads reach their end."""
     for peer in peers:
         with contextlib.suppress(OSError):
             peer.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Start the ranks after the first, as processes of this machine or in another way that the caller provides."""
+"""Starts the ranks after the first, as processes of this machine or in another way that the caller provides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """What a new rank needs to find rank 0 on the same machine. It holds a secret: keep it off command lines."""
+    """The data by which a new rank finds rank 0 on this machine. It has a secret: keep it off command lines."""
 
     rank: int
     port: int
@@ -28,7 +28,7 @@ class Workers(Protocol):
     """The ranks that were started."""
 
     def ended(self) -> str | None:
-        """Return how a rank ended that could not report it itself; None if there is none."""
+        """Return how a rank ended that could not report its end itself; None if there is none."""
         ...
 
     def close(self) -> None:
@@ -41,11 +41,11 @@ class WorkerLauncher(Protocol):
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether each rank sees the GPUs of all ranks and has to take the one with its own number."""
+        """Whether each rank sees the GPUs of all ranks and has to use the one with its own number."""
         ...
 
     def launch(self, specs: Sequence[RankSpec]) -> Workers:
-        """Run `engine.ranks.worker.work` for each spec, each in a process of its own on this machine."""
+        """Run `engine.ranks.worker.work` for each spec, each in a separate process on this machine."""
         ...
 
 
@@ -82,7 +82,7 @@ class ChildProcesses:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def ended(self) -> str | None:
-        """Do what `Workers.ended` says."""
+        """Implement `Workers.ended`."""
         codes = [(process.poll(), rank) for rank, process in enumerate(self.processes, start=1)]
         ends = [(code, rank) for code, rank in codes if code is not None]
         if not ends:
@@ -92,7 +92,7 @@ class ChildProcesses:
         return f"rank {rank} ended, {how}; its messages are on the standard error output"
 
     def close(self) -> None:
-        """Do what `Workers.close` says."""
+        """Implement `Workers.close`."""
         for process in self.processes:
             process.kill()
         for process in self.processes:

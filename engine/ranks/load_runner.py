@@ -1,4 +1,4 @@
-"""Load the model that an engine's settings name, on one rank or on several."""
+"""Loads the model that an engine's settings name, on one rank or on several."""
 
 from __future__ import annotations
 

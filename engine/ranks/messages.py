@@ -28,11 +28,11 @@ from engine.values.plan import PagePair, StateCopy
 
 T = TypeVar("T")
 MAX_REPORT_BYTES = 2**20
-"""Largest message of another rank to rank 0, but for a page's bytes in it; a longer one ends its connection."""
+"""Largest message of another rank to rank 0, without a page's bytes; a longer one ends its connection."""
 
 
 class LoadTask(msgspec.Struct, frozen=True, tag=True):
-    """What a rank loads, and where it joins the others."""
+    """The model that a rank loads, and the store at which it joins the others."""
 
     config: EngineConfig
     """Its `device` is "cpu" or "cuda"."""
@@ -55,7 +55,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WritePage(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Write this rank's part of a page to its file, after the steps before."""
+    """Write this rank's part of a page to its file, after the earlier steps."""
 
     key: bytes
     page: int
@@ -65,14 +65,14 @@ class WritePage(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class ReadPage(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Read this rank's part of a page into a host page, after the steps before."""
+    """Read this rank's part of a page into a host page, after the earlier steps."""
 
     key: bytes
     page: int
 
 
 class MovedPage(msgspec.Struct, frozen=True, tag=True):
-    """A rank has written or read its part of a page, or could not."""
+    """A rank has written or read its part of a page, or failed to."""
 
     is_write: bool
     page: int
@@ -80,16 +80,16 @@ class MovedPage(msgspec.Struct, frozen=True, tag=True):
 
 
 class LendPage(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Send this rank's part of a page, as it is after the steps before."""
+    """Send this rank's part of a page, as it is after the earlier steps."""
 
     number: int
-    """Names the reading in the answer."""
+    """Identifies the reading in the answer."""
     is_device: bool
     page: int
 
 
 class StorePage(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Write this rank's part of a page that came from another engine, between the steps before and after."""
+    """Write this rank's part of a page from another engine, after the earlier steps and before the later ones."""
 
     page: int
     """The host page."""
@@ -136,7 +136,7 @@ class StepTask(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A `GraphStep` without its requests: how the rows of decodes change, which all ranks hold alike."""
+    """A `GraphStep` without its requests: the changes of the rows of decodes, which are the same on all ranks."""
 
     copies: Sequence[PageCopy]
     swap_out: Sequence[PagePair]
@@ -146,7 +146,7 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     count: int
     """Number of rows in use."""
     packet: torch.Tensor
-    """int64; empty if nothing is to be written."""
+    """int64; empty if there is nothing to write."""
     num_words: int
     is_anew: bool
     sampler: RecordedSampler | None
@@ -154,7 +154,7 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
     @classmethod
     def of(cls, step: GraphStep) -> ReplayTask:
-        """Take what the other ranks need of a step."""
+        """Take the fields that the other ranks need from a step."""
         changes = step.changes
         packet = np.empty(0, dtype=np.int64) if changes.packet is None else changes.packet
         return cls(
@@ -181,9 +181,9 @@ class ReplayTask(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 def to_device(step: T, device: torch.device) -> T:
-    """Return a copy of a dataclass with all its tensors on `device`, those of nested dataclasses included.
+    """Return a copy of a dataclass with all its tensors on `device`, including those of nested dataclasses.
 
-    If `device` is a CPU, return the dataclass itself: its tensors are there already.
+    If `device` is a CPU, return the dataclass itself, whose tensors are already there.
     """
     if device.type == "cpu" or not is_dataclass(step):
         return step
@@ -224,7 +224,7 @@ _task = msgspec.msgpack.Decoder(LoadTask)
 
 PageTask = WritePage | ReadPage | LendPage | StorePage
 Work = StepTask | ReplayTask | PageTask
-"""What the other ranks are told to do once they have loaded their share."""
+"""The tasks of the other ranks once they have loaded their share."""
 PageReport = MovedPage | PagePart | StoredPage
 Report = RankReady | RankFailed | PageReport
 
@@ -235,15 +235,15 @@ def encode(message: LoadTask | Work | Report) -> bytes:
 
 
 def read_load_task(data: bytes) -> LoadTask:
-    """Decode what a rank loads. Raises msgspec.DecodeError, as do all decoders here."""
+    """Decode a rank's load task. Raises msgspec.DecodeError, as all decoders here do."""
     return _task.decode(data)
 
 
 def read_work(data: bytes) -> Work:
-    """Decode a step, or what to do with a page."""
+    """Decode a step or a task for a page."""
     return cast("Work", _work.decode(data))
 
 
 def read_report(data: bytes) -> Report:
-    """Decode what another rank reports to rank 0."""
+    """Decode a report of another rank to rank 0."""
     return cast("Report", _report.decode(data))

@@ -1,8 +1,7 @@
-"""The pages that several ranks share, as who moves pages between engines sees them: the parts of all, one after
-the other.
+"""The pages that several ranks share, as the page mover sees them: the ranks' parts in order.
 
-    reading   rank 0 ── LendPage ──▶ other ranks ── PagePart ──▶ rank 0: its own part, those of 1, 2, ...
-    write     rank 0 ── StorePage ─▶ other ranks ── StoredPage ─▶ rank 0
+reading   rank 0 ── LendPage ──▶ other ranks ── PagePart ──▶ rank 0: its own part, those of 1, 2, ...
+write     rank 0 ── StorePage ─▶ other ranks ── StoredPage ─▶ rank 0
 """
 
 from __future__ import annotations
@@ -18,28 +17,27 @@ from engine.host_tier.peers import PageReading
 from engine.ranks.messages import LendPage, PagePart, StoredPage
 
 _MOST_UNSTORED = 32
-"""Pages on their way to a rank; so many wait there at most while it computes a step."""
+"""Most pages on their way to a rank, which may wait there while it computes a step."""
 _STORE_S = 60.0
-"""Seconds after which a rank that stores nothing is no longer waited for: its end, or that of its step, is noticed
-elsewhere.
+"""Seconds to wait for a rank that stores nothing; others notice the end of the rank or of its step.
 """
 
 
 class LendingRanks(Protocol):
-    """The part of `RankGroup` that is used."""
+    """The part of `RankGroup` that is used here."""
 
     size: int
 
     def lend_page(self, task: LendPage) -> None:
-        """Have the other ranks send their parts of a page."""
+        """Let the other ranks send their parts of a page."""
         ...
 
     def store_page(self, page: int, parts: Sequence[memoryview]) -> None:
-        """Have the other ranks store their parts of a page."""
+        """Let the other ranks store their parts of a page."""
         ...
 
     def on_part(self, call: Callable[[PagePart | StoredPage], None], part_bytes: int) -> None:
-        """Have `call` called with what the other ranks send and have stored."""
+        """Call `call` with the parts that the other ranks send, and with those that they have stored."""
         ...
 
 
@@ -47,7 +45,7 @@ class PagesOfRanks:
     """Implements `PageMemory`. Pages can be read and written in any thread."""
 
     def __init__(self, own: BytesOfPages, ranks: LendingRanks) -> None:
-        """`own` has the first rank's parts; those of the others are as large."""
+        """`own` has the first rank's parts; those of the others have the same size."""
         self.identity = json.dumps({"rank": json.loads(own.identity), "ranks": ranks.size}, sort_keys=True)
         self.page_bytes = own.page_bytes * ranks.size
         self._own, self._ranks = own, ranks
@@ -70,7 +68,7 @@ class PagesOfRanks:
         self._on_read = call
 
     def write(self, page: int, data: memoryview) -> None:
-        """Implement `PageMemory`. Waits while the other ranks have much to store."""
+        """Implement `PageMemory`. Waits while the other ranks have many pages to store."""
         size, others = self._own.page_bytes, self._ranks.size - 1
         with self._stored:
             self._stored.wait_for(lambda: self._num_unstored < _MOST_UNSTORED * others, _STORE_S)
@@ -79,7 +77,7 @@ class PagesOfRanks:
         self._own.write(page, data[:size])
 
     def regions(self) -> None:
-        """Implement `PageMemory`: each rank has a process of its own."""
+        """Implement `PageMemory`: each rank is a separate process."""
 
     def _take(self, report: PagePart | StoredPage) -> None:
         if isinstance(report, StoredPage):
@@ -89,7 +87,7 @@ class PagesOfRanks:
             return
         parts = self._awaited[report.number]
         parts.add(report.rank, report.data)
-        if parts.is_ready():  # also when nobody waits for it any more
+        if parts.is_ready():  # also if its reader has given up
             del self._awaited[report.number]
             self._on_read()
 

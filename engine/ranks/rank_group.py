@@ -51,15 +51,15 @@ from engine.settings.config import EngineConfig
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-# A failed rank's report arrives a little later than the errors that its end causes at the others.
+# Seconds: a failed rank's report arrives a little later than the errors that its end causes on the others.
 _REPORT_SECONDS = 1.0
 
 
 class RankGroup:
-    """The ranks after the first. The owner closes it; the ranks end with this process in any case."""
+    """The ranks after the first. The owner closes it; the ranks also end with this process."""
 
     def __init__(self, workers: Workers, connections: Sequence[Connection]) -> None:
-        """`connections` lead to the ranks 1, 2, ..., in this order."""
+        """`connections`: those to the ranks 1, 2, ..., in this order."""
         self.size = len(connections) + 1
         self._workers, self._connections = workers, connections
         self._ranks: Collective | None = None
@@ -75,7 +75,7 @@ class RankGroup:
 
     @classmethod
     def start(cls, launcher: WorkerLauncher, size: int) -> RankGroup:
-        """Start `size` - 1 ranks and return when all have connected. Raises RankLost when one ends before that."""
+        """Start `size` - 1 ranks and return when all have connected. Raises RankLost if one ends first."""
         key = secrets.token_bytes(32)
         server = socket.create_server((HOST, 0))
         port = server.getsockname()[1]
@@ -89,7 +89,7 @@ class RankGroup:
                 raise
 
     def join(self, config: EngineConfig, device_name: str, device: torch.device) -> Collective:
-        """Tell the ranks what to load and form their process group.
+        """Send the ranks their load tasks and form their process group.
 
         Raises RankLost, and ValueError when the GPUs differ.
         """
@@ -106,7 +106,8 @@ class RankGroup:
         return self._ranks
 
     def _join_unless_lost(self, join_others: Callable[[], Collective]) -> Collective:
-        """Call `join_others` in a thread, which is abandoned when a rank ends meanwhile: torch would keep waiting.
+        """Call `join_others` in a thread, which is abandoned if a rank ends meanwhile, because torch would keep
+        waiting.
 
         Raises RankLost.
         """
@@ -134,51 +135,51 @@ class RankGroup:
             self._send(encode(task))
 
     def write_page(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
-        """Have the other ranks write their parts of a host page (`OtherRanks`)."""
+        """Let the other ranks write their parts of a host page (`OtherRanks`)."""
         self._send_unless_lost(WritePage(key, page, blocks))
 
     def read_page(self, key: bytes, page: int) -> None:
-        """Have the other ranks read their parts of a page into a host page."""
+        """Let the other ranks read their parts of a page into a host page."""
         self._send_unless_lost(ReadPage(key, page))
 
     def on_moved(self, call: Callable[[Moved], None]) -> None:
-        """Have `call` called, in a thread, with each part that another rank has moved or could not move."""
+        """Call `call`, in a thread, with each part that another rank has moved or failed to move."""
         self._on_moved = call
 
     def lend_page(self, task: LendPage) -> None:
-        """Have the other ranks send their parts of a page."""
+        """Let the other ranks send their parts of a page."""
         self._send_unless_lost(task)
 
     def store_page(self, page: int, parts: Sequence[memoryview]) -> None:
-        """Have each of the other ranks write its part of a host page, before steps that are sent from now on."""
+        """Let each of the other ranks write its part of a host page, before the steps sent from now on."""
         with contextlib.suppress(OSError), self._sending:
             for connection, part in zip(self._connections, parts, strict=True):
                 connection.send_bytes(encode(StorePage(page, part)))
 
     def on_part(self, call: Callable[[PagePart | StoredPage], None], part_bytes: int) -> None:
-        """Have `call` called, in a thread, with each part of a page, of so many bytes, that another rank sends or
-        has stored.
+        """Call `call`, in a thread, with each part of a page, of so many bytes, that another rank sends or has
+        stored.
         """
         self.max_report_bytes = MAX_REPORT_BYTES + part_bytes
         self._on_part = call
 
     def take_report(self, report: PageReport) -> None:
-        """Take in what another rank reports of its part of a page."""
+        """Process a report of another rank on its part of a page."""
         if isinstance(report, MovedPage):
             self._on_moved(Moved(report.is_write, report.page, report.is_done))
         else:
             self._on_part(report)
 
     def _send_unless_lost(self, work: PageTask) -> None:
-        with contextlib.suppress(OSError):  # Whoever watches the group hears that a rank has ended.
+        with contextlib.suppress(OSError):  # The watching thread notices that a rank has ended.
             self._send(encode(work))
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Turn an error in what all ranks do together into a RankLost if the cause is that a rank has ended."""
+        """Turn an error in a common operation of all ranks into a RankLost if a rank's end caused it."""
         try:
             yield
-        except (RuntimeError, OSError) as error:  # the types that torch and connections raise
+        except (RuntimeError, OSError) as error:  # the types of torch's and connections' errors
             patience = Patience(_REPORT_SECONDS)
             while not (is_lost := self._lost.wait(LOOK_S)) and not patience.is_over():
                 pass
@@ -187,7 +188,7 @@ class RankGroup:
             raise
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Call `on_lost` with the reason when a rank is lost, from another thread; at once if one already is."""
+        """Call `on_lost` with the reason when a rank is lost, from another thread; immediately if one is."""
         with self._lock:
             self._on_lost.append(on_lost)
         if self._lost.is_set():
@@ -210,7 +211,7 @@ class RankGroup:
             listener(reason)
 
     def how_one_ended(self) -> str:
-        """Describe how a rank ended whose connection has closed, waiting a moment for its exit status."""
+        """Wait a moment for the exit status of a rank whose connection has closed, and describe how it ended."""
         patience = Patience(_REPORT_SECONDS / 2)
         while (how := self._workers.ended()) is None and not patience.is_over():
             time.sleep(_POLL_SECONDS / 20)
@@ -240,14 +241,14 @@ def check_alike(names: Mapping[int, str]) -> None:
     if len(set(names.values())) > 1:
         listed = ", ".join(f"rank {rank}: {name}" for rank, name in sorted(names.items()))
         raise ValueError(
-            f"the GPUs of a replica are {listed}; they must be of one kind, as a step waits for its slowest "
+            f"the GPUs of a replica are {listed}; they must be of one kind, because a step waits for its slowest "
             "rank. Choose the nodes (engines.resources) or the GPUs (CUDA_VISIBLE_DEVICES) so that they are alike"
         )
 
 
 def _watch(rank_group: weakref.ref[RankGroup], connections: Sequence[Connection]) -> None:
-    """Pass on what ranks report of pages, until one reports a failure or closes its connection, or the group is
-    gone; mark it as lost.
+    """Process ranks' reports on pages, until one reports a failure or closes its connection, or the group is gone;
+    mark it as lost.
     """
     reason = None
     while reason is None:
@@ -265,9 +266,9 @@ def _watch(rank_group: weakref.ref[RankGroup], connections: Sequence[Connection]
 
 
 def _take(ready: Sequence[Connection], group: RankGroup, open_ones: list[Connection]) -> str | None:
-    """Take in a report from each connection that is ready; return None unless a rank has failed: then the reason
-    that the first one reports, or "" if a rank ended without a report, as the reports of others only follow from
-    that.
+    """Process a report from each connection that is ready. Return None unless a rank has failed: then the first
+    reported reason, or "" if a rank ended without a report, because the reports of others only follow from its
+    end.
     """
     reason = None
     try:
@@ -277,7 +278,7 @@ def _take(ready: Sequence[Connection], group: RankGroup, open_ones: list[Connect
                 if not isinstance(news, RankReady | RankFailed):
                     group.take_report(news)
                     continue
-                why = news.reason if isinstance(news, RankFailed) else f"rank {news.rank} began anew"
+                why = news.reason if isinstance(news, RankFailed) else f"rank {news.rank} started again"
                 reason = reason or why
                 open_ones.remove(connection)
             if reason is None:

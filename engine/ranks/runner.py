@@ -83,13 +83,13 @@ class ParallelRunner:
             raise
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Prepare a step and compute it at once."""
+        """Prepare a step and compute it immediately."""
         return result_of(self.prepare(plan)())
 
     def prepare(self, plan: StepPlan) -> Step:
         """Prepare a step as `ModelRunner.prepare` does, and send it to the other ranks.
 
-        The step raises RankLost whenever it fails: ranks that do not all run it cannot run another one together.
+        The step raises RankLost whenever it fails: if not all ranks ran it, they cannot run another one together.
         """
         if (placed := self._runner.place(plan)) is not None:
             self.rank_group.send(ReplayTask.of(placed))
@@ -112,7 +112,7 @@ class ParallelRunner:
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Turn whatever fails into a RankLost, and tell all other ranks."""
+        """Turn any error into a RankLost, and end all other ranks."""
         try:
             with self.rank_group.guarded():
                 yield
@@ -125,7 +125,7 @@ class ParallelRunner:
 
 
 class _SharedStep:
-    """A step that all ranks were given. Implements `StepUnderway`."""
+    """A step that was sent to all ranks. Implements `StepUnderway`."""
 
     def __init__(self, step: StepUnderway, runner: ParallelRunner) -> None:
         self._step, self._runner = step, runner

@@ -1,7 +1,7 @@
 """A rank other than the first: loads its share of the model, then computes every step that rank 0 sends.
 
 It lives as long as its connection to rank 0. A separate thread reads the connection, so that the process ends as
-soon as it closes, whatever the process computes or waits for.
+soon as it closes, even while it computes or waits.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def work(spec: RankSpec, leave: Callable[[], None]) -> None:
         failed = RankFailed(f"rank {spec.rank} failed: {type(error).__name__}: {error}")
         try:
             reports.send(failed)
-        except OSError:  # rank 0 has ended, which is why this rank failed
+        except OSError:  # rank 0 has ended, and so this rank failed
             return
         raise
 
@@ -71,7 +71,7 @@ class _Reports:
         self._connection, self._lock = connection, threading.Lock()
 
     def send(self, report: Report) -> None:
-        """Send one. Raises OSError when rank 0 has ended."""
+        """Send a report. Raises OSError if rank 0 has ended."""
         with self._lock:
             self._connection.send_bytes(encode(report))
 
@@ -97,7 +97,7 @@ def _compute(spec: RankSpec, task: LoadTask, reports: _Reports, inbox: queue.Sim
 
 
 class _Doing:
-    """Does what rank 0 sends, in order."""
+    """Runs the tasks that rank 0 sends, in order."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class _Doing:
         self._runner, self._pages, self._parts = runner, pages, parts
         self._reports, self._device = reports, device
         self._underway: StepUnderway | None = None
-        """The last step, if it was launched as a graph: rank 0 alone waits for tokens."""
+        """The last step, if it was launched as a graph: only rank 0 waits for tokens."""
 
     def do(self, work: Work) -> None:
-        """Run a step, or move a page after the steps before."""
+        """Run a step, or move a page after the earlier steps."""
         if isinstance(work, ReplayTask):
             self._underway = self._runner.replay(work.step())
             return
@@ -127,13 +127,13 @@ class _Doing:
 
     def _move(self, task: PageTask) -> None:
         if isinstance(task, WritePage | ReadPage):
-            assert self._pages is not None, "only ranks with files are told to move pages to and from them"
+            assert self._pages is not None, "only ranks with files get tasks to move pages to and from them"
             if isinstance(task, WritePage):
                 self._pages.write(task.key, task.page, task.blocks)
             else:
                 self._pages.read(task.key, task.page)
             return
-        assert self._parts is not None, "only ranks with host pages are told to lend and store pages"
+        assert self._parts is not None, "only ranks with host pages get tasks to lend and store pages"
         if isinstance(task, LendPage):
             self._parts.read(task.number, task.is_device, task.page)
             return

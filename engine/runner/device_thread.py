@@ -1,4 +1,4 @@
-"""The thread in which steps run while the next one is planned."""
+"""The thread that runs steps while the next one is planned."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-# How long an interpreter that exits waits for the step in flight; cutting off a model's step crashes it.
+# Seconds that an exiting interpreter waits for the step in flight, because interrupting it would crash.
 _EXIT_SECONDS = 10.0
 
 
 class DeviceThread(Generic[T]):
-    """Runs the work that it is given in order. Its thread ends when it is collected, or with the interpreter."""
+    """Runs queued work in order. Its thread ends when this object is collected, or with the interpreter."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Launched[T] | None] = queue.SimpleQueue()
@@ -25,7 +25,7 @@ class DeviceThread(Generic[T]):
         self._end = weakref.finalize(self, _end, self._work, self._thread)
 
     def launch(self, work: Callable[[], T]) -> Launched[T]:
-        """Queue `work` and return at once."""
+        """Queue `work` and return immediately."""
         launched = Launched(work)
         self._work.put(launched)
         return launched
@@ -64,7 +64,7 @@ class Launched(Generic[T]):
         return True
 
     def wait(self) -> T:
-        """Wait for the result of the work and return it, or raise what the work raised."""
+        """Wait for the result of the work and return it, or raise its error."""
         self._done.acquire()
         self._done.release()
         if self._error is not None:

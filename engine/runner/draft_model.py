@@ -85,16 +85,16 @@ class DraftModel:
         return [follower.draft if follower is not None else () for follower in followers]
 
     def forget(self, request: Request) -> None:
-        """Implement `Drafter.forget`. What it computed stays in its cache while there is room."""
+        """Implement `Drafter.forget`. The computed KV stays in its cache while there is room."""
         follower = self._followers.pop(request.request_id, None)
         if follower is not None:
             follower.roll_back()
-            # If it was never extended, the page that its match ends in has not been copied.
+            # If it was never extended, the last page of its match has not been copied.
             num_held = min(follower.num_computed, len(follower.lease.pages) * self._runner.page_size)
             self.cache.finish(follower.lease, request.tokens[:num_held], self._num_calls)
 
     def _follow(self, request: Request) -> _Follower:
-        """Return the state kept for a request, rolled back to what was accepted of the last draft."""
+        """Return the state of a request, rolled back to the accepted part of the last draft."""
         follower = self._followers.get(request.request_id)
         if follower is None:
             lease = self.cache.lock(self.cache.match(request.namespace, request.tokens, self._num_calls))
@@ -155,7 +155,7 @@ class _Follower:
     """Whether these are a prompt's."""
 
     def roll_back(self) -> None:
-        """Keep the accepted part of the last draft. The rest is computed anew, the last token in any case."""
+        """Keep the accepted part of the last draft. The rest, and always the last token, is computed again."""
         tokens = self.request.tokens
         accepted = num_accepted(self.draft, tokens[self.num_known :])
         self.num_computed = min(self.num_computed, self.num_known + accepted, len(tokens) - 1)
@@ -165,7 +165,7 @@ class _Follower:
         """Ask for up to `most` draft tokens. At most `room` tokens of a prompt are computed first."""
         self.most = most
         missing = self.num_known - self.num_computed
-        self.is_filling = missing > most + 1  # More than a step can leave behind.
+        self.is_filling = missing > most + 1  # More than a step can leave uncomputed.
         self.num_given = min(missing, room) if self.is_filling else missing
         if most <= 0:
             self.num_given = 0

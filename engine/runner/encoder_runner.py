@@ -1,7 +1,7 @@
-"""Executes steps with an encoder: whole prompts, of which nothing is kept.
+"""Executes steps with an encoder: whole prompts, without keeping KV.
 
-The scheduler counts pages for them as for any prompt, and no memory is behind these: there are as many as the
-largest batch of the longest prompts has, so no prompt ever waits for one.
+The scheduler counts pages for them as for any prompt, but these have no memory: there are as many as the largest
+batch of the longest prompts needs, so no prompt waits for one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.sampling.pooled import packed
 from engine.values.plan import Step, StepPlan, StepResult
 
 _SPARE_PAGES = 4
-"""Pages of each request beyond its prompt's, which the scheduler promises for tokens that never come."""
+"""Pages of each request beyond its prompt's, which the scheduler promises for tokens that are never generated."""
 
 
 class EncoderRunner:

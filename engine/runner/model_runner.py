@@ -48,7 +48,7 @@ from engine.values.plan import Step, StepPlan, StepResult, result_of
 
 
 class ModelRunner:
-    """A loaded model with KV pages. Steps are prepared by one thread and run by one, which may be another."""
+    """A loaded model with KV pages. One thread prepares steps, and one, which may be another, runs them."""
 
     is_encoder = False
 
@@ -61,8 +61,8 @@ class ModelRunner:
         ranks: Collective = ALONE,
         groups: LayerGroups | None = None,
     ) -> None:
-        """`decoder` and `pages` are on the same device and this rank's; so is the model's shape. Both are of one
-        type, or the pages in float8. `groups` are those of the pages, if layers have page tables of their own.
+        """`decoder` and `pages` are this rank's, on one device; the model's shape is this rank's too. Both have
+        one type, or the pages have float8. `groups` are those of the pages, if layers have their own page tables.
         """
         self.model_config = model_config
         self.device = pages.data.device
@@ -77,8 +77,7 @@ class ModelRunner:
         self.attention_name = attention.name
         self.max_model_len = model_config.max_position_embeddings
         self.fingerprint = ""
-        """Of the model's files (`engine.model_files.model_directory.fingerprint`); "" when it was not loaded from
-        files."""
+        """Fingerprint of the model's files (`engine.model_files.model_directory`); "" if it has none."""
         self._decoder = decoder
         self._attention = attention
         self._pages = pages
@@ -88,13 +87,13 @@ class ModelRunner:
         self.host_memory = HostMemory()
         """The host pages; none until `add_host_pages`."""
         self.lower_tier: LowerTier = NoLowerTier()
-        """What holds prefixes for which the host pages have no room; nothing until `add_lower_tier`."""
+        """The tier for prefixes for which the host pages have no room; none until `add_lower_tier`."""
         null_slot = None if states is None else states.null_slot
         self._places = Places(pages.page_size, pages.null_page, null_slot, pages.num_groups)
         self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one may begin with these tokens
         self._underway = TokensUnderway(torch.empty(0, dtype=torch.int64), None)  # the same tokens for the host
-        self._empty_page: int | None = None  # to which rows and tokens of graphs write that are not in use
+        self._empty_page: int | None = None  # to which unused rows and tokens of graphs write
         self._decodes: DecodeGraphs | None = None
         self._others: TokenGraphs | None = None
 
@@ -111,7 +110,7 @@ class ModelRunner:
         self.lower_tier = open_tier(settings, self._host, self.fingerprint, self._ranks.shard.size)
 
     def rank_pages(self, settings: KVTier, report: Callable[[Moved], None]) -> RankPages:
-        """Return what moves the parts of pages that a rank after the first has, and reports it."""
+        """Return the mover of a later rank's parts of pages; it calls `report`."""
         assert self._host is not None
         shard = self._ranks.shard
         files = rank_files(settings, self._host, self.fingerprint, shard.rank, shard.size)
@@ -119,21 +118,19 @@ class ModelRunner:
 
     @property
     def page_memory(self) -> BytesOfPages | None:
-        """The bytes of the pages, for other engines, of several ranks this one's part; None without host pages."""
+        """The bytes of this rank's pages, for other engines; None without host pages."""
         if self._host is None or self._pages.states is not None or self.layer_groups is not None:
-            return None  # KV without the state or window after it would be of no use there.
+            return None  # KV without its resume point would be of no use there.
         return BytesOfPages(self._pages, self._host, self.fingerprint)
 
     def part_reader(self, report: Callable[[int, bytes | memoryview], None]) -> PartReader | None:
-        """Return what reads the parts of pages that a rank after the first has, and reports them; None where there
-        is no `page_memory`.
-        """
+        """Return the reader of a later rank's parts of pages, which calls `report`; None without `page_memory`."""
         memory = self.page_memory
         return None if memory is None else PartReader(memory, report, self._fence)
 
     def add_graphs(self, max_running: int, capture: Capture) -> DecodeGraphs:
-        """Make graphs that replay steps of decodes. Reserves the last page, to which unused rows write, so
-        call it before any step.
+        """Make graphs that replay steps of decodes. Call it before any step, because it reserves the last page, to
+        which unused rows write.
         """
         limit = self.max_model_len
         contexts = contexts_up_to(limit, is_planned=self._attention.plans_by_bounds)
@@ -156,7 +153,7 @@ class ModelRunner:
             self.model_config.vocab_size,
             self.device,
             capture,
-            # The masks of requests that other ranks do not know would have to be sent to them.
+            # The masks would have to be sent to the other ranks, which do not know the requests.
             GrammarMasks(self.model_config.eos_token_ids) if self._ranks.shard.size == 1 else None,
         )
         return self._decodes
@@ -164,9 +161,9 @@ class ModelRunner:
     def add_token_graphs(
         self, max_running: int, max_tokens: int, widths: Sequence[int], capture: CutCapture
     ) -> TokenGraphs:
-        """Make graphs that replay other steps of up to `max_tokens` tokens: as a whole where these are few and
-        attention is made for that, else in pieces; and as a whole those in which no row has more tokens than some
-        of `widths`. 0, or no widths: none of that kind. Call it before any step, as `add_graphs`.
+        """Make graphs that replay other steps of up to `max_tokens` tokens: as a whole if these are few and the
+        attention backend supports it, else in pieces; and as a whole steps in which no row has more tokens than
+        one of `widths`. 0, or no widths: no graphs of that kind. Call it before any step, like `add_graphs`.
         """
         config, empty_slot = self.model_config, self._reserve() * self.page_size
         heads = config.attention
@@ -195,7 +192,7 @@ class ModelRunner:
         return self._attention.spreads_prompts
 
     def _reserve(self) -> int:
-        """Return the page that graphs write to where no request's tokens are; it is no request's from now on."""
+        """Reserve and return the page to which unused rows and tokens of graphs write."""
         if self._empty_page is None:
             self.num_pages -= 1
             self._empty_page = self.num_pages
@@ -228,18 +225,18 @@ class ModelRunner:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In all layers."""
+        """Bytes of KV per token, in all layers."""
         return self.model_config.kv_bytes_per_token(self.kv_dtype.itemsize)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Prepare a step and compute it at once."""
+        """Prepare a step and compute it immediately."""
         return result_of(self.prepare(plan)())
 
     def prepare(self, plan: StepPlan) -> Step:
-        """Read what the step needs of the scheduler's state. The step that is returned copies pages, computes the
+        """Read all that the step needs of the scheduler's state. The returned step copies pages, computes the
         chunks' KV and samples for each sampling chunk.
 
-        A token id of -1 says that the model computed no valid probabilities for that request (NaN or infinity);
+        A token id of -1 means that the model computed no valid probabilities for that request (NaN or infinity);
         other requests in the batch are not affected.
         """
         if (placed := self.place(plan)) is not None:
@@ -247,7 +244,7 @@ class ModelRunner:
         return partial(self.compute, self.read(plan, self.device))
 
     def place(self, plan: StepPlan) -> GraphStep | None:
-        """Read all that a step which graphs can run needs of the scheduler's state; None if they cannot run it."""
+        """Read all that a step for graphs needs of the scheduler's state; None if graphs cannot run it."""
         return None if self._decodes is None else self._decodes.place(plan, self._places)
 
     def read(self, plan: StepPlan, device: torch.device) -> PreparedStep:
@@ -255,15 +252,15 @@ class ModelRunner:
         return PreparedStep.of(plan, self._places, device)
 
     def compute(self, step: PreparedStep) -> StepResult:
-        """Run a step whose tensors are on this runner's device. What it copies to the host is there afterwards."""
-        with torch.inference_mode():  # as a decorator it is made anew for each call
+        """Run a step whose tensors are on this runner's device. Its copies to the host are then complete."""
+        with torch.inference_mode():  # a decorator would create a new one for each call
             result = self._compute(step)
             self._copied(step)()
         return result
 
     def _compute(self, step: PreparedStep) -> StepResult:
         stages = StageClock(self.device)
-        before, self._sampled = self._sampled, None  # if the step fails, nothing remains
+        before, self._sampled = self._sampled, None  # dropped even if the step fails
         self._copy_pages(step)
         if step.batch is None:
             stages.wait()
@@ -275,7 +272,7 @@ class ModelRunner:
         scores = score(self._decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
         pooled = pool(self._decoder, hidden, step.pooled) if step.pooled else {}
         if not step.num_rows:
-            stages.wait()  # Its pages are read in other threads once its result is there.
+            stages.wait()  # Other threads read its pages once its result is there.
             return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores, pooled=pooled)
         logits = self._decoder.logits(step.sampling(hidden))
         stages.begin_sampling()
@@ -305,7 +302,7 @@ class ModelRunner:
         return ReplayedStep(step.rows, self._underway, reports, stages, is_replayed=is_replayed, finish=finish)
 
     def _read(self) -> list[int]:
-        """Return the tokens that the previous step sampled, for which the host waits here."""
+        """Wait for the tokens that the previous step sampled, and return them."""
         return self._underway.wait()
 
     def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch, logits: torch.Tensor) -> None:
@@ -343,11 +340,11 @@ class ModelRunner:
         self._pages.copy(step.copies)
 
     def _copied(self, step: PreparedStep | GraphStep) -> Callable[[], None]:
-        """Return what waits for a step's copies to the host, which other threads read once its result is there."""
+        """Return a function that waits for a step's copies to the host, which other threads read later."""
         return self._host.fence() if self._host is not None and step.swap_out else lambda: None
 
     def _fence(self) -> Callable[[], None]:
-        """Return what waits until all is done that this thread has had the device do."""
+        """Return a function that waits for all work that this thread has launched on the device."""
         assert self._host is not None
         waits = fence(self.device), self._host.fence()
 

@@ -1,4 +1,4 @@
-"""A step as the device takes it: all that it needs of the scheduler's state except tokens still in flight.
+"""A step prepared for the device, with all that it needs of the scheduler's state except tokens still in flight.
 
 ids:    [ 17 | PENDING | 4 5 6 ]         PENDING: sampled by a row of the previous step; the token stays on the
 device rows:     0      1           2           for which tokens are sampled
@@ -53,7 +53,7 @@ class PreparedStep:
     wanted: Sequence[PromptSpan]
     """Prompt tokens to score."""
     pooled: Sequence[PooledRow] = ()
-    """Tokens of which something else is wanted than the next one."""
+    """Tokens of pooled requests, from which no next token is sampled."""
     states_out: Sequence[StateCopy] = ()
     states_in: Sequence[StateCopy] = ()
 
@@ -61,7 +61,7 @@ class PreparedStep:
     def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
         """Read a plan, and update `places` for the plan after it."""
         chunks, sampling = plan.chunks, plan.sampling_chunks
-        before, places.rows = places.rows, {}  # if this fails, no row gives the next plan's pending tokens
+        before, places.rows = places.rows, {}  # if this fails, no row has the next plan's pending tokens
         ids = np.fromiter(chain.from_iterable([chunk.token_ids for chunk in chunks]), dtype=np.int64)
         ends = accumulate([chunk.num_tokens for chunk in chunks])
         waiting = [
@@ -108,12 +108,12 @@ class PreparedStep:
     def token_ids(self, sampled: torch.Tensor | None) -> torch.Tensor:
         """Return int64 [N] tokens with those that the previous step sampled (int64 [rows]) filled in."""
         if sampled is not None and self.pending.shape[0]:
-            # A request for which no valid token was found has ended; its row is computed with any token.
+            # A request without a valid token has ended; its row is computed with any token.
             self.ids.index_copy_(0, self.pending, sampled.index_select(0, self.sources).clamp_(min=0))
         return self.ids
 
     def sampling(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states, of [N, H], after which a token is sampled: in most steps all of them."""
+        """Return those of the hidden states, [N, H], after which a token is sampled: in most steps all."""
         if self.num_rows == hidden.shape[0]:
             return hidden
         return hidden.index_select(0, self.sampled_positions)

@@ -1,4 +1,4 @@
-"""A step that was launched as a graph, until its tokens are on the host: the next one may be launched before."""
+"""A step launched as a graph, until its tokens are on the host; the next one may be launched before that."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ReplayedStep:
         is_replayed: bool,
         finish: Callable[[], None] = lambda: None,
     ) -> None:
-        """rows: the graph row of each chunk, in which `tokens` and `reports` are ordered. `finish` waits for what
-        else the step was to do.
+        """rows: the graph row of each chunk, the order of `tokens` and `reports`. `finish` waits for the step's
+        other work.
         """
         self._rows, self._tokens, self._reports = rows, tokens, reports
         self._stages, self._is_replayed, self._finish = stages, is_replayed, finish

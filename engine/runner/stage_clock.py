@@ -8,10 +8,10 @@ import torch
 
 
 class StageClock:
-    """Times one step from its construction on; see `StepResult` for what it measures.
+    """Times one step from its construction on; `StepResult` describes the times.
 
-    A GPU runs behind its host, so there events in its stream time the forward pass. They are read after sampling,
-    which waits for the device anyway, so that nothing here has to wait.
+    Because a GPU runs behind its host, events in its stream time the forward pass. They are read after sampling,
+    which waits for the device anyway, so that nothing waits here.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,31 +24,31 @@ class StageClock:
             self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
 
     def begin_forward(self) -> None:
-        """Mark the begin of the forward pass."""
+        """Mark the beginning of the forward pass."""
         self._forward_at = time.perf_counter()
         if self._events is not None:
             self._events[0].record(torch.cuda.current_stream(self._device))
 
     def begin_sampling(self) -> None:
-        """Mark the begin of sampling: the forward pass is computed or queued."""
+        """Mark the beginning of sampling: the forward pass is computed or queued."""
         self._sample_at = time.perf_counter()
         if self._events is not None:
             self._events[1].record(torch.cuda.current_stream(self._device))
 
     def end_sampling(self) -> None:
-        """Mark the end of sampling in steps whose tokens are waited for later, when others may run already."""
+        """Mark the end of sampling in steps whose tokens are read later, when other steps may already run."""
         self._is_ended = True
         if self._events is not None:
             self._events[2].record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
-        """Wait until the device has done all that was queued, as a step does that samples nothing."""
+        """Wait for all queued work of the device, in a step that samples nothing."""
         if self._events is not None:
             torch.cuda.current_stream(self._device).synchronize()
 
     @property
     def prepare_seconds(self) -> float:
-        """Seconds of the host until the forward pass began."""
+        """Seconds on the host until the forward pass began."""
         return self._forward_at - self._began
 
     def sample_seconds(self) -> float:

@@ -6,12 +6,12 @@ import time
 
 import torch
 
-# Seconds between two looks at whether a GPU is done.
+# Seconds between two checks whether a GPU is done.
 _POLL_SECONDS = 0.0002
 
 
 class TokenReader:
-    """Copies tokens from a GPU on a stream of its own, into pinned memory; the host waits for that copy alone."""
+    """Copies tokens from a GPU on a separate stream into pinned memory; the host waits only for that copy."""
 
     def __init__(self, device: torch.device) -> None:
         """On a CPU nothing has to be copied."""

@@ -1,6 +1,6 @@
 """Adjusts a request's logits before a token is chosen: penalties, bias, forbidden ends.
 
-This is the reference, which reads the whole history each time. The samplers of CPUs and GPUs keep counts of it:
+This is the reference, which reads the whole history each time. The samplers of CPUs and GPUs keep counts instead:
 `engine.sampling.token_counts`.
 """
 
@@ -28,7 +28,7 @@ def adjust(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Collection[int
     1. The repetition penalty, over prompt and output, divides positive logits and multiplies negative ones
        (Keskar et al. 2019, arXiv:1909.05858).
     2. The presence and frequency penalties, over the output, are subtracted once, and once per occurrence.
-    3. The logit bias is added after them, so that its size means the same whatever the penalties.
+    3. The logit bias is added after them, so that penalties do not change its effect.
     4. Before `min_tokens`, tokens that would end the request become impossible.
     """
     params = row.request.sampling
@@ -54,7 +54,7 @@ def forbidden_ends(params: SamplingParams, eos_token_ids: Collection[int]) -> se
 def must_go_on(row: SamplingRow) -> bool:
     """Whether the row's token must not end the request.
 
-    False with a grammar, which may allow nothing but an end: `engine.sampling.masks` handles that.
+    False with a grammar, which may allow only an end: `engine.sampling.masks` handles that.
     """
     return row.num_output < row.request.sampling.min_tokens and row.request.constraint is None
 

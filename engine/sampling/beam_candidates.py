@@ -1,4 +1,4 @@
-"""The candidates of beam search: not one token per row but the best ones, with their log-probabilities."""
+"""The candidates of beam search: the best tokens of each row, with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def beam_candidates(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> list
     """Return each row's best token, and as `top` as many as the search may need.
 
     logprobs: float32 [R, V], adjusted.
-    Adjusted log-probabilities are no longer a distribution; like transformers, the search uses them as they are.
+    Adjusted log-probabilities are no longer a distribution; like transformers, the search uses them unchanged.
     """
     counts = [_count(row) for row in rows]
     best = logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1)

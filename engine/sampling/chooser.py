@@ -1,4 +1,4 @@
-"""The part of sampling that works on whole rows of logits: the seam between the sampler and the device."""
+"""The interface between the sampler and the device: the part of sampling that works on whole rows of logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INVALID = -1
 
 
 class Chooser(Protocol):
-    """Adjusts rows of logits as their requests ask for, and chooses their tokens. For one thread at a time."""
+    """Adjusts rows of logits as their requests ask, and chooses their tokens. For one thread at a time."""
 
     def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
         """Apply each row's penalties, bias and forbidden ends (`engine.sampling.adjust`) to float32 [R, V]."""
@@ -33,7 +33,7 @@ class Chooser(Protocol):
 
 
 class TorchChooser:
-    """The chooser that runs everywhere and that others are compared with."""
+    """The chooser that runs everywhere; tests compare the others with it."""
 
     def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
         """Implement `Chooser`."""

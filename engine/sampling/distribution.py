@@ -16,14 +16,14 @@ _CANDIDATES = 256
 
 
 def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Return the weights that tokens are drawn by: float64 [R, V], not normalised; truncated tokens have 0.
+    """Return the weights by which tokens are drawn: float64 [R, V], not normalised; truncated tokens have 0.
 
     logits: float [R, V], each row with a finite maximum; params: one per row, with temperature > 0. Applied in
     order: temperature; top-k; top-p of what top-k kept, renormalised (Holtzman et al. 2019, arXiv:1904.09751);
     min-p (Nguyen et al. 2024, arXiv:2407.01082). Among equally likely tokens the lower id is kept first.
     """
     scaled = logits.double()
-    # Subtract the maximum first: dividing by a tiny temperature then overflows to -inf only, never to inf.
+    # Subtract the maximum first: dividing by a tiny temperature then overflows only to -inf, never to inf.
     scaled = (scaled - scaled.amax(-1, keepdim=True)) / _column([p.temperature for p in params], scaled)
     weights = scaled.exp()
     truncated = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1.0]
@@ -78,7 +78,7 @@ def truncate(
 
 
 def _truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Rank a few tokens, which is nearly always enough; rows for which it is not are computed again with all."""
+    """Rank a few tokens, which is nearly always enough; compute the other rows again with all tokens."""
     out, certain = truncate(weights, top_k, top_p, _CANDIDATES)
     if again := (~certain).nonzero()[:, 0].tolist():
         out[again], _ = truncate(weights[again], top_k[again], top_p[again])
@@ -95,7 +95,7 @@ def _kept(weights: torch.Tensor, ranked: torch.Tensor, top_k: torch.Tensor, top_
     cumulated = ranked.cumsum(-1)
     of_k = cumulated.gather(-1, top_k.clamp(max=num_ranks).long() - 1)
     wanted = top_p * torch.where(top_k < weights.shape[1], of_k, weights.sum(-1, keepdim=True))
-    # A top_p of 1 keeps all tokens; the comparison alone would drop those too unlikely to change the sum.
+    # A top_p of 1 keeps all tokens; the comparison by itself would drop those too unlikely to change the sum.
     kept = within_k & ((cumulated - ranked < wanted) | (top_p >= 1.0))
     kept[:, 0] = True
     return kept

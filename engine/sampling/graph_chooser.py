@@ -1,6 +1,6 @@
-"""Chooses tokens inside CUDA graphs, where they may depend on logits, a few numbers of a row and noise alone.
+"""Chooses tokens inside CUDA graphs, where they may depend only on logits, a few numbers of a row and noise.
 
-All parameters of rows lie in tensors and the host is not involved; otherwise as in `engine.sampling.distribution`.
+All parameters of rows are in tensors and the host is not involved; otherwise as in `engine.sampling.distribution`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.values.sampling_params import SamplingParams
 
 
 class RowParams(NamedTuple):
-    """What rows ask of the sampler: [R] each."""
+    """Sampling parameters of rows: [R] each."""
 
     seeds: torch.Tensor
     """int64: the bits of unsigned integers."""
@@ -44,14 +44,14 @@ class GraphChooser(Protocol):
 
 
 def fits_forward(chunk: Chunk) -> bool:
-    """Whether a graph can compute the logits after a chunk, and nothing of its hidden states is asked for."""
+    """Whether a graph can compute the logits after a chunk, and its hidden states are not requested."""
     params, position = chunk.request.sampling, chunk.start + chunk.num_tokens
     is_scored = params.prompt_logprobs is not None and position <= chunk.request.num_prompt
     return not is_scored and params.beams is None
 
 
 def fits_graph(chunk: Chunk) -> bool:
-    """Whether the token after such a chunk can be chosen inside a graph too, and nothing else is asked for."""
+    """Whether a graph can also choose the token after such a chunk, and nothing else is requested."""
     request = chunk.request
     params, position = request.sampling, chunk.start + chunk.num_tokens
     return (
@@ -63,7 +63,7 @@ def fits_graph(chunk: Chunk) -> bool:
 
 
 def fits_masked_graph(chunk: Chunk) -> bool:
-    """Whether that is so, a grammar aside: its mask, which `min_tokens` is part of, is applied inside a graph."""
+    """Like `fits_graph`, but also with a grammar: a graph applies its mask, which includes `min_tokens`."""
     request = chunk.request
     if request.constraint is None:
         return fits_graph(chunk)
@@ -71,7 +71,7 @@ def fits_masked_graph(chunk: Chunk) -> bool:
 
 
 def is_cut(params: SamplingParams) -> bool:
-    """Whether a request's tokens are chosen among some of the vocabulary, which takes a graph more kernels."""
+    """Whether only a part of the vocabulary may be chosen, for which a graph needs more kernels."""
     return not params.is_greedy and bool(params.top_k or params.top_p < 1.0 or params.min_p)
 
 

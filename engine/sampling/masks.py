@@ -1,4 +1,4 @@
-"""Masks of the tokens that grammars allow: computed at once for all rows of a step, and applied to the logits."""
+"""Masks of the tokens that grammars allow: computed together for all rows of a step, and applied to the logits."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor
 
 _EXAMINED_EVERY = 32
-"""Least number of steps from one in which masks are timed one by one to the next."""
+"""Least number of steps between two in which masks are timed one by one."""
 Masks = npt.NDArray[np.int32]
 """[rows, words]: bit i of a row says whether token i is allowed, lowest bits first."""
 
 
 Failures = Mapping[int, GrammarFailure]
-"""Rows whose grammar failed, and why."""
+"""Rows whose grammar failed, and the reasons."""
 
 
 class _RequestRows(NamedTuple):
-    """The rows of one request: those after the first verify its draft tokens, one more in each row's tail."""
+    """The rows of one request. Those after the first verify its draft tokens, with one more in each row's tail."""
 
     constraint: Constraint
     start: int
@@ -56,10 +56,10 @@ class GrammarMasks:
         """Steps since masks were timed."""
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Failures:
-        """Set what grammars forbid to -inf, in place. Return the rows whose grammar failed, which are unchanged.
+        """Set forbidden logits to -inf, in place. Return the rows whose grammar failed, which are unchanged.
 
         logits: float [R, V]; rows without a grammar are unchanged too, and so are those after a forbidden draft
-        token, as their results will be dropped.
+        token, because their results will be dropped.
         """
         constrained, masks, failed = self.fill(rows)
         if constrained:
@@ -100,7 +100,7 @@ class GrammarMasks:
         masks: Masks,
         failed: dict[int, GrammarFailure],
     ) -> None:
-        """Compute the masks that no thread has computed."""
+        """Compute the masks that no other thread has computed."""
         began = time.perf_counter()
         if self._is_examining:
             statuses = [_timed(run, rows[run.start], masks, failed) for run in now]
@@ -121,7 +121,7 @@ class GrammarMasks:
                 failed |= dict.fromkeys(run.rows, failure)
 
     def _watch(self, seconds: float) -> None:
-        """Decide whether the next masks are timed one by one: where a step waited, that finds which are slow."""
+        """Decide whether the next masks are timed one by one, to find the slow ones after a step that waited."""
         was_late, self._num_since = seconds > LATE_SECONDS, self._num_since + 1
         if self._is_examining:
             self._num_since = 0
@@ -130,7 +130,7 @@ class GrammarMasks:
     def _compute_again(
         self, run: _RequestRows, first: SamplingRow, masks: Masks, failed: dict[int, GrammarFailure]
     ) -> None:
-        """Compute a run's masks one after the other: a draft token may have led to where its grammar failed."""
+        """Compute a run's masks in turn, because its grammar may have failed after a draft token."""
         run.constraint.restart()
         run.constraint.follow(first)
         masks[run.rows] = -1
@@ -156,7 +156,7 @@ class GrammarMasks:
 
 
 def _take(run: _RequestRows, first: SamplingRow, masks: Masks, failed: dict[int, GrammarFailure]) -> bool:
-    """Take the mask that a thread has computed; returns whether there was one, or no time is left for another."""
+    """Take the mask that a thread has computed; returns whether there was one, or no time for another is left."""
     pace, mask = run.constraint.pace, None
     if not pace.is_over_budget:
         mask = pace.mask(first.num_output) if pace.is_slow and not run.drafts else None
@@ -174,7 +174,7 @@ def _take(run: _RequestRows, first: SamplingRow, masks: Masks, failed: dict[int,
 def _timed(
     run: _RequestRows, first: SamplingRow, masks: Masks, failed: dict[int, GrammarFailure]
 ) -> ConstraintStatus:
-    """Follow a run's history and compute its masks, and note how long that took."""
+    """Follow a run's history, compute its masks, and record the time."""
     began = time.thread_time()
     status = run.constraint.follow(first)
     if status is ConstraintStatus.ALLOWED:
@@ -226,7 +226,7 @@ class StaticMasks:
         width = 4 * -(-vocab_size // 32)
         self._packed = torch.full((max_rows, width), 255, dtype=torch.uint8, device=device)
         self._bits = bits_of_bytes(device)
-        self._masked: set[int] = set()  # rows of which something is forbidden
+        self._masked: set[int] = set()  # rows with forbidden tokens
 
     def write(self, rows: Sequence[int], masks: Masks) -> None:
         """Set the masks of these rows; nothing is forbidden in any other row."""
@@ -243,7 +243,7 @@ class StaticMasks:
         self._packed.index_copy_(0, on_device(np.array(places), device), on_device(values, device))
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Set what is forbidden to -inf in the logits of the first rows, float [R, V], in place; returns them."""
+        """Set forbidden logits of the first rows, float [R, V], to -inf in place; returns them."""
         return forbid(logits, self._packed[: len(logits)], self._bits)
 
 

@@ -1,8 +1,8 @@
 """The sampler for logits on a CPU: one call of the native library for all rows of a step.
 
-The library reads the rows' parameters from a table with one struct per row. As the same requests decode from step
-to step, the table is rebuilt only when parameters change; a row without penalties costs only its position, and one
-with penalties the same whatever the length of its history.
+The library reads the rows' parameters from a table with one struct per row. Because the same requests decode from
+step to step, the table is rebuilt only when parameters change. A row without penalties costs only its position;
+the cost of one with penalties does not depend on the length of its history.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROW = np.dtype(SampledRow)
 
 
 class NativeSampler:
-    """Gives the tokens of `engine.sampling.sampler.Sampler`, except where the rounding of float64 sums decides."""
+    """Samples the same tokens as `engine.sampling.sampler.Sampler`, unless rounding of float64 sums decides."""
 
     def __init__(self, eos_token_ids: Collection[int], kernels: Kernels) -> None:
         """`kernels` must be those for float32. For one thread at a time."""
@@ -120,7 +120,7 @@ class NativeSampler:
 
 
 class _Table:
-    """The rows' parameters as the library reads them, except what changes with every token."""
+    """The rows' parameters as the library reads them, except those that change with every token."""
 
     def __init__(self, params: list[SamplingParams]) -> None:
         self.params = params
@@ -146,7 +146,7 @@ class _Table:
             rows["repetition"][at], rows["presence"][at], rows["frequency"][at] = penalties
 
     def follow(self, seeds: list[int]) -> None:
-        """Take the rows' seeds, which other requests with equal parameters have of their own."""
+        """Set the rows' seeds, which differ between requests with equal parameters."""
         if seeds != self._seeds:
             self._seeds = seeds
             self.rows["seed"] = [seed & 0xFFFFFFFFFFFFFFFF for seed in seeds]
@@ -168,7 +168,7 @@ class _Reports:
         self.addresses = (*places, width)
 
     def read(self, chosen: torch.Tensor) -> list[TokenLogprobs | None]:
-        """Return one report per row, None where none is asked for or no token was chosen."""
+        """Return one report per row; None if none is requested or no token was chosen."""
         reports: list[TokenLogprobs | None] = [None] * chosen.shape[0]
         for at, count in self._counts.items():
             token = int(chosen[at])

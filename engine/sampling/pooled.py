@@ -1,4 +1,4 @@
-"""Takes from a step what requests want of its hidden states instead of a token: see `engine.values.pooling`."""
+"""Computes the results of pooled requests from a step's hidden states: see `engine.values.pooling`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.values.plan import StepPlan
 
 
 class Head(Protocol):
-    """What follows a decoder's layers."""
+    """The part of a decoder after its layers."""
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
@@ -51,7 +51,7 @@ def rows_to_pool(plan: StepPlan) -> list[PooledRow]:
 
 
 def pool(head: Head, hidden: torch.Tensor, wanted: Sequence[PooledRow]) -> dict[str, bytes]:
-    """Return each request's values as float32, little endian; no bytes where they are not finite.
+    """Return each request's values as float32, little endian; no bytes if they are not finite.
 
     hidden: [N, hidden_size], the step's.
     """
@@ -78,5 +78,5 @@ def _columns(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
 
 
 def packed(values: torch.Tensor) -> bytes:
-    """Return float32 values on the host, little endian; no bytes where one is not finite."""
+    """Return float32 values on the host, little endian; no bytes if one is not finite."""
     return values.numpy().astype("<f4", copy=False).tobytes() if bool(values.isfinite().all()) else b""

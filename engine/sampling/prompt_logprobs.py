@@ -1,7 +1,7 @@
-"""Scores prompts: the log-probability and rank of each prompt token, and the top tokens in its place.
+"""Scores prompts: the log-probability and rank of each prompt token, and the top tokens at its position.
 
 Logits of a whole prompt chunk would take gigabytes: 2048 tokens of a vocabulary of 150k are 1.2 GB in float32.
-They are computed one slice at a time, of which only the packed records are kept:
+They are computed one slice at a time, and only the packed records are kept:
 
     hidden [N, H] ── rows that score ──▶ [ slice | slice | ... ] ── logits, log-softmax ──▶ [ rows, 2 + 2 * top ]
 """
@@ -20,7 +20,7 @@ from engine.values.logprobs import PackedLogprobs
 from engine.values.plan import Chunk
 
 SLICE_BYTES = 64 * 2**20
-"""Bytes of float32 logits held at a time. Their log-softmax takes as much again, comparing them a quarter."""
+"""Bytes of float32 logits held at a time. Their log-softmax takes as many, comparing them a quarter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PromptSpan:
 
     request_id: str
     row: int
-    """Row of the step's hidden states that predicts the first of `targets`. Those of the others follow it."""
+    """Row of the step's hidden states that predicts the first of `targets`; the rows of the others follow."""
     targets: Sequence[int]
     """The prompt's own tokens."""
     start: int

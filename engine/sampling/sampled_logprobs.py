@@ -1,6 +1,6 @@
 """Log-probabilities of sampled tokens by the model's own logits: before penalties, masks and temperature.
 
-Sampling overwrites the logits, so what may be asked for is kept: each row's top tokens and its normaliser. A copy
+Sampling overwrites the logits, so each row's top tokens and its normaliser are kept. A copy
 of all logits would be 150 MB for 256 rows of a vocabulary of 150k.
 """
 
@@ -24,7 +24,7 @@ class SampledLogprobs:
     def __init__(self, logits: torch.Tensor, rows: Sequence[SamplingRow], slice_bytes: int = SLICE_BYTES) -> None:
         """logits: float32 [R, V]; row r belongs to rows[r].
 
-        No more than `slice_bytes` of them are copied at a time, except rows that are going to be adjusted.
+        No more than `slice_bytes` of them are copied at a time, except rows that will be adjusted.
         """
         self._num_rows = len(rows)
         self._wanting = [at for at, row in enumerate(rows) if row.request.sampling.logprobs is not None]
@@ -43,7 +43,7 @@ class SampledLogprobs:
         self._unchanged = logits[self._changing]
 
     def report(self, logits: torch.Tensor, chosen: torch.Tensor) -> list[TokenLogprobs | None]:
-        """Return one report per row, None where none is asked for or no token was chosen.
+        """Return one report per row; None if none is requested or no token was chosen.
 
         logits: those passed to the constructor, by now adjusted and masked; chosen: int64 [R], negative for none.
         """

@@ -31,7 +31,7 @@ class Sampler:
     5. Otherwise temperature, top-k, top-p and min-p apply (`engine.sampling.distribution`), and noise draws.
 
     A chooser does 2, 4 and 5: torch's runs everywhere, Triton's on GPUs. On a CPU `engine.sampling.native` does
-    all of it in one call where it was built; torch's chooser is the reference for both.
+    all of it in one call if it was built; torch's chooser is the reference for both.
 
     Rows of a beam search are log-probabilities from the start; the search gets the best ones after operation 2.
     """
@@ -45,7 +45,7 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow]
     ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
-        """Return one token per row, int64 [R] on the logits' device, and log-probabilities where asked for.
+        """Return one token per row, int64 [R] on the logits' device, and log-probabilities where requested.
 
         logits: float32 [R, V], overwritten; row r belongs to rows[r]. A row without a valid choice gets -1 or a
         `GrammarFailure`, and no log-probabilities; it does not affect the other rows.

@@ -1,12 +1,12 @@
-"""How often each token occurs in a request's history, kept from step to step: what its penalties depend on.
+"""Counts the tokens of requests' histories, for penalties, and keeps the counts from step to step.
 
     counts, int32 [slots, V]    2 * occurrences in the known output, + 1 in a prompt whose tokens matter
-    a row's history             [ known: counted in its request's slot | tail: passed beside it, a few tokens ]
+    a row's history             [ known: counted in its request's slot | tail: passed separately, a few tokens ]
 
 A request's slot is filled when it first samples, and then gains the tokens that became known since the last step.
-So a step costs the same after a thousand tokens and after a hundred thousand. Known tokens never change, whatever
-becomes of the tail, so nothing is ever taken back: this one rule covers overlap, preemption, resuming, speculation
-and beams.
+So a step costs the same after a thousand tokens and after a hundred thousand. Known tokens never change, even if
+the tail does, so no count is ever undone: this one rule covers overlap, preemption, resuming, speculation and
+beams.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_penalized(params: SamplingParams) -> bool:
 
 @dataclass(slots=True)
 class _Slot:
-    """Who has a row of the table. A request that ended is not kept alive by it."""
+    """The owner of a row of the table. It does not keep a request that ended alive."""
 
     owner: weakref.ref[Request]
     key: int
@@ -47,9 +47,9 @@ class _Slot:
 class TokenCounts:
     """The counts of the requests that have penalties. For one thread at a time.
 
-    It has as many slots as one step had penalized requests at most, each of 4 bytes a token of the vocabulary. A
-    request loses its slot when it ends, or when others need it in a step that it is not part of; when it samples
-    again, it is counted anew, in O(its tokens).
+    It has as many slots as the most penalized requests of any step, each with 4 bytes per token of the vocabulary.
+    A request loses its slot when it ends, or when others need it in a step that it is not part of; when it samples
+    again, it is counted again, in O(its tokens).
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class TokenCounts:
         self._step = 0
 
     def follow(self, rows: Sequence[SamplingRow], logits: torch.Tensor) -> list[int]:
-        """Count the rows' known tokens and return their slots in `table`. logits: [R, V], of which only V and the
-        device matter.
+        """Count the rows' known tokens and return their slots in `table`. logits: [R, V]; only V and the device
+        matter.
 
         O(tokens that became known), except for requests without a slot. Tokens without a logit are not counted.
         """

@@ -1,7 +1,8 @@
-"""Chooses tokens by Triton kernels: sampling parameters lie on the device, and no logits come back from it.
+"""Chooses tokens with Triton kernels: sampling parameters are on the device, and no logits leave it.
 
-As the same requests decode from step to step, their parameters are sent again only when they change; a row without
-penalties costs only its position, and one with penalties the same whatever the length of its history.
+Because the same requests decode from step to step, their parameters are sent again only when they change. A row
+without penalties costs only its position; the cost of one with penalties does not depend on the length of its
+history.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _edits(at: int, row: SamplingRow, eos_token_ids: Collection[int], vocab_size
 
 
 def _penalties(places: Sequence[int], slots: Sequence[int], rows: Sequence[SamplingRow]) -> npt.NDArray[np.int64]:
-    """Return what `engine.kernels.triton.sample.penalize` is asked for: the rows at `places`, with their slots."""
+    """Return the arguments of `engine.kernels.triton.sample.penalize`: the rows at `places`, with their slots."""
     tails = [rows[at].tail for at in places]
     asked = np.full((len(places), 5 + max(map(len, tails))), -1, dtype=np.int64)
     asked[:, 0], asked[:, 1] = places, slots

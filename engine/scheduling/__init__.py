@@ -1,1 +1,1 @@
-"""Decides what the next step computes: which requests have their turn, hold pages, or are preempted."""
+"""Decides which tokens the next step computes, which requests hold pages, and which are preempted."""

@@ -27,16 +27,16 @@ def check_fits(request: Request, max_model_len: int, cache: KVCacheManager, max_
 
 
 def _is_scored_only(request: Request) -> bool:
-    """Whether its prompt may take all of the context: the token that is sampled after its scores needs no room."""
+    """Whether its prompt may fill the context: the token sampled after its scores needs no room."""
     return request.sampling.prompt_logprobs is not None and request.sampling.max_tokens == 1
 
 
 def _check_pooled(request: Request, max_model_len: int) -> None:
-    """A pooled request has no output, so its prompt may take all of the context."""
+    """Check a pooled request, whose prompt may fill the context because it has no output."""
     if request.num_prompt > max_model_len:
         raise NeverFits(
             f"{request.num_prompt} prompt tokens, but this engine holds at most {max_model_len} per request "
             "(engine.max_model_len, engine.kv_pages)"
         )
     if request.num_resumed:
-        raise NeverFits("a pooled request has no output to resume from; send it with its prompt alone")
+        raise NeverFits("a pooled request has no output to resume from; send only its prompt")

@@ -1,4 +1,4 @@
-"""Which requests hold KV pages: admission, growth, preemption and release. All pages are taken and freed here.
+"""Allocates KV pages to requests: admission, growth, preemption and release.
 
     waiting ── admit: the prompt fits ──▶ running ── grow, page by page ──▶ release
        ▲                                     │
@@ -23,26 +23,26 @@ from engine.scheduling.waiting_queue import WaitingQueue, precedence
 from engine.tenants.tenant_shares import to_give_way
 from engine.values.request import Request, Status
 
-# Tokens by which a preempted request, and all that run beside it, must have room to grow before it is admitted
-# again: twice this after the first preemption.
+# Tokens by which a preempted request, and all running ones, must have room to grow before it is admitted again:
+# twice this after the first preemption.
 _GROWTH = 8
-# One of so many rows, and of so many pages, is left free by a tenant that shares the engine with others.
+# A tenant that shares the engine leaves one row in so many, and one page in so many, free for the others.
 _LEFT_TO_OTHERS = 16
 
 
 class AdmissionOutcome(enum.Enum):
-    """What became of an attempt to start a waiting request."""
+    """The result of an attempt to start a waiting request."""
 
     STARTED = "started"
     DEFERRED = "deferred"
-    """It waits a step because a running prompt computes the page that it would begin with, or because its pages
-    are on their way to host memory."""
+    """It waits a step because a running prompt computes its first page, or because its pages are being copied to
+    host memory."""
     NO_MEMORY = "no memory"
-    """Its prompt does not fit beside the running requests."""
+    """Its prompt does not fit with the running requests."""
 
 
 class KVAllocator:
-    """Gives KV pages to requests and takes them back. Owns the running requests and admits the waiting ones."""
+    """Allocates and frees the KV pages of requests. Owns the running requests and admits the waiting ones."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class KVAllocator:
         self.is_in_flight = False
         """Whether a step is in flight, so that no request can be preempted."""
         self.is_starved = False
-        """Whether a request could not grow or start because of that: the step in flight has to end first."""
+        """Whether a request could not grow or start because a step is in flight, which has to end first."""
         self.denied: Request | None = None
-        """Request that was denied admission in the last step."""
+        """The request that did not fit in the last step."""
         self.is_swapping = False
-        """Whether the last step copies to the host: nothing may be read from there before it has ended."""
+        """Whether the last step copies to the host; nothing may be read from there before that step ends."""
         self.num_preemptions = 0
         self.num_swapped = 0
         """Preemptions that copied KV to the host."""
         self.num_deferred = 0
-        """Times that the last step deferred a prompt because another one computes its beginning."""
+        """Prompts that the last step deferred because another one computes their beginning."""
         self._max_running = max_running
         self._budget = budget
         self._num_rows = 0  # of all running requests together
@@ -77,8 +77,8 @@ class KVAllocator:
         self._promised: dict[int, int] = {}  # growth -> pages promised to the running requests, while it is known
 
     def begin_step(self, *, is_in_flight: bool, leaves_room: str | None = None) -> None:
-        """Begin to plan a step. No request of the tenant `leaves_room` takes its last rows and pages: others
-        would have to preempt it.
+        """Begin to plan a step. Requests of the tenant `leaves_room` leave its last rows and pages free, so that
+        other tenants need not preempt them.
         """
         self._leaves_room = leaves_room
         self.is_in_flight, self.is_starved, self.is_swapping = is_in_flight, False, False
@@ -87,7 +87,7 @@ class KVAllocator:
         self.host.begin_step()
 
     def welcome(self, request: Request, now: float) -> None:
-        """Put a new request in the queue, between two steps, and begin to load what a lower tier has of it."""
+        """Put a new request in the queue, between two steps, and begin to load its pages from a lower tier."""
         prefix = self.cache.find(request.namespace, request.looked_up)
         self.host.fetch(request, prefix.num_reusable, self._budget.prefill_rate, now)
         self._enqueue(request, prefix)
@@ -101,9 +101,9 @@ class KVAllocator:
     # --- pages are taken -----------------------------------------------------------------------------------
 
     def admit(self, step: StepBuilder, request: Request, now: float) -> AdmissionOutcome:
-        """Start a waiting request if its whole prompt fits beside the running requests. Takes no page yet.
+        """Start a waiting request if its whole prompt fits with the running requests. Takes no page yet.
 
-        After NO_MEMORY no other request may be tried in this step: none overtakes another one into the memory that
+        After NO_MEMORY try no other request in this step, because none may overtake this one into the memory that
         it waits for.
         """
         if step.preempted:
@@ -114,9 +114,7 @@ class KVAllocator:
         return outcome
 
     def preempt_for_waiting(self, step: StepBuilder, now: float, *, is_shared: bool) -> None:
-        """Preempt less urgent requests, and those of a tenant that has more than its share where tenants share
-        this engine, if that makes requests fit that wait for pages or rows.
-        """
+        """Preempt less urgent requests, and those of tenants above their shares, if waiting requests then fit."""
         while (request := self._to_start()) is not None:
             victims = [other for other in self.running if request.queue_position.can_preempt(other.queue_position)]
             if not self._preempt_for(step, request, victims, now):
@@ -126,7 +124,7 @@ class KVAllocator:
             if exchange is None:
                 break
             request, victims = exchange
-            if self._would_fit(request, ()):  # it need not wait behind larger ones of the tenant with most rows
+            if self._would_fit(request, ()):  # no wait behind larger ones of the tenant with most rows
                 started = self._start_if_it_fits(step, request, now) is AdmissionOutcome.STARTED
             else:
                 started = self._preempt_for(step, request, victims, now)
@@ -134,8 +132,8 @@ class KVAllocator:
                 break
 
     def _to_start(self) -> Request | None:
-        """Return the waiting request that others may have to give way to: the one that was denied admission, or an
-        urgent one that would be, as deferrable ones run.
+        """Return the waiting request for which others may be preempted: the one that did not fit, or an urgent one
+        that would not fit because deferrable ones run.
         """
         denied, self.denied = self.denied, None
         if denied is not None and denied.status is not Status.WAITING:
@@ -147,7 +145,7 @@ class KVAllocator:
         return denied
 
     def _preempt_for(self, step: StepBuilder, request: Request, victims: list[Request], now: float) -> bool:
-        """Start a request in place of others, the last first; False if it does not fit there, or not yet."""
+        """Preempt `victims`, the last first, until `request` fits, and start it; False if it cannot start yet."""
         if not victims or not self._would_fit(request, victims):
             return False
         if self.is_in_flight:
@@ -182,12 +180,12 @@ class KVAllocator:
         """Admit a waiting request if there is room for it.
 
         1. Its rows must fit into the batch.
-        2. Match its tokens: what the tree has of them, and how far host memory leads beyond that.
-        3. Defer it while another request computes, or a transfer brings, the page that it would begin with.
+        2. Match its tokens: how many the tree has, and how many more host memory has.
+        3. Defer it while another request computes its first page, or a transfer brings it.
         4. Lock what was matched. Only then count the room: the lock may have made evictable pages unavailable.
         5. Without room, give up the part of the match that needs a page to be copied to, and count again.
-        6. Without room still, undo all this, unless nothing else runs: then the tree gives up what is not locked.
-        7. Start it: it leaves the queue, and its KV in host memory is on its way to the device.
+        6. If there is still no room, undo all this, unless nothing else runs: then evict all that is not locked.
+        7. Start it: it leaves the queue, and the copy of its KV from host memory to the device begins.
         """
         if not self._has_rows(request, self._num_rows):
             return AdmissionOutcome.NO_MEMORY
@@ -198,13 +196,13 @@ class KVAllocator:
             self.num_deferred += 1
             return AdmissionOutcome.DEFERRED
         if num_reached > prefix.num_reusable and self.cache.resume_points is not None:
-            # Host memory brings the state to resume from, so pages are of use up to there. Hold it before locking:
-            # the lease may take the slot of another state, and that state may take pages of the host.
+            # Host memory has the state to resume from, so pages are of use up to it. Hold it before locking: the
+            # lease may take the slot of another state, and that state may take pages of the host.
             self.host.hold(request, prefix, num_reached)
             match = self.cache.match_bare(request.namespace, request.looked_up, num_reached, now)
         lease = self.cache.lock(match, priority=request.priority)
         has_room = self._has_room(request, lease)
-        # Where the host has the page that the match ends in, no copy of it is needed, and it may be one too many.
+        # If the host has the page in which the match ends, that page need not be copied, and may be one too many.
         if num_reached > match.length or not has_room:
             lease = self._without_copy(lease, match, num_reached, request.priority, now)
             has_room = self._has_room(request, lease)
@@ -213,7 +211,7 @@ class KVAllocator:
                 self.cache.finish(lease, [], now)
                 self.host.release(request.request_id)
                 return AdmissionOutcome.NO_MEMORY
-            self.cache.reset()  # It fits alone, except for pages that other requests extended.
+            self.cache.reset()  # It fits by itself, except for pages that other requests extended.
         self.waiting.remove(request)
         self._start(request, lease, min(prefix.num_reusable, lease.num_cached), now)
         request.lease = lease
@@ -226,8 +224,8 @@ class KVAllocator:
     def _without_copy(self, lease: Lease, match: Match, num_reached: int, priority: int, now: float) -> Lease:
         """Return a lease without the tokens that are to be copied.
 
-        Models with resume points can resume at the end of the match only, so they lose the whole match, and only
-        where nothing else runs; unless host memory brings a later resume point.
+        Models with resume points can resume only at the end of the match. They would lose the whole match, so they
+        give it up only where nothing else runs, or where host memory has a later resume point.
         """
         if self.cache.resume_points is None or num_reached > match.length:
             self.cache.drop_partial(lease)
@@ -237,7 +235,7 @@ class KVAllocator:
         return lease
 
     def _has_room(self, request: Request, lease: Lease) -> bool:
-        """Whether there is room for a request beside the running ones, with some room for all of them to grow.
+        """Whether a request fits with the running ones, with some room for all of them to grow.
 
         Call it after locking the lease, which may have made evictable pages unavailable.
         """
@@ -257,8 +255,8 @@ class KVAllocator:
     def grow(
         self, step: StepBuilder, request: Request, num_tokens: int, chunk: tuple[int, int], now: float
     ) -> bool:
-        """Make a running request's pages cover `num_tokens` tokens, those of layers with a window the next chunk
-        (start, end); False when it has to skip this step.
+        """Make a running request's pages cover `num_tokens` tokens, and those of layers with a window the next
+        chunk (start, end); False when it has to skip this step.
         """
         lease = request.lease
         assert lease is not None
@@ -278,9 +276,9 @@ class KVAllocator:
         return True
 
     def grow_beams(self, step: StepBuilder, request: Request, now: float) -> bool:
-        """Make the pages of every beam cover its tokens, or of none; False when all have to skip this step."""
+        """Make the pages of all beams cover their tokens, or of none; False when all have to skip this step."""
         while sum([self._pages_after(beam, beam.lease, 0) for beam in request.beams]) > self.cache.available:
-            # Even evicting everything frees too little; but after it the tree may need fewer pages for the rest.
+            # Even evicting everything frees too little. After it, though, the search may need fewer pages.
             if not self.cache.evict(self.cache.num_pages, now) and not self._make_room(step, request, now):
                 if self.running == [request] and not self.is_in_flight and not self.cache.account().lent:
                     self._start_over(step, request, now)
@@ -294,7 +292,7 @@ class KVAllocator:
         return True
 
     def _start_over(self, step: StepBuilder, request: Request, now: float) -> None:
-        """Restart a search that runs alone and still lacks pages: without the pages in the tree it has enough."""
+        """Restart the only running search, which lacks pages: without the pages in the tree it has enough."""
         self._preempt(step, request, now)
         self.cache.reset()
 
@@ -309,7 +307,7 @@ class KVAllocator:
         return victim is not None
 
     def _is_being_computed(self, request: Request, num_cached: int) -> bool:
-        """Whether a running prompt is computing the page that `request` would begin with.
+        """Whether a running prompt is computing the first page that `request` would compute.
 
         Deferring `request` lets a burst of prompts that begin alike compute the common part once.
         """
@@ -330,8 +328,8 @@ class KVAllocator:
         )
 
     def _start(self, request: Request, lease: Lease, num_found: int, now: float) -> None:
-        """Record an admission, after `num_found` tokens without host memory. Cache hits count at the first one
-        only; later ones count as recomputation.
+        """Record an admission with `num_found` cached tokens, without those of host memory. Only the first
+        admission counts cache hits; later ones count recomputation.
         """
         is_repeat, num_cached = request.num_cached is not None or request.num_resumed > 0, lease.num_cached
         num_reached = self.host.start(request, CachedPrefix(num_found, num_cached), self._budget.prefill_rate)
@@ -365,7 +363,7 @@ class KVAllocator:
         self.forget_promises()
 
     def forget_promises(self) -> None:
-        """Note that running requests need other pages than before: one has more tokens, or other pages."""
+        """Note that running requests need other pages than before, because one has more tokens or other pages."""
         self._promised.clear()
 
     def _pages_promised(self, growth: int) -> int:
@@ -421,8 +419,8 @@ class KVAllocator:
         return None
 
     def _preempt(self, step: StepBuilder, request: Request, now: float) -> None:
-        """Take a request's pages. Its KV stays in the tree while there is room, and is copied to the host if that
-        pays off.
+        """Take a request's pages. Its KV stays in the tree while there is room; if it pays, it is copied to the
+        host.
         """
         if request.lease is not None:
             start, end = self.cache.shared_tokens(request.lease), len(self._held_tokens(request))
@@ -453,7 +451,7 @@ class KVAllocator:
     def _held_tokens(self, request: Request) -> Sequence[int]:
         """Return the tokens whose KV its pages hold."""
         assert request.lease is not None
-        # If it was admitted but is in no step yet, the page that its match ends in has not been copied.
+        # If it was admitted but is in no step yet, the last page of its match has not been copied.
         return request.tokens[: min(request.num_computed, len(request.lease.pages) * self.cache.page_size)]
 
 

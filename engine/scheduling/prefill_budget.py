@@ -1,12 +1,12 @@
-"""How long steps take, and how many prompt tokens one may compute while decodes keep their inter-token latency.
+"""Predicts how long steps take, and limits a step's prompt tokens so that decodes keep their inter-token latency.
 
 Two fits to measured steps predict how long the next one takes:
 
     seconds = decodes(how many) + fixed + prompt tokens * pace(how much context they attend to)
 
-The pace rises with the context, as each token attends to all before it: late in a long prompt a step holds fewer
-tokens than early in it. `fixed` is what any prompt in a step costs: little on a CPU, but on a GPU decodes are
-replayed as one graph, and layers of a step with prompts may have to be launched one by one.
+The pace rises with the context, because each token attends to all before it: late in a long prompt a step holds
+fewer tokens than early in it. `fixed` is the cost of having any prompt in a step: little on a CPU, but on a GPU
+steps with only decodes are replayed as one graph, and a step with prompts may launch its layers one by one.
 """
 
 from __future__ import annotations
@@ -18,58 +18,58 @@ from dataclasses import dataclass
 
 # With fewer tokens, a prompt's progress is not worth the step's fixed cost, and a step says little about the rate.
 _MIN_TOKENS = 16
-# The median of this many paces is not moved by one step that was delayed by something else.
+# One delayed step does not move the median of this many paces.
 _NUM_PACES = 9
-# Least duration of a step, as a clock may be coarse.
+# Least duration of a step, because a clock may be coarse.
 _MIN_SECONDS = 1e-5
-# A step's prefill may take this long, however little time decodes take.
+# Seconds that a step's prefill may take, however fast decodes are.
 _UNNOTICED_SECONDS = 1e-3
-# After this many steps, a step without prompts measures again how long decodes alone take.
+# After this many steps, a step without prompts measures again how long decodes take by themselves.
 _DECODES_ONLY_EVERY = 32
-# Most such steps in a row: the result of the first comes later, and then prompts go on in any case.
+# Most such steps in a row: the result of the first comes later, and prompts then resume in any case.
 _MAX_SAMPLES = 2
-# Most debt that prompts pay by waiting: a step that was held up by something else may look like their own cost.
+# Most debt that prompts pay by waiting: the delay of a step by something else may look like their own cost.
 _MOST_DEBT_SECONDS = 0.1
-# A step without deferrable decodes measures again how long the others take, after this many with them.
+# After this many steps with deferrable decodes, a step without them measures again how long the others take.
 _OTHERS_ONLY_EVERY = 8
-# A step is brief that takes at most this many times as long as the shortest lately.
+# A brief step takes at most this many times as long as the shortest recent one.
 _BRIEF = 3.0
-# The shortest step lately counts for this much more after each step: for twice as much after seven hundred.
+# The shortest recent step is multiplied by this after each step: it doubles after seven hundred.
 _FORGET = 1.001
-# Most of a fit's mean that its slopes may explain.
+# The largest part of a fit's mean that its slopes may explain.
 _MOST_OF = 0.9
 
 DEFERRABLE_SHARE = 1 / 3
-"""What all deferrable decodes together, and all deferrable prompts together, may add to a step beside others'
-decodes, as a share of what each prompt of others may."""
+"""Time that all deferrable decodes together, and all deferrable prompts together, may add to a step with other
+decodes, as a share of the time that each other prompt may add."""
 
 
 class PrefillBudget:
-    """Bounds a step's prefill by its tokens and, beside running decodes, by the time that it adds to theirs."""
+    """Bounds a step's prefill by its tokens and, while decodes run, by the time that it adds to theirs."""
 
     def __init__(
         self, max_step_tokens: int, max_step_seconds: float | None = None, max_stretch: float | None = None
     ) -> None:
-        """A step takes at most `max_step_seconds`. Each prompt adds at most `max_stretch` times what the decodes
-        take alone. None: no such bound.
+        """A step takes at most `max_step_seconds`. Each prompt adds at most `max_stretch` times the time of the
+        decodes by themselves. None: no such bound.
         """
         self._max_tokens = max_step_tokens
         self._max_seconds = math.inf if max_step_seconds is None else max_step_seconds
         self._max_stretch = max_stretch
         self._decodes = _RunningFit(1.0)  # seconds of steps that only decode, over the number of decodes
-        # Seconds per prompt token beside decodes, over tokens of context and over 1 / prompt tokens of the step.
+        # Seconds per prompt token in steps with decodes, over tokens of context and 1 / prompt tokens of the step.
         self._pace = _RunningFit(64.0, 1 / 2048)
         self._sizes: deque[int] = deque(maxlen=_NUM_PACES)  # prompt tokens of the steps that `_pace` was fitted to
         self._since_decodes = 0  # steps
         self._num_samples = 0  # consecutive steps without prompts that measure decodes
         self._last = Room(0)  # of the last planned step
-        self._debt = 0.0  # seconds by which steps' prompts add more than they may
+        self._debt = 0.0  # seconds that prompts added to steps beyond their share
         # Seconds per prompt token of the last steps, decodes included, without the first step, which is slow.
         self._paces: deque[float] = deque(maxlen=_NUM_PACES)
         self._is_first = True
         self._beside = _Beside(self._decodes, max_step_tokens, max_stretch)
         self._above_share = _Beside(self._decodes, max_step_tokens, max_stretch)
-        self._saved = 0.0  # seconds that deferrable prompts may take besides
+        self._saved = 0.0  # more seconds that deferrable prompts may take
         self._shortest = math.inf  # seconds of a step without prompts
         self.prefill_rate = 0.0
         """Prompt tokens per second of steps that prefill, decodes included; 0 until there was one.
@@ -109,15 +109,15 @@ class PrefillBudget:
         return self._decodes.mean
 
     def num_beside(self, num_decodes: int, *, is_brief: bool) -> int:
-        """Return how many deferrable requests may decode in a step in which others decode, on the average. Without
-        others, as many as fit into the longest step, which delays those that come meanwhile, or a brief one.
+        """Return how many deferrable requests may decode in a step in which others decode, on average. Without
+        others, as many as fit into the longest step, or into a brief one, which delays newcomers less.
         """
         if not num_decodes:
             return self.num_in_brief_step() if is_brief else self._decodes_within(self._max_seconds)
         return self._beside.num(num_decodes)
 
     def num_in_brief_step(self) -> int:
-        """Return how many requests may decode in a step that delays those that come meanwhile by little."""
+        """Return how many requests may decode in a step that delays newcomers only a little."""
         # Steps that were measured with few say little about many.
         most = 2 * int(self._decodes.center) + 1
         return min(most, self._decodes_within(self._brief_seconds))
@@ -132,9 +132,7 @@ class PrefillBudget:
         return self._pace.slopes[1]
 
     def num_above_share(self, num_decodes: int) -> int:
-        """Return how many requests of tenants that have more than their shares may decode beside `num_decodes` of
-        all tenants, on the average.
-        """
+        """Return how many requests of tenants above their shares may decode with `num_decodes` others."""
         return self._above_share.num(num_decodes)
 
     def _decodes_within(self, seconds: float) -> int:
@@ -144,13 +142,13 @@ class PrefillBudget:
             return max(1, int(min((seconds - fit.start) / fit.slopes[0], self._max_tokens)))
         if fit.mean <= seconds:
             return self._max_tokens
-        return max(1, int(fit.center * seconds / fit.mean))  # Steps of one size do not tell the slope.
+        return max(1, int(fit.center * seconds / fit.mean))  # Steps of one size do not determine the slope.
 
     def deferrable_room(
         self, num_decodes: int, num_prompts: int, *, is_beside_others: bool, is_brief: bool = False
     ) -> Room:
-        """Return what `num_prompts` deferrable prompts may take of a step without other prompts. Even without
-        decodes it is no longer than others' steps, or brief, as it delays requests that come meanwhile.
+        """Return the room that a step without other prompts has for `num_prompts` deferrable ones. Even without
+        decodes it is no longer than others' steps, or brief, because it delays newcomers.
         """
         longest = self._brief_seconds if is_brief else self._max_seconds
         if num_decodes == 0 and self.prefill_rate and longest < math.inf:
@@ -161,7 +159,7 @@ class PrefillBudget:
                 room.seconds = min(room.seconds, longest)
             return room
         if self._max_stretch is not None:
-            # The least that a prompt gets may take longer than it may add: it then gets that in some steps only.
+            # The minimum for a prompt may take longer than it may add: it then gets that in some steps only.
             least = self._fixed + _MIN_TOKENS * self._pace.start
             self._saved = min(self._saved, least) + DEFERRABLE_SHARE * self._max_stretch * self.decode_seconds
             if self._saved < least:
@@ -170,11 +168,11 @@ class PrefillBudget:
         return self.room(num_decodes, DEFERRABLE_SHARE)
 
     def room(self, num_decodes: int, num_prompts: float) -> Room:
-        """Return what `num_prompts` prompts may take of the next step beside `num_decodes` decoding requests.
+        """Return the room that the next step has for `num_prompts` prompts with `num_decodes` decoding requests.
 
-        Where their fixed cost alone is more than they may add, many small steps would cost most: prompts then wait
-        for some steps, and get as long a time at once as the fixed cost is, so that on the average they add what
-        they may.
+        If their fixed cost by itself exceeds the time that they may add, many small steps would cost most. Prompts
+        then wait for some steps, and then get as much time as the fixed cost in one step: on average they add no
+        more than they may.
         """
         tokens = max(0, self._max_tokens - num_decodes)
         if num_decodes == 0 or num_prompts == 0 or (self._max_seconds == math.inf and self._max_stretch is None):
@@ -197,8 +195,8 @@ class PrefillBudget:
                 return self._last
             over = max(0.0, fixed - allowed)
             seconds = min(left, max(allowed - fixed, fixed))
-        # A pace measured in small steps says little about large ones, and at first there is none; but steps of
-        # prompts alone may have shown how many tokens fit in this time.
+        # A pace measured in small steps says little about large ones, and at first there is none; but steps with
+        # only prompts may have shown how many tokens fit in this time.
         reach = max(4 * _MIN_TOKENS, 2 * max(self._sizes, default=0), int(seconds * self.prefill_rate))
         self._last = Room(min(tokens, reach), seconds, self._pace.start, self._pace.slopes[0], over)
         return self._last
@@ -215,11 +213,11 @@ class Room:
     slope: float = 0.0
     """Additional seconds per prompt token for each token of context."""
     over: float = 0.0
-    """Seconds by which the fixed cost of prompts alone is more than they may take."""
+    """Seconds by which the fixed cost of prompts exceeds the time that they may take."""
     taken: int = 0
     """Tokens given to prompts so far."""
     taken_seconds: float = 0.0
-    """What these tokens take."""
+    """Seconds that these tokens take."""
 
     @property
     def debt(self) -> float:
@@ -236,7 +234,7 @@ class Room:
 
         The step's first few fit even if they take too long, so that a prompt always makes progress.
         """
-        if self.seconds == math.inf:  # as where nothing decodes
+        if self.seconds == math.inf:  # where nothing decodes
             return min(wanted, math.ceil(self.tokens * share))
         affordable = max(_MIN_TOKENS - self.taken, self._affordable(start, self.seconds * share))
         return min(wanted, math.ceil(self.tokens * share), affordable)
@@ -259,16 +257,16 @@ class Room:
 
 
 class _Beside:
-    """How many more requests may decode in a step, so that it is a little slower for those that do anyway."""
+    """Limits how many more requests decode in a step, so that the others are only a little slower."""
 
     def __init__(self, decodes: _RunningFit, most: int, max_stretch: float | None) -> None:
-        """`decodes` fits the seconds of steps over their decodes, as they are measured."""
+        """`decodes` fits the measured seconds of steps over their decodes."""
         self._decodes, self._most, self._max_stretch = decodes, most, max_stretch
         self._num, self._since_without = 0, _OTHERS_ONLY_EVERY
-        self._unused = 0.0  # seconds that they may take besides
+        self._unused = 0.0  # more seconds that they may take
 
     def num(self, num_decodes: int) -> int:
-        """Return how many may decode beside `num_decodes` others in the next step. In some it is none, to measure
+        """Return how many may decode with `num_decodes` others in the next step; in some steps none, to measure
         how long the others take.
         """
         if self._max_stretch is None:
@@ -281,7 +279,7 @@ class _Beside:
         if fit.tells_slope:
             allowed = share * fit.at(num_decodes)
             per_decode = max(fit.slopes[0], allowed / self._most)
-        else:  # Steps of one size do not tell the slope: it is at most this.
+        else:  # Steps of one size do not determine the slope: it is at most this.
             per_decode = fit.mean / fit.center
             allowed = share * num_decodes * per_decode
         self._unused = min(self._unused, per_decode) + allowed
@@ -319,7 +317,7 @@ class _RunningFit:
 
     @property
     def tells_slope(self) -> bool:
-        """Whether the points' first x differ enough to tell their slope, which may be 0."""
+        """Whether the points' first x differ enough to determine their slope, which may be 0."""
         return bool(self.slopes[0]) or self._products[0][0] > (self._means[0] / 4) ** 2
 
     @property
@@ -353,8 +351,8 @@ class _RunningFit:
         self._fit()
 
     def _fit(self) -> None:
-        """Minimize the squared errors, and each slope's square times its `spread`'s, by one slope after the other
-        (Friedman et al. 2010, "Regularization Paths for Generalized Linear Models via Coordinate Descent").
+        """Minimize the squared errors, and each slope's square times its `spread`'s, one slope at a time (Friedman
+        et al. 2010, "Regularization Paths for Generalized Linear Models via Coordinate Descent").
         """
         slopes, left = self.slopes, _MOST_OF * self.mean
         for _ in range(self._ROUNDS if len(slopes) > 1 else 1):

@@ -1,8 +1,8 @@
-"""How a step's prefill is shared among the prompts that wait for it.
+"""Shares a step's prefill among the prompts that wait for it.
 
 Queues take turns: `room` goes round in quanta (engine/tenants/round_robin.py). Within a queue:
 
-    the first in order      a sixteenth, so that it always gets on
+    the first in order      a sixteenth, so that it always makes progress
     all prompts             the rest, the most urgent first, then those of the tenant with fewest requests in the
                             batch, then the shortest remainder, so that a prompt of 100k tokens does not delay one
                             of 50
@@ -26,8 +26,8 @@ from engine.values.request import Request, Status
 
 # Waiting prompts of a queue beyond this many are not considered for the step's remaining room.
 _WINDOW = 64
-# The guaranteed share of the first in order. It is so small that ten prompts of 1k tokens take at most two steps
-# more beside a prompt of 100k tokens than without it, even if a step has only 256 tokens.
+# The guaranteed share of the first in order. It is so small that a prompt of 100k tokens delays ten prompts of 1k
+# tokens by at most two steps, even if a step has only 256 tokens.
 _FIRST_SHARE = 1 / 16
 
 
@@ -62,7 +62,7 @@ class PrefillSharing:
     def _take_turns(
         self, shares: _StepShares, allocator: KVAllocator, queues: Mapping[str, Sequence[Request]]
     ) -> None:
-        """Give the room to queues in turn, of which the running prompts are given."""
+        """Give the room to queues in turn. The caller passes their running prompts."""
         room, waiting = shares.room, allocator.waiting
         open_queues: dict[str, _Queue | None] = dict.fromkeys(queues)
         while not room.is_full and (name := self._turns.turn(among=open_queues)) is not None:
@@ -76,7 +76,7 @@ class PrefillSharing:
             most = room.tokens if is_alone else min(room.tokens, math.ceil(self._turns.credit(name)))
             used = queue.take(shares, most)
             self._turns.charge(name, used)
-            if is_alone:  # no other queue wants the turns with which it pays for all it took
+            if is_alone:  # no other queue wants the turns with which it pays its debt
                 self._turns.turn(among=open_queues)
             if used < most:
                 del open_queues[name]  # none of its prompts can use more
@@ -99,7 +99,7 @@ def _is_deferrable(prompts: Sequence[Request]) -> bool:
 
 
 class _StepShares:
-    """The shares of one step while they are worked out."""
+    """The shares of one step while they are computed."""
 
     def __init__(
         self, step: StepBuilder, allocator: KVAllocator, room: Room, now: float, *, whole_prompts: bool = False
@@ -112,8 +112,8 @@ class _StepShares:
         self._step, self._allocator, self._now = step, allocator, now
 
     def give(self, prompt: Request, most: int, share: float = 1.0) -> int:
-        """Give a prompt up to `most` tokens and up to this share of the room; returns how many it got. Where
-        prompts are computed whole, it gets all that it needs, if they fit or if it is the step's first.
+        """Give a prompt up to `most` tokens and up to this share of the room; returns how many it got. If prompts
+        are computed whole, it gets all its tokens if they fit or if it is the step's first.
         """
         given = self.given.get(prompt, 0)
         left = prompt.num_to_compute - given
@@ -130,7 +130,7 @@ class _StepShares:
         return num_tokens
 
     def _starts(self, prompt: Request) -> bool:
-        """Try to admit a waiting prompt, unless another one was denied: none overtakes it."""
+        """Try to admit a waiting prompt, unless an earlier one did not fit: none overtakes it."""
         if not self.has_memory:
             return False
         outcome = self._allocator.admit(self._step, prompt, self._now)

@@ -1,4 +1,4 @@
-"""Queue policies: which requests go first, as a position that each request gets when it arrives.
+"""Queue policies order requests by a position that each request gets when it arrives.
 
     policy      queues              first in a queue                a waiting request may preempt
     fcfs        one                 the earliest arrival            none
@@ -15,14 +15,14 @@ requests does not starve the others.
 Requests of batches are deferrable: under every policy they stand behind all others, which preempt them without
 waiting, whatever their priorities. Among themselves, tenants take turns.
 
-Besides, tenants share rows and steps under every policy (`engine/tenants/tenant_shares.py`).
+Tenants share rows and steps under every policy (`engine/tenants/tenant_shares.py`).
 
-The ratio of two claims does not change with time, as both double together:
+The ratio of two claims does not change with time, because both double together:
 
     claim(a) / claim(b) = 2 ** ((priority_b + arrival_b / half_life) - (priority_a + arrival_a / half_life))
 
-The order is therefore that of arrival + half_life * priority, which is fixed on arrival: queues stay sorted
-without being sorted again. A preempted request keeps its position, and its claim has grown all the while.
+The order is therefore that of arrival + half_life * priority, which is fixed on arrival: queues stay sorted. A
+preempted request keeps its position, and its claim continues to grow.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """Decides which tokens are computed next.
 
-There is one rule: a request is given tokens until `num_computed` reaches `num_tokens`. A step is filled in this
-order:
+There is one rule: a request gets tokens until `num_computed` reaches `num_tokens`. A step is filled in this order:
 
     decodes     every running request with one token to compute
     prompts     as many tokens as the time they take allows (engine/scheduling/prefill_budget.py),
                 shared so that each makes progress (engine/scheduling/prefill_sharing.py)
 
-Deferrable requests, those of batches, get what others leave: nothing in a step that computes another's prompt, and
-beside others' decodes no more than makes these a little slower.
+Deferrable requests, those of batches, use the remaining time: none in a step that computes another's prompt, and
+in a step with other decodes only as much as makes these a little slower.
 
-`schedule` returns the step as a value, and `apply` takes its result in. While the step is in flight, the next one
-can be planned. Nothing else changes a request.
+`schedule` returns the step as a value, and `apply` applies its result. While a step is in flight, the next one can
+be planned. Nothing else changes a request.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ class Scheduler:
         """`max_model_len` bounds the prompt and output tokens of a request.
 
         Without `host`, KV stays in the tree or is computed again. Without a `speculator` every decode yields one
-        token. With `whole_prompts`, each is computed in one step, alone if it is longer than a step should be.
+        token. With `whole_prompts`, each is computed in one step, by itself if it is longer than a step should be.
         """
         self.cache = cache
         self._page_size = cache.page_size
-        # A request that fits alone in all pages fits in the end, so no admitted request is stuck for ever.
+        # A request that fits in all pages by itself will fit, so no admitted request is stuck forever.
         self.max_model_len = min(max_model_len, cache.most_tokens(cache.num_pages))
         """Most prompt and output tokens of a request."""
         self._max_running, self._max_step_tokens = settings.max_running, settings.max_step_tokens
@@ -83,14 +82,14 @@ class Scheduler:
             cache.resume_points.on_give_up = host.on_give_up
         self.allocator = KVAllocator(cache, self.waiting, settings.max_running, host, self._budget)
         self.lender = Lender(cache, host)
-        """What it lends to other engines, between two steps."""
+        """Prefixes lent to other engines, between two steps."""
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = self._num_planned = 0
 
     def share(self, namespace: Namespace, token_ids: Sequence[int]) -> int:
         """Share computed tokens with all namespaces for good (`KVCacheManager.share`); return how many of them.
 
-        Their pages are no longer there for requests, which may have to be shorter from now on.
+        Requests can no longer use these pages, and may have to be shorter from now on.
         """
         num_shared = self.cache.share(namespace, token_ids)
         room = self.cache.num_pages - self.cache.num_shared_pages
@@ -115,7 +114,7 @@ class Scheduler:
         params = request.sampling
         request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         max_tokens = 1 if request.pooling is not None else params.max_tokens
-        # Where the prompt takes all of the context, its end is no reason not to compute it.
+        # A prompt that fills the context is computed although the request ends there.
         request.longest = max(min(request.num_prompt + max_tokens, self.max_model_len), request.num_prompt + 1)
         if params.beams is not None:
             beam_group.begin(request)
@@ -134,13 +133,13 @@ class Scheduler:
             self._ending.setdefault(request_id, "abort")
 
     def reset_cache(self) -> int:
-        """Forget all prefixes that requests do not use and loans do not keep; return how many pages that freed,
-        host pages included.
+        """Forget all prefixes that no request and no loan uses; return the number of freed pages, host pages
+        included.
         """
         return self.cache.reset() + self.allocator.host.reset()
 
     def take_in_transfers(self) -> None:
-        """Note what has come to host memory or gone below it; to be called while there is nothing to plan."""
+        """Note the pages that moved to host memory or below it; called while there is nothing to plan."""
         self.allocator.host.take_in_transfers()
 
     # --- planning a step -----------------------------------------------------------------------------------
@@ -161,7 +160,7 @@ class Scheduler:
         return self._budget.seconds(plan.num_decodes + plan.num_drafts, plan.num_prefill)
 
     def schedule(self, now: float) -> StepPlan:
-        """Plan the next step and take the pages that it needs. A plan without chunks means that nothing is to do.
+        """Plan the next step and take the pages that it needs. A plan without chunks means no work.
 
         A step may be in flight unless `needs_results`: the tokens that it samples are `PENDING` until it is
         applied.
@@ -181,7 +180,7 @@ class Scheduler:
         return plan
 
     def _place_decodes(self, step: StepBuilder, now: float) -> None:
-        """Give each running request its next token, the deferrable ones as far as others leave room for them."""
+        """Give each running request its next token, and deferrable ones if others leave room for them."""
         urgent: list[Request] = []
         for request in self.allocator.running:
             num_tokens = len(request.tokens)
@@ -195,19 +194,19 @@ class Scheduler:
             self._decode(step, step.deferrable[:num_beside], now)
 
     def _with_shares(self, step: StepBuilder, decodes: list[Request], now: float) -> list[Request]:
-        """Return those that decode in this step, of one tenant's requests or several, in order of precedence."""
+        """Return the requests that decode in this step, of one or several tenants, in order of precedence."""
         if not self._sharers.were_several(now):
             return decodes
         self._num_planned += 1
         others = itertools.chain(step.prompts, self.waiting) if self._sharers.are_several else ()
         shares = within_shares(decodes, others, self._num_planned)
-        if shares is None:  # the others are likely to come again, and would wait for this step
+        if shares is None:  # the others are likely to return, and would wait for this step
             count = self._budget.num_in_brief_step()
             return sorted(in_turn(decodes, count, self._num_planned * count), key=precedence)
         within, beyond = shares
         if beyond:
             within += beyond[: self._budget.num_above_share(len(within))]
-            within.sort(key=precedence)  # so that those are preempted first that are last in order
+            within.sort(key=precedence)  # so that the last in order are preempted first
         return within
 
     def _decode(self, step: StepBuilder, requests: Sequence[Request], now: float) -> None:
@@ -229,7 +228,7 @@ class Scheduler:
         num_prompts = num_running + self._num_startable(len(self.waiting) - self.waiting.num_deferrable)
         if num_prompts < 2 or not self._sharers.are_several:
             return num_prompts
-        # Beside others, the prompts of one tenant together slow steps down by no more than one of them.
+        # Where others wait, all prompts of one tenant together slow steps down by no more than one of them.
         prompts = itertools.chain(step.prompts, self.waiting)
         return min(num_prompts, len({prompt.tenant for prompt in prompts if not prompt.is_deferrable}))
 
@@ -255,14 +254,14 @@ class Scheduler:
         for prompt, num_tokens in shares.items():
             if prompt.status is not Status.RUNNING or not self._place(step, prompt, num_tokens, now):
                 self._sharing.give_back(prompt, num_tokens)
-        if not step.chunks:  # those that the others' prompts wait for
+        if not step.chunks:  # steps for which other prompts would wait
             self._decode(step, step.deferrable, now)
 
     def _place(
         self, step: StepBuilder, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
     ) -> bool:
-        """Give `request` tokens in this step, and draft tokens after them; False if its pages have no room, or it
-        is not known yet what its grammar allows.
+        """Give `request` tokens in this step, and draft tokens after them; False if its pages have no room, or if
+        the mask of its grammar is not computed yet.
         """
         tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
@@ -272,7 +271,7 @@ class Scheduler:
             return False
         if drafts and (is_slow or not self.allocator.has_spare(lease, end + len(drafts))):
             drafts = ()
-        # A prompt takes all its pages at once, so that no other request gets those promised to it.
+        # A prompt takes all its pages together, so that no other request gets those promised to it.
         wanted = len(tokens) + len(drafts)
         chunk = start, end + len(drafts)
         if wanted > lease.capacity and not self.allocator.grow(step, request, wanted, chunk, now):
@@ -299,7 +298,7 @@ class Scheduler:
         """Apply the result of the oldest step in flight, which took `seconds`; returns its requests' deltas."""
         self.allocator.host.copied(plan)
         events, token_ids, scores = [], list(result.token_ids), result.prompt_logprobs
-        found: dict[Request, list[TokenLogprobs | None]] = {}  # by beam search, what was found for its beams
+        found: dict[Request, list[TokenLogprobs | None]] = {}  # by beam search, the candidates of its beams
         counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
         first = 0
         for chunk in plan.chunks:
@@ -353,7 +352,7 @@ class Scheduler:
             request.num_computed = request.num_planned = end - 1 + num_sampled
         if lease.source is not None:
             self.cache.release_copy(lease)
-        # A decode's tokens enter the tree when it ends; a prompt that was swapped in enters at once.
+        # A decode's tokens enter the tree when it ends; a prompt that was swapped in enters immediately.
         num_prompt = len(request.prompt_ids)
         if (
             chunk.num_tokens - num_drafts > 1
@@ -371,7 +370,7 @@ class Scheduler:
     def _generated(
         self, request: Request, tokens: list[int], logprobs: Sequence[TokenLogprobs | None], now: float
     ) -> StreamDelta:
-        """Replace the `PENDING` token by what was sampled, up to the token that ends the request."""
+        """Replace the `PENDING` token by the sampled ones, up to the token that ends the request."""
         num_tokens = num_known = request.num_computed + 1 - len(tokens)
         reason: FinishReason | None = None
         for token in tokens:
@@ -389,9 +388,9 @@ class Scheduler:
             request.first_token_at = now
         reported = None if logprobs[0] is None else [each for each in logprobs[: len(tokens)] if each is not None]
         if reason is not None:
-            del request.tokens[num_tokens:]  # drops what a step in flight samples for it
+            del request.tokens[num_tokens:]  # drops the token that a step in flight samples for it
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
-        _has_mask(request)  # has it computed while the next step is planned
+        _has_mask(request)  # starts to compute it while the next step is planned
         timings = None
         if request.num_preemptions_reported != request.num_preemptions:
             request.num_preemptions_reported, timings = request.num_preemptions, request.timings(now)
@@ -408,7 +407,7 @@ class Scheduler:
         return ended
 
     def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[StreamDelta]:
-        """Choose the next beams of a search from what a step found; returns its only delta when it is over."""
+        """Choose the next beams of a search from a step's candidates; returns its only delta when it is over."""
         assert request.search is not None
         if request.first_token_at is None:
             request.first_token_at = now
@@ -423,16 +422,16 @@ class Scheduler:
         return [ended]
 
     def _no_token(self, request: Request, token: int, output: Sequence[int], now: float) -> StreamDelta:
-        """End a request after `output`, because a sampler could give no token but this, which is none."""
+        """End a request after `output`, because a sampler returned only this invalid token."""
         ended = self._end(request, "error", now, keep=False)
         text_of = None if request.constraint is None else request.constraint.text
         ended.error, ended.error_code = explain(token, output, text_of)
         return ended
 
     def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:
-        """Return why a request ends with `token` as the last of `num_tokens`; None if it goes on."""
+        """Return why a request ends with `token` as the last of `num_tokens`; None if it continues."""
         is_long_enough = num_tokens - request.num_prompt > request.sampling.min_tokens
-        # A grammar that allows nothing but the end takes precedence over `min_tokens`.
+        # A grammar that allows only the end takes precedence over `min_tokens`.
         if token in request.stop_ids and (is_long_enough or request.constraint is not None):
             return "stop"
         return "length" if num_tokens >= request.longest else None
@@ -448,7 +447,7 @@ class Scheduler:
         logprobs: list[TokenLogprobs] | None = None,
         error: str | None = None,
     ) -> StreamDelta:
-        """End a request and release all that it holds. With `keep`, its KV stays in the tree."""
+        """End a request and release its pages and states. With `keep`, its KV stays in the tree."""
         self.allocator.release(request, now, keep=keep)
         self._speculator.forget(request)
         request.status = Status.FINISHED

@@ -1,4 +1,4 @@
-"""What an engine reports: a record of each step, and a snapshot of its load."""
+"""The reports of an engine: a record of each step, and a snapshot of its load."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine.host_tier.lower_tier import TierTotals
 from engine.host_tier.peers import PeerTotals
 
 PHASES = ("prefill", "decode", "mixed")
-"""What the batch of a step may hold: prompts, decoding requests, or both."""
+"""Contents of a step's batch: prompts, decoding requests, or both."""
 
 
 class StageSeconds(NamedTuple):
-    """Where a step's time went, in seconds."""
+    """A step's time by stage, in seconds."""
 
     schedule: float
     """Planning: choosing tokens and pages."""
@@ -30,7 +30,7 @@ class StageSeconds(NamedTuple):
 
 
 class StepStats(Struct, frozen=True):
-    """What one engine step did."""
+    """A record of one engine step."""
 
     stages: StageSeconds
     num_requests: int
@@ -47,7 +47,7 @@ class StepStats(Struct, frozen=True):
 
     @property
     def phase(self) -> str:
-        """What the batch held, of `PHASES`."""
+        """The contents of the batch, one of `PHASES`."""
         if self.num_prefill_tokens == 0:
             return "decode"
         return "mixed" if self.num_decode_tokens else "prefill"
@@ -61,13 +61,12 @@ class EngineLoad(Struct, frozen=True):
     num_deferred: int = 0
     """Waiting requests that were deferred: a running one computes the page that they begin with."""
     waiting_prefill_tokens: int = 0
-    """Tokens still to compute of waiting and running prompts, without those that were cached, or on their way from
+    """Tokens still to compute of waiting and running prompts, without those that were cached, or being loaded from
     files or another engine, when a waiting one arrived."""
     num_deferrable: int = 0
-    """Requests of batches, running and waiting: they give way to all others."""
+    """Requests of batches, running and waiting, which all others may preempt."""
     requests_of: dict[str, int] = field(default_factory=dict)
-    """While requests wait or the batch is full: how many requests the tenants have that have most, without
-    deferrable ones."""
+    """While requests wait or the batch is full: requests of the tenants with most, without deferrable ones."""
     deferrable_prefill_tokens: int = 0
     """Those of `waiting_prefill_tokens` that are theirs."""
     oldest_wait_seconds: float = 0.0
@@ -77,7 +76,7 @@ class EngineLoad(Struct, frozen=True):
     page_size: int = 16
     """Tokens."""
     eviction_age: float | None = None
-    """Seconds since the last use of what the next allocation evicts; None while pages are free."""
+    """Seconds since the last use of the pages that the next allocation evicts; None while pages are free."""
     cache: CacheStats = field(default_factory=CacheStats)
     num_steps: int = 0
     num_preemptions: int = 0
@@ -86,11 +85,11 @@ class EngineLoad(Struct, frozen=True):
     host_pages: HostAccount = field(default_factory=HostAccount)
     host_traffic: HostTraffic = field(default_factory=HostTraffic)
     num_host_evicted: int = 0
-    """Pages of prefixes that host memory gave up for others."""
+    """Pages of prefixes that host memory evicted."""
     lower_tier: TierTotals = TierTotals()
-    """What files below host memory hold, and what was moved there and back."""
+    """Contents of the files below host memory, and the pages moved to and from them."""
     peers: PeerTotals = PeerTotals()
-    """What was fetched from other engines."""
+    """Pages fetched from other engines."""
     num_finished: int = 0
     prefill_rate: float = 0.0
     """Uncached prompt tokens per second of engine time while prefilling, a moving average; 0 until measured."""

@@ -19,7 +19,7 @@ class StepBuilder:
         self.prompts: list[Request] = []
         """Running requests with more than one token to compute."""
         self.deferrable: list[Request] = []
-        """Running requests with one token to compute that give way to all others."""
+        """Running deferrable requests with one token to compute."""
         self.preempted: list[Request] = []
         self.to_host, self.from_host = Copies([], []), Copies([], [])
 

@@ -15,21 +15,21 @@ precedence = attrgetter("queue_position")
 
 
 class WaitingQueue:
-    """Bounded in requests and tokens, but a lone request may have any size, and preempted ones always return."""
+    """Bounded in requests and tokens; but the only request may have any size, and preempted ones always return."""
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._queues: dict[str, list[Request]] = {}  # none of them empty
         self._num_requests = 0
         self.num_deferrable = 0
-        """Waiting requests that give way to all others."""
+        """Waiting requests that are deferrable."""
         self.num_tokens = 0
         """Prompt and output tokens of all waiting requests."""
         self.num_uncached = 0
-        """Those of them that were neither cached nor on their way when their requests were added."""
+        """Prompt tokens that were neither cached nor being loaded when their requests were added."""
 
     def check_room(self, request: Request, num_coming: int = 0, tokens_coming: int = 0) -> None:
-        """Raise QueueFull if there is no room beside the requests about to be added. Has no side effects."""
+        """Raise QueueFull if there is no room after the requests about to be added. Has no side effects."""
         waiting, tokens = self._num_requests + num_coming, self.num_tokens + tokens_coming
         if waiting >= self._max_requests:
             raise QueueFull(f"{waiting} requests are waiting, the limit (engine.max_waiting)")
@@ -43,7 +43,7 @@ class WaitingQueue:
         self._count(request, 1)
 
     def remove(self, request: Request) -> None:
-        """Take out a request that was admitted or has ended."""
+        """Remove a request that was admitted or has ended."""
         queue = self._queues[request.queue_position.queue]
         queue.remove(request)
         if not queue:
@@ -56,7 +56,7 @@ class WaitingQueue:
         return self._queues.keys()
 
     def first(self, queue: str, count: int) -> list[Request]:
-        """The next `count` requests of a queue in order, and the first of each tenant that has none of them."""
+        """Return the next `count` requests of a queue in order, and the first of each tenant without one."""
         requests = self._queues.get(queue, [])
         if len(requests) <= count:
             return requests[:]
@@ -65,7 +65,7 @@ class WaitingQueue:
         return requests[:count] + [request for tenant, request in firsts.items() if tenant not in known]
 
     def first_urgent(self) -> Request | None:
-        """The first in order of the requests that are not deferrable. O(queues)."""
+        """Return the first in order of the requests that are not deferrable. O(queues)."""
         if self.num_deferrable == self._num_requests:
             return None
         return min((queue[0] for queue in self._queues.values()), key=precedence)

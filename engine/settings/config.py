@@ -22,9 +22,9 @@ CudaGraphs = Literal["start", "lazy", "off"]
 Cascade = Literal["auto", "off"]
 WindowedKV = Literal["auto", "on", "off"]
 GPU_DEFAULTS: Mapping[str, Any] = {"kv_memory_share": 0.9, "max_step_tokens": 8192}
-"""Values on a GPU of settings that are left out: for servers (`deployments/config/chosen.py`) and for `LLM`. Steps
-are measured there before KV pages take their share of the rest (`engine/loading/step_memory.py`)."""
-# Eleven days. In practice priorities then do not age, and a float still tells seconds of a clock apart.
+"""Defaults on a GPU, for servers (`deployments/config/chosen.py`) and for `LLM`. Steps are measured there before
+KV pages take their share of the rest (`engine/loading/step_memory.py`)."""
+# Eleven days. In practice priorities then do not age, and a float still distinguishes seconds of a clock.
 _LONGEST_HALF_LIFE_S = 1e6
 
 
@@ -36,7 +36,7 @@ class EngineConfig(SchedulerSettings):
     """Directory of a Hugging Face-style model, a hub id, "demo" for the embedded model, or a name that
     `raydix pull` knows."""
     model_revision: str | None = None
-    """Commit, tag or branch of a hub id; None takes the newest. Only a commit names the same files for ever."""
+    """Commit, tag or branch of a hub id; None takes the newest. Only a commit always names the same files."""
     served_name: str | None = None
     """Name in the API; None takes `model`."""
     device: str = "auto"
@@ -47,15 +47,16 @@ class EngineConfig(SchedulerSettings):
     """Type of KV: "auto" takes that of `dtype`; "fp8" takes eight bits, with a scale for each layer's keys and one
     for its values."""
     quantization: Quantization | None = None
-    """How a plain checkpoint's weights are rounded when they are loaded, with a scale for each output: "int8" for
-    CPUs' native kernels, "fp8" (float8_e4m3fn, activations too) for GPUs that multiply it. None: not at all."""
+    """Format to which a plain checkpoint's weights are rounded when they are loaded, with a scale for each output:
+    "int8" for CPUs' native kernels, "fp8" (float8_e4m3fn, activations too) for GPUs that multiply it. None: no
+    rounding."""
     tensor_parallel_size: int = 1
     """GPUs (or processes, on a CPU) that share each layer of the model: they must divide its heads."""
     expert_parallel: bool = False
     """With `tensor_parallel_size`: whether each GPU holds some experts whole instead of a part of every expert."""
     one_shot_kib: int = 512
-    """With `tensor_parallel_size` on GPUs: sums over ranks of up to so many KiB are computed by one kernel, which
-    reads the other GPUs' memory, and adds and norms too; larger ones by NCCL. 0: all of them by NCCL."""
+    """With `tensor_parallel_size` on GPUs: one kernel, which reads the other GPUs' memory and also adds and norms,
+    computes sums over ranks of up to so many KiB; NCCL computes larger ones. 0: NCCL computes all."""
     page_size: int = 16
     """Tokens per KV page, 1 to 256."""
     kv_pages: int | None = None
@@ -65,34 +66,34 @@ class EngineConfig(SchedulerSettings):
     weights, the largest step and CUDA graphs leave. Servers and `LLM` take 0.9 on GPUs (`GPU_DEFAULTS`)."""
     state_snapshots: int | None = None
     """In a model with recurrent layers: slots for states kept at the ends of prefixes, without which these could
-    not be reused, beside one slot for each running request. None: as many as `max_running`, if they leave half of
-    the memory for KV pages; other models have none."""
+    not be reused, in addition to one slot for each running request. None: as many as `max_running`, if they leave
+    half of the memory for KV pages; other models have none."""
     windowed_kv: WindowedKV = "auto"
-    """Whether layers with a window have pages of their own, which are given back behind it: "auto" where that
-    makes room for more requests and nothing else that is set needs one page table for all layers, "on" (refused at
-    the start where it cannot be) or "off"."""
+    """Whether layers with a window have their own pages, which are freed behind it: "auto" if that makes room for
+    more requests and no other setting needs one page table for all layers, "on" (an error at the start if it is
+    not possible) or "off"."""
     preemption: Preemption = "auto"
-    """What happens to the KV of a preempted request: "swap" copies it to host memory while there is room,
-    "recompute" drops it to compute it again, "auto" takes the way that will probably be cheaper."""
+    """Treatment of the KV of a preempted request: "swap" copies it to host memory while there is room,
+    "recompute" drops it to compute it again, "auto" chooses the way with the lower expected cost."""
     host_kv_gib: float = 0.0
     """Host memory for the KV of preempted requests and of evicted prefixes, with the recurrent states and windows
-    from which these go on, in GiB; allocated at the start, and pinned if there is a GPU. 0: all is computed
+    from which these resume, in GiB; allocated at the start, and pinned if there is a GPU. 0: all of it is computed
     again."""
     host_kv_min_uses: int = 2
-    """Requests that must have used an evicted prefix, the one that computed it included, for its KV to be copied
+    """Requests that must have used an evicted prefix, including the one that computed it, for its KV to be copied
     to host memory; 1 copies all."""
     kv_tier: KVTier | None = None
-    """Files for what host memory holds of evicted prefixes, which outlive the engine; None: there are none."""
+    """Files for the evicted prefixes in host memory, which outlive the engine; None: no files."""
     generation_config: Literal["model", "none"] | dict[str, int | float] = "model"
-    """Sampling of requests that do not give it: "model" takes the values of the model's generation_config.json,
-    "none" the API's own. Or values: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
-    `max_new_tokens`."""
+    """Sampling parameters of requests without their own: "model" takes the values of the model's
+    generation_config.json, "none" the API's own. Or explicit values: `temperature`, `top_p`, `top_k`, `min_p`,
+    `repetition_penalty` and `max_new_tokens`."""
     tasks: Literal["auto"] | list[Task] = "auto"
-    """What the model is served for: "generate", "embed" (embeddings are the last token's hidden state), "rerank"
-    (scores are the probability of "yes"), or several of them. "auto" tells by its files
+    """The tasks that the model serves: "generate", "embed" (embeddings are the last token's hidden state),
+    "rerank" (scores are the probability of "yes"), or several of them. "auto" decides by its files
     (`engine/model_config/tasks.py`)."""
     ignored_config_keys: tuple[str, ...] = ()
-    """Keys of the model's config.json that Raydix does not know and may leave out, such as "rope_scaling.factor".
+    """Keys of the model's config.json that Raydix does not know and may ignore, such as "rope_scaling.factor".
     Others that could change what the model computes are an error."""
     max_model_len: int | None = None
     """Most tokens of prompt and output together; None takes the model's own limit."""
@@ -100,15 +101,15 @@ class EngineConfig(SchedulerSettings):
     """Whether decode steps on a GPU are recorded and replayed, one launch for all their layers: "start"
     records all batch sizes when the engine starts, "lazy" each size on first use, "off" none."""
     graph_tokens: int | None = None
-    """Up to how many tokens a step with prompts has for its layers to be replayed too, as a whole or with
-    attention launched between them. None: 512, or up to 2,048 for a small model, whose layers a GPU computes
-    sooner than the host launches their kernels; 0: such steps are launched kernel by kernel."""
+    """Most tokens of a step with prompts whose layers are replayed too, as a whole or with attention launched
+    between them. None: 512, or up to 2,048 for a small model, whose layers a GPU computes faster than the host
+    launches their kernels; 0: such steps are launched kernel by kernel."""
     overlap: bool | None = None
     """Whether the next step is planned while one runs; the tokens are the same either way. None: yes, unless
     as many threads compute a step as there are cores, because planning would then only slow them down."""
     stream_interval_ms: float = 8.0
-    """Least milliseconds between two deliveries of a stream's tokens, where steps are shorter: those that come
-    meanwhile go together. First tokens and ends never wait. 0: each step's tokens at once."""
+    """Least milliseconds between two deliveries of a stream's tokens, where steps are shorter: tokens that come
+    meanwhile are delivered together. First tokens and ends never wait. 0: each step's tokens immediately."""
     prefix_cache: bool = True
     """Whether KV of finished requests is kept for prompts that begin alike."""
     eviction: str = "lru"
@@ -116,21 +117,21 @@ class EngineConfig(SchedulerSettings):
     attention: str = "auto"
     """Attention backend: "native" (CPUs), "triton" and "cudnn" (GPUs), "flash_attn" and "flashinfer" (GPUs, where
     installed), "reference", or "auto" for the best that runs here. Two names with a comma between them
-    ("flash_attn,triton"): one for steps with prompts, and one for steps of decodes alone."""
+    ("flash_attn,triton"): one for steps with prompts, and one for steps with only decodes."""
     cascade_attention: Cascade = "auto"
     """Whether requests that decode after the same cached prefix attend to it together, so that its KV is read once
-    for all of them: "auto" where the backend can and it pays, or "off"."""
+    for all of them: "auto" if the backend supports it and it pays, or "off"."""
     block_tokens: int = 16
-    """Tokens per block in what routers are told of the cache; the same in all engines of a model."""
+    """Tokens per block in the cache reports to routers; the same in all engines of a model."""
     grammar_cache_bytes: int = 2**29
-    """Bytes that compiled grammars kept for later requests may count. Each counts what compiling it took, as
-    measured where it was tried, and 8 MiB for what using it adds."""
+    """Most bytes of compiled grammars kept for later requests. Each counts the memory that compiling it took, as
+    measured when it was tried, and 8 MiB for its use."""
     grammar_mask_budget_s: float = 10.0
-    """Seconds of processor time that telling which tokens a request's grammar allows may take, for all of its
-    answer. Only what steps do not wait for is counted: most grammars take microseconds for a token."""
+    """Seconds of processor time that the token masks of a request's grammar may take, for its whole answer. Only
+    masks that steps do not wait for count: most grammars take microseconds for a token."""
     threads: int | None = None
-    """Threads that compute on a CPU; None: OMP_NUM_THREADS if it is set, else one for each core of the machine
-    that this process may use (`engine/base/machine.py`)."""
+    """Threads that compute on a CPU; None: OMP_NUM_THREADS if it is set, else one for each core that this process
+    may use (`engine/base/machine.py`)."""
     cpus: str | None = None
     """Logical CPUs to which the engine's process is pinned, such as "0-3,8"; None: not pinned."""
     speculation: Speculation | None = None

@@ -10,7 +10,7 @@ Method = Literal["ngram", "draft_model"]
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Which drafter is used, and its limits. Raises ValueError when a value is out of range."""
+    """The drafter and its limits. Raises ValueError when a value is out of range."""
 
     method: Method = "ngram"
     """"ngram": tokens that followed the same ones earlier in the request. "draft_model": a smaller model."""
@@ -19,11 +19,11 @@ class Speculation:
     max_drafts: int = 4
     """Maximum number of draft tokens of a request in one step, 1 to 64."""
     adaptive: bool = True
-    """Whether drafts are only as long as pays off, by measured cost and acceptance. Turn off only to measure."""
+    """Whether drafts are only as long as pays, by measured cost and acceptance. Turn off only to measure."""
     min_match: int = 2
     """"ngram": minimum number of equal tokens, 1 to `max_match`."""
     max_match: int = 8
-    """"ngram": maximum number of tokens compared, up to 64; the place with the longest match is taken."""
+    """"ngram": maximum number of tokens compared, up to 64; the longest match is used."""
     window: int = 16_384
     """"ngram": how many of a request's last tokens are searched; each takes 8 bytes."""
     max_prefill_tokens: int = 512

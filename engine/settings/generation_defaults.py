@@ -1,4 +1,4 @@
-"""Sampling that a model's makers recommend in its generation_config.json: for requests that say nothing else."""
+"""Sampling defaults that a model's makers recommend in its generation_config.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_n
 
 
 def generation_defaults(setting: str | GenerationDefaults, directory: Path) -> dict[str, int | float]:
-    """Return the defaults by their names in `SamplingParams`, as the setting `engine.generation_config` has them.
+    """Return the defaults by their names in `SamplingParams`, as the setting `engine.generation_config` defines
+    them.
 
     Raises ValueError for a value that is out of range.
     """
@@ -42,7 +43,7 @@ def checked_defaults(given: GenerationDefaults, name: str = "generation_config")
 
 
 def unused_recommendations(directory: Path) -> list[str]:
-    """Return the keys of a model's generation_config.json that say something and that nothing applies."""
+    """Return the keys of a model's generation_config.json that would have an effect but are not applied."""
     read = (*_NAMES, "eos_token_id")
     return [
         key

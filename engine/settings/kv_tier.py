@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KVTier:
-    """Where prefixes lie that host memory has no room for, and how much of them. Raises ValueError when a value is
+    """Files for prefixes for which host memory has no room, and their limits. Raises ValueError when a value is
     out of range.
     """
 
     directory: str
-    """An existing directory, on this machine or shared by several: all engines of one model may use it at once.
-    If "{fingerprint}" is part of its name, that of the model is put there, and the directory is made: each version
-    of a model then has its own."""
+    """An existing directory, on this machine or shared by several: all engines of one model may share it.
+    "{fingerprint}" in its name is replaced by that of the model, and the directory is then created: each version
+    of a model has its own."""
     disk_gib: float = 16.0
-    """Largest size of the files in it, in GiB; the least recently used go first."""
+    """Largest size of the files in it, in GiB; the least recently used are deleted first."""
     rescan_s: float = 5.0
-    """Seconds after which an engine looks for the files of others."""
+    """Seconds between two searches for the files of other engines."""
     expected_mib_per_s: float = 200.0
-    """Rate by which routers judge what is to be loaded before a page was."""
+    """Rate by which routers predict loading times before a page was loaded."""
 
     def __post_init__(self) -> None:
         if not self.directory:

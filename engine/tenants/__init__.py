@@ -1,1 +1,1 @@
-"""How tenants share an engine, and the turns that anything shared is divided by."""
+"""Divides an engine among tenants, by shares and by turns."""

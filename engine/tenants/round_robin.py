@@ -1,14 +1,14 @@
-"""Deficit round robin: which name has its turn when several share what is computed.
+"""Deficit round robin: chooses which name has its turn when several share computed tokens.
 
-    a   credit  -500 ──┐   a turn: credit += quantum * weight; go on while credit > 0
-    b   credit  1100   │   what is taken beyond the credit is paid by later turns
+    a   credit  -500 ──┐   a turn: credit += quantum * weight; lasts while credit > 0
+    b   credit  1100   │   tokens beyond the credit are paid by later turns
     c   credit  -27k ◀─┘
 
 M. Shreedhar, G. Varghese, "Efficient Fair Queueing using Deficit Round Robin", 1995; with debts instead of saved
-credit, as the cost of a piece of work may be known only after it was let through (`charge` corrects it).
+credit, because the cost of work may be known only after it was let through (`charge` corrects it).
 
-- While two names take part, what they were charged, each divided by its weight, differs by at most one quantum and
-  the largest single charge.
+- While two names take part, their charges, each divided by its weight, differ by at most one quantum and the
+largest single charge.
 - A name that does not take part saves nothing: it returns with no credit. Its debt shrinks by the turns that it
   skipped, and is gone when no name takes part any more.
 - A name that returns without debt and has taken no turn for a round goes first (as in FQ-CoDel, RFC 8290): one
@@ -16,7 +16,7 @@ that
   asks for less than its share hardly waits.
 - A turn leads to a charge or pays a quantum of debt: n charges of t tokens take at most n + t / quantum turns.
 
-It needs no clock. Tenants take turns by it at the ingress (`admission/fair_queue.py`) and in an engine's steps.
+It needs no clock. The ingress (`admission/fair_queue.py`) and an engine's steps let tenants take turns by it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class _Account:
-    """What one name may take."""
+    """The credit of one name."""
 
     grant: float
     """Tokens of credit per turn."""
@@ -72,7 +72,7 @@ class DeficitRoundRobin:
             self._active.move_to_end(name, last=False)
 
     def leave(self, name: str) -> None:
-        """Let a name take part no more. Its credit is lost, its debt stays."""
+        """Stop giving a name turns. Its credit is lost, its debt stays."""
         account = self._active.pop(name)
         account.has_turn = False
         account.credit = min(account.credit, 0.0)
@@ -109,7 +109,7 @@ class DeficitRoundRobin:
         return self._active[name].credit
 
     def charge(self, name: str, tokens: float) -> None:
-        """Charge a name for tokens that it took; a negative number refunds what it was charged too much."""
+        """Charge a name for tokens that it took; a negative number is a refund."""
         account = self._accounts.get(name)
         if account is None:
             return
@@ -120,7 +120,7 @@ class DeficitRoundRobin:
             self._end_turn(name, account)
 
     def weight(self, name: str) -> float:
-        """Return the weight of a name, which its share is proportional to."""
+        """Return the weight of a name; its share is proportional to it."""
         return self._weights.get(name, 1.0)
 
     @property

@@ -1,9 +1,9 @@
-"""How tenants share an engine at every step: its rows, its pages, and the time that a step takes.
+"""Divides an engine among tenants at every step: its rows, its pages, and the time of a step.
 
-A tenant alone may have all rows of the batch and all pages. When another waits, the tenant with most rows gives
-some back, as long as it keeps at least as many as the other then has: no place is taken back and forth. In a step,
-each tenant has as many rows as the one that wants fewest, and more as far as that makes the step a little longer.
-For some seconds after tenants shared it, steps stay brief, as a request that comes waits for the step in flight.
+A single tenant may have all rows of the batch and all pages. When another waits, the tenant with most rows gives
+some back, but keeps at least as many as the other then has, so that no row goes back and forth. In a step, each
+tenant has as many rows as the one that wants fewest, and more if that makes the step only a little longer. For
+some seconds after tenants shared it, steps stay brief, because a new request waits for the step in flight.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from engine.values.request import Request
 
 MOST_TENANTS = 8
-"""Tenants whose numbers of requests are reported. The others have no more than the least of these."""
+"""Tenants whose numbers of requests are reported. Each other tenant has at most as many as the least of these."""
 _REMEMBERED_S = 5.0
 """Seconds for which steps stay brief after tenants shared the engine, those of batches after another request."""
 
 
 class Sharers:
-    """The tenants whose requests an engine has, without those that give way to all others."""
+    """Counts an engine's requests by tenant, and its deferrable ones separately."""
 
     def __init__(self) -> None:
         self._num_requests = Counter[str]()
@@ -51,16 +51,16 @@ class Sharers:
         return max(self._num_requests, key=self._num_requests.__getitem__, default=None)
 
     def largest(self) -> dict[str, int]:
-        """Return how many requests the `MOST_TENANTS` tenants have that have most."""
+        """Return the number of requests of each of the `MOST_TENANTS` tenants with the most."""
         return dict(self._num_requests.most_common(MOST_TENANTS))
 
     def add(self, request: Request) -> None:
-        """Count a request that has come."""
+        """Count a request that has arrived."""
         if not request.is_deferrable:
             self._num_requests[request.tenant] += 1
 
     def remove(self, request: Request) -> None:
-        """Count a request no longer, because it has ended."""
+        """Stop counting a request that has ended."""
         if not request.is_deferrable:
             self._num_requests[request.tenant] -= 1
             if not self._num_requests[request.tenant]:
@@ -68,10 +68,10 @@ class Sharers:
 
 
 def to_give_way(running: Sequence[Request], waiting: Iterable[Request]) -> tuple[Request, list[Request]] | None:
-    """Return the waiting request of the tenant with fewest rows, and those of the tenant with most that may be
-    preempted for it, in order of precedence; None where all have their shares. O(running + waiting).
+    """Return the waiting request of the tenant with fewest rows, and the requests of the tenant with most rows
+    that may be preempted for it, in order of precedence; None where all have their shares. O(running + waiting).
 
-    No request gives way to a less urgent one, and deferrable ones take no part: they give way to all others.
+    No request is preempted for a less urgent one. Deferrable ones take no part, because all others preempt them.
     """
     rows = Counter[str]()
     for request in running:
@@ -95,8 +95,8 @@ def to_give_way(running: Sequence[Request], waiting: Iterable[Request]) -> tuple
 def within_shares(
     decodes: Sequence[Request], others: Iterable[Request], num_steps: int
 ) -> tuple[list[Request], list[Request]] | None:
-    """Divide decoding requests into as many of each tenant as the one with fewest requests has, and the rest; None
-    where they are one tenant's.
+    """Divide decoding requests into as many of each tenant as the one with fewest has, and the rest; None if one
+    tenant has all.
 
     `others` are requests of tenants that wait for other things. The requests of a tenant take turns from step to
     step. O(decodes + others).
@@ -119,6 +119,6 @@ def within_shares(
 
 
 def in_turn(requests: list[Request], count: int, first: int) -> list[Request]:
-    """Return `count` requests from the one at `first` on, going round."""
+    """Return `count` requests from the one at `first` on, and after the last from the beginning."""
     first %= max(1, len(requests))
     return (requests[first:] + requests[:first])[:count]

@@ -1,15 +1,14 @@
 """Turns token ids into text as early as it is certain.
 
 Text has to wait for two reasons. A character may be spelled by several tokens, so the text of the last ones is not
-final until it is complete. And text that could be the beginning of a stop string is held back until it is known
-whether it is one.
+final until it is complete. And text that may begin a stop string is held back until this is decided.
 
     token ids ── Detokenizer.decoder ──▶ certain text ── TextStream ──▶ text to show
                  holds open characters                   holds what may begin a stop string
 
-Text that continues a prompt is the text by which the prompt's grows: decode(prompt + output) after decode(prompt).
-The two differ from decode(output) in the space before a word with which the output begins, which SentencePiece
-tokenizers take away only where no text precedes, and in a character that begins in the prompt.
+Text that continues a prompt is the part of decode(prompt + output) after decode(prompt). It differs from
+decode(output) in the space before a word with which the output begins, which SentencePiece tokenizers remove only
+where no text precedes, and in a character that begins in the prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from engine.text.token_bytes import TokenBytes
 from engine.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# A character has at most four bytes, so at most this many replacement characters may still become another one.
+# A character has at most four bytes, so at most this many replacement characters may still become a character.
 _MAX_OPEN = 3
 # Tokens of a prompt that are decoded before its output. Each that shows text has a byte or more.
 _CONTEXT = 16
@@ -39,7 +38,7 @@ class TextDelta(Struct, frozen=True, gc=False):
     text: str
     """Text that can be shown, following all text shown before."""
     stopped: bool = False
-    """Whether a stop string was found; it and what follows it are cut, and later pushes are ignored."""
+    """Whether a stop string was found. It and the text after it are cut, and later pushes are ignored."""
 
 
 class TokenDecoder(Protocol):
@@ -60,7 +59,7 @@ class TokenDecoder(Protocol):
         ...
 
     def rest(self) -> str:
-        """Return the text that is not certain, when no more tokens come."""
+        """Return the text that is not certain yet, after the last token."""
         ...
 
     def shown(self, token_ids: Iterable[int]) -> Iterator[int]:
@@ -76,20 +75,20 @@ class Detokenizer:
         self._tokenizer = tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.specials = {str(token): token_id for token_id, token in added.items() if token.special}
-        """Ids of the tokens that are left out of texts, by their own text."""
+        """Ids of the tokens that texts omit, by their own text."""
         self._bytes = TokenBytes.of(tokenizer)
         self._shown: dict[frozenset[str], TokenBytes] = {}
 
     def decoder(self, keep: Collection[str] = (), after: Sequence[int] = ()) -> TokenDecoder:
-        """Create the decoder of one text, which leaves out all special tokens but `keep`.
+        """Create the decoder of one text, which omits all special tokens except `keep`.
 
-        The text continues that of the tokens `after`, of which only their `context` counts. Without any it begins
-        anew.
+        The text continues that of the tokens `after`, of which only their `context` counts. Without any, a new
+        text begins.
         """
         kept = self._kept(keep)
         decoder = self._new(kept)
         context = _last_shown(decoder, after)
-        # The context may begin inside a character, whose other bytes are these tokens at most.
+        # The context may begin inside a character; these tokens have its other bytes.
         for start in range(min(len(context), 1 + _MAX_OPEN)):
             decoder = self._new(kept)
             if not decoder.push(context[start:]).startswith(_REPLACEMENT):
@@ -108,7 +107,7 @@ class Detokenizer:
 
     def _new(self, kept: frozenset[str]) -> TokenDecoder:
         if self._bytes is None:
-            # What special tokens there are, if the tokenizer does not say, only its own `decode` knows.
+            # If the tokenizer does not list its special tokens, only its own `decode` knows them.
             return WindowDecoder(self._tokenizer, self._hidden(kept) if self.specials else None)
         if kept not in self._shown:
             self._shown[kept] = self._bytes.without(self._hidden(kept))
@@ -142,14 +141,14 @@ class TextStream:
         self.num_tokens = 0
         """Number of tokens pushed, up to the one that completed a stop string."""
         self.includes_stop = includes_stop
-        """Whether what ends the text is part of it."""
+        """Whether the stop string that ends the text is part of it."""
         self.stopped = False
         self.stop_string: str | None = None
-        """The stop string that ended the text: of several that are complete the one that begins first, and the
-        longest of those."""
+        """The stop string that ended the text. If several are complete: the one that begins first, the longest of
+        these."""
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Add tokens. With stop strings they are taken one by one, to know which one completes one."""
+        """Add tokens. With stop strings they are added one by one, to find the token that completes one."""
         if self.stopped:
             return TextDelta("", stopped=True)
         if not self._stop:
@@ -164,7 +163,7 @@ class TextStream:
         return TextDelta("".join(shown), self.stopped)
 
     def finish(self) -> str:
-        """Return the text that was held back, when no more tokens come."""
+        """Return the text that was held back, after the last token."""
         if self.stopped:
             return ""
         rest, self._held = self._held + self._decoder.rest(), ""
@@ -173,9 +172,9 @@ class TextStream:
     def _show(self, text: str) -> str:
         """Return the part of the held text and `text` that can be shown now.
 
-        Looks once for each stop string, only where it would end in the new text. A character is passed over once,
-        when no stop string begins with it and what follows, so that holding costs O(1) look-ups a character over a
-        whole text.
+        Searches once for each stop string, only where it would end in the new text. A character is skipped once,
+        when no stop string begins with it and the text after it, so that holding costs O(1) look-ups per character
+        of a text.
         """
         if self.num_tokens < self._min_tokens:
             return text
@@ -197,7 +196,7 @@ class TextStream:
         return text[:split]
 
     def _may_begin(self, text: str) -> bool:
-        """Whether a stop string begins with `text`: if so, the first one in order that is not less does."""
+        """Whether a stop string begins with `text`: if any does, so does the first in order that is not less."""
         at = bisect_left(self._stop, text)
         return at < len(self._stop) and self._stop[at].startswith(text)
 
@@ -233,7 +232,7 @@ class ByteDecoder:
         return text
 
     def rest(self) -> str:
-        """Return a mark in place of an open character."""
+        """Return a mark instead of an open character."""
         return self._open.decode(errors="replace")
 
 
@@ -245,7 +244,7 @@ class WindowDecoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: Collection[int] | None = None) -> None:
-        """Leave out the tokens `hidden`; None means all special tokens."""
+        """Omit the tokens `hidden`; None means all special tokens."""
         self._tokenizer, self._hidden = tokenizer, hidden
         self._ids: list[int] = []
         self._window_start = 0
@@ -274,7 +273,7 @@ class WindowDecoder:
             self._window_start, self._shown = self._whole_end, ""
             window = self._window_text()
         num_open = min(len(window) - len(window.rstrip(_REPLACEMENT)), _MAX_OPEN)
-        if num_open and len(token_ids) > 1:  # where such a run begins is seen token by token
+        if num_open and len(token_ids) > 1:  # the beginning of such a run is found token by token
             del self._ids[num_before:]
             return "".join([self.push([token]) for token in token_ids])
         certain = window[len(self._shown) : len(window) - num_open]
@@ -282,7 +281,7 @@ class WindowDecoder:
         self.is_open = num_open > 0
         if num_open == 0 and not certain:
             if self._shown or num_before > _KEPT_WINDOW:
-                del self._ids[num_before:]  # what adds no text is no context
+                del self._ids[num_before:]  # a token without text is no context
         elif num_open == 0:
             if context := self._text(self._ids[self._whole_end :]):  # without any, the next word would be first
                 self._window_start, self._whole_end, self._shown = self._whole_end, len(self._ids), context
@@ -291,12 +290,12 @@ class WindowDecoder:
         return certain
 
     def rest(self) -> str:
-        """Return the text that is not certain, when no more tokens come."""
+        """Return the text that is not certain yet, after the last token."""
         return self._window_text()[len(self._shown) :]
 
     def _shorten(self, open_end: str) -> None:
         """Keep only the window's last tokens. A cut inside a character changes only the text next to it, so enough
-        other text must lie between the cut and `open_end`.
+        other text must be between the cut and `open_end`.
         """
         start = len(self._ids) - _KEPT_WINDOW
         text = self._text(self._ids[start:])

@@ -1,4 +1,4 @@
-"""Which tokens end a text: what generation_config.json says, or else config.json, and what the tokenizer says.
+"""Finds the tokens that end a text: those of generation_config.json, or else config.json, and of the tokenizer.
 
 Servers stop at all of them, because the files of a checkpoint often disagree: tuning changes only some of them.
 """
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def end_tokens(*configs: Mapping[str, Any]) -> frozenset[int]:
-    """Return the tokens that the first of these configs names which names any. Raises ModelLoadError."""
+    """Return the end tokens of the first of these configs that names any. Raises ModelLoadError."""
     for config in configs:
         value = config.get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
@@ -30,8 +30,8 @@ def end_tokens(*configs: Mapping[str, Any]) -> frozenset[int]:
 
 
 def tokenizer_end(directory: Path) -> int | None:
-    """Return the id of the token that a model's tokenizer ends a text with; None if it names none, or none that it
-    has, which is logged. Of a GGUF file, what stands for generation_config.json has all such tokens.
+    """Return the id of the token with which a model's tokenizer ends a text. None if it names no token, or one
+    that it does not have, which is logged; also None for a GGUF file, whose metadata has all such tokens.
     """
     config = read_object(directory / "tokenizer_config.json")
     named = config.get("eos_token") or read_object(directory / "special_tokens_map.json").get("eos_token")
@@ -57,7 +57,7 @@ def tokenizer_end(directory: Path) -> int | None:
             pieces = [piece for piece, _ in vocabulary]
             if token in pieces:
                 return pieces.index(token)
-    if not whole and (directory / "tokenizer.model").exists():  # whose pieces only a library reads
+    if not whole and (directory / "tokenizer.model").exists():  # only a library reads its pieces
         number = load_tokenizer(directory).eos_token_id
         if number is not None:
             return number

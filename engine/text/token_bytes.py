@@ -1,10 +1,10 @@
-"""The bytes that each token stands for, in vocabularies whose texts are the bytes of their tokens, joined.
+"""The bytes of each token, in vocabularies whose texts are the joined bytes of their tokens.
 
     byte-level, as GPT-2, Llama 3 and Qwen      "Ġthe" ─▶ 20 74 68 65      "ðŁĺ" ─▶ F0 9F 98
     byte fallback, as Llama 2 and Gemma         "▁the" ─▶ 20 74 68 65      "<0xF0>" ─▶ F0
 
-One token of such a text can be decoded without those before it. The exception is the space that SentencePiece
-tokenizers put before a text's first word and take away again.
+A token of such a text can be decoded without those before it. The exception is the space that SentencePiece
+tokenizers insert before a text's first word and remove again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class TokenBytes:
 
     by_id: Mapping[int, bytes]
     strips_space: bool = False
-    """Whether a text's first character is left out if it is a space."""
+    """Whether a text's first character is omitted if it is a space."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> TokenBytes | None:
-        """Read a tokenizer's table; None when its texts are not the bytes of its tokens, joined."""
+        """Read a tokenizer's table; None if its texts are not the joined bytes of its tokens."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or (spell := _speller(_steps(backend.decoder))) is None:
             return None
@@ -43,18 +43,19 @@ class TokenBytes:
         return table if table._decodes_as(tokenizer) else None
 
     def without(self, hidden: Collection[int]) -> TokenBytes:
-        """Return a table in which these tokens stand for nothing."""
+        """Return a table in which these tokens have no bytes."""
         return replace(self, by_id={**self.by_id, **dict.fromkeys(hidden, b"")})
 
     def join(self, token_ids: Collection[int]) -> bytes:
-        """Return the tokens' bytes. Ids that the tokenizer does not have stand for nothing."""
+        """Return the tokens' bytes. Ids that the tokenizer does not have have none."""
         get = self.by_id.get
         return b"".join([get(token_id, b"") for token_id in token_ids])
 
     def _decodes_as(self, tokenizer: Any) -> bool:
-        """Return whether all tokens that are whole characters read as one text as the tokenizer reads them.
+        """Return whether all tokens that are whole characters, joined to one text, read as the tokenizer decodes
+        them.
 
-        It may do more than its decoder says, such as remove spaces before punctuation.
+        It may do more than its decoder declares, such as remove spaces before punctuation.
         """
         pairs = sorted(self.by_id.items())
         ids = [token_id for token_id, own in pairs if "\ufffd" not in own.decode(errors="replace")]
@@ -82,7 +83,7 @@ def _of_byte_level(token: str) -> bytes:
     alphabet = _byte_alphabet()
     try:
         return bytes([alphabet[char] for char in token])
-    except KeyError:  # an added token, which is spelled as it reads
+    except KeyError:  # an added token, which is spelled as its text
         return token.encode()
 
 

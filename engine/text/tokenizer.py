@@ -1,4 +1,4 @@
-"""Load a model's tokenizer, without remote code and from the given directory or GGUF file only."""
+"""Loads a model's tokenizer, without remote code and only from the given directory or GGUF file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from engine.model_files.json_files import read_object
 from engine.model_files.model_directory import check_files
 
 MAX_ADDED_TOKENS = 100_000
-"""Tokens beside the vocabulary proper. The library takes seconds for so many, and minutes for many more."""
+"""Most tokens added to the vocabulary. The library takes seconds for so many, and minutes for many more."""
 MAX_TEMPLATE_CHARS = 2**20
-"""Of all chat templates together; the longest that models have are a tenth of it."""
+"""Most characters of all chat templates together; the longest templates of models have a tenth of it."""
 _TRIAL = "The year 2024 isn't \u00fcber: 1,000 caf\u00e9s\n\n" + "a" * 64 + " " * 64 + "1" * 64 + "!" * 64
-"""What is encoded once after loading, as a regular expression may fail only then."""
+"""A text that is encoded once after loading, because a regular expression may fail only then."""
 
 
 class TokenizerPanic(ValueError):
-    """The tokenizers library failed in a way that it takes for impossible, as with a pattern of its own that never
-    ends.
-    """
+    """The tokenizers library panicked, for example on a pattern in its own file that never ends."""
 
 
 class Tokenizer(Protocol):
@@ -67,7 +65,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
             _check_added(directory)
         with panics_as_errors():
             tokenizer = _of_gguf(directory) if from_gguf else _load(directory)
-            if not tokenizer.encode(_TRIAL, add_special_tokens=False):  # made from nothing, as some classes can be
+            if not tokenizer.encode(_TRIAL, add_special_tokens=False):  # some classes need no file
                 raise ValueError("its vocabulary is empty")
         if not tokenizer.chat_template and not from_gguf:
             tokenizer.chat_template = _processors_template(directory)
@@ -81,7 +79,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Have a panic of the tokenizers library, which no `except Exception` sees, be a `TokenizerPanic`."""
+    """Turn a panic of the tokenizers library, which no `except Exception` catches, into a `TokenizerPanic`."""
     try:
         yield
     except BaseException as error:
@@ -129,9 +127,9 @@ def _load(directory: Path) -> Tokenizer:
 
 
 def _processors_template(directory: Path) -> str | None:
-    """Return the template in chat_template.json, where models that also see have it; None if there is none.
+    """Return the template in chat_template.json, which vision models use; None if there is no such file.
 
-    Raises ValueError for a file that holds none.
+    Raises ValueError for a file without a template.
     """
     path = directory / "chat_template.json"
     if not path.exists():
@@ -145,7 +143,7 @@ def _processors_template(directory: Path) -> str | None:
 def encoding_backend(tokenizer: Tokenizer) -> Any | None:
     """Return the `tokenizers.Tokenizer` whose ids are those of `tokenizer.encode`, or None if there is none.
 
-    It is left as `encode` leaves it, which neither truncates nor pads.
+    Like `encode`, it neither truncates nor pads.
     """
     if not _leaves_to_backend(tokenizer, {"encode", "_encode_plus"}):
         return None
@@ -166,7 +164,7 @@ def decoding_backend(tokenizer: Tokenizer) -> Any | None:
 
 
 def _leaves_to_backend(tokenizer: Tokenizer, methods: set[str]) -> bool:
-    """Whether the tokenizer is one of `tokenizers`, and no class of its own does more in these methods."""
+    """Whether the tokenizer is one of `tokenizers`, and its class does not override these methods."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         return False
     from transformers.tokenization_utils_tokenizers import TokenizersBackend  # half a second to import
@@ -179,7 +177,7 @@ def _leaves_to_backend(tokenizer: Tokenizer, methods: set[str]) -> bool:
 
 
 def _is_self_contained(directory: Path) -> bool:
-    """Whether tokenizer.json is the whole tokenizer, so that no class of the model's family has to be looked up.
+    """Whether tokenizer.json is the whole tokenizer, so that no class of the model's family is needed.
 
     True only for model types for which `AutoTokenizer` is known to use exactly these classes.
     """

@@ -1,1 +1,1 @@
-"""What parts of an engine hand to each other: a request, a step's plan and its result, what a stream gained."""
+"""The values that parts of an engine exchange: requests, plans and results of steps, and deltas of streams."""

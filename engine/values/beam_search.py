@@ -29,7 +29,7 @@ class BeamParams:
     length_penalty: float = 1.0
     """A hypothesis scores sum of log-probabilities / length ** length_penalty: above 0 favours long ones."""
     early_stopping: EarlyStopping = False
-    """When to end once `width` hypotheses are finished. True: at once. False: when the best running one, if it
+    """When to end once `width` hypotheses are finished. True: immediately. False: when the best running one, if it
     ended now, would not be among them. "never": when it could not be among them at any length."""
 
     def num_candidates(self, num_stop_ids: int) -> int:
@@ -51,7 +51,7 @@ class Hypothesis(NamedTuple):
     """A finished output."""
 
     token_ids: tuple[int, ...]
-    """Generated ids, the stop token that ended it included."""
+    """Generated ids, including the stop token that ended it."""
     score: float
     """Sum of log-probabilities / length ** length_penalty."""
     finish_reason: Literal["stop", "length"]

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.float32]
 _BLOCK = 2**18
-"""Numbers that are worked on together."""
+"""Numbers that are processed together."""
 
 
 def values_of(packed: bytes) -> Vector:
-    """Return the values that a pooled request's delta has. Raises ValueError for a broken number of bytes."""
+    """Return the values of a pooled request's delta. Raises ValueError if the number of bytes is wrong."""
     return np.frombuffer(packed, dtype="<f4")
 
 
@@ -29,8 +29,8 @@ def embedding(state: Vector, dimensions: int | None = None, *, normalizes: bool 
 def embeddings(states: Sequence[Vector], dimensions: int | None = None, *, normalizes: bool = True) -> Vector:
     """Return hidden states as embeddings, one in each row.
 
-    Many are worked on together: numpy gives the interpreter's lock up in each call and takes it again, and a
-    thread that does so every few microseconds leaves no time in which another could get it.
+    Many are processed together: numpy releases the interpreter's lock in each call and takes it again, and a
+    thread that does so every few microseconds starves the others.
     """
     made = np.stack([state[:dimensions] for state in states])
     rows = max(1, _BLOCK // max(1, made.shape[1]))

@@ -63,7 +63,7 @@ class PackedLogprobs(Struct, frozen=True, array_like=True, gc=False):
         return PackedLogprobs(position, self.num_top, self.records[(position - self.start) * self._size :])
 
     def beginning(self, num_bytes: int) -> PackedLogprobs:
-        """Return the first records, as many as have `num_bytes` in all; at least one."""
+        """Return as many of the first records as fit in `num_bytes`; at least one."""
         count = max(1, num_bytes // self._size)
         return PackedLogprobs(self.start, self.num_top, self.records[: count * self._size])
 

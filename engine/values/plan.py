@@ -3,7 +3,7 @@
 Scheduler.schedule(now) -> StepPlan ──▶ Runner.prepare(plan) ─▶ StepResult ──▶ Scheduler.apply(...) -> deltas
 
 A chunk is made for every token. As a struct it costs a seventh of a frozen dataclass, and the garbage collector
-can ignore it because nothing that it refers to refers back to it.
+can ignore it because it is in no reference cycle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PagePair = tuple[int, int]
 
 
 class StateCopy(NamedTuple):
-    """A slot of recurrent states, and the host pages to which its content is copied, or from which it comes."""
+    """A slot of recurrent states, and the host pages to or from which its content is copied."""
 
     slot: int
     hosts: tuple[int, ...]
@@ -47,10 +47,9 @@ class Chunk(Struct, frozen=True, gc=False):
     pages: Sequence[int]
     """Page table: page i holds tokens [i * page_size, (i + 1) * page_size). Covers the chunk. Read-only."""
     samples: bool
-    """Whether the chunk reaches the request's last token, so that the next token is sampled from it: of pooled
-    requests none does."""
+    """Whether it reaches the request's last token, so that the next is sampled from it; not if pooled."""
     num_drafts: int = 0
-    """How many of its last tokens are draft tokens, of which the correct ones are kept."""
+    """How many of its last tokens are draft tokens; the correct ones are kept."""
     state: StateStep | None = None
     """The slots of recurrent states that it reads and writes; None in a model without any."""
     window: LeaseWindow | ScratchRows | None = None
@@ -74,7 +73,7 @@ class StepPlan:
     ended: tuple[StreamDelta, ...] = ()
     """Last deltas of requests that ended without a step: aborted, or resumed after their last token."""
     pooled: tuple[Chunk, ...] = ()
-    """Those of the chunks that reach the end of a pooled request's prompt."""
+    """The chunks that reach the end of a pooled request's prompt."""
     states_out: tuple[StateCopy, ...] = ()
     """States to copy to the host, before anything else is written."""
     states_in: tuple[StateCopy, ...] = ()
@@ -97,7 +96,7 @@ class StepPlan:
 
     @cached_property
     def num_decodes(self) -> int:
-        """Tokens that were the only one that their request had left to compute."""
+        """Number of requests with a single token left to compute, which this step computes."""
         if self._only_decodes:
             return len(self.chunks)
         return sum([chunk.num_tokens - chunk.num_drafts == 1 for chunk in self.chunks])
@@ -128,7 +127,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step produced: the sampled tokens of the plan's sampling chunks, in their order."""
+    """The result of a step: the sampled tokens of the plan's sampling chunks, in their order."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs | None]
@@ -144,28 +143,28 @@ class StepResult:
     is_replayed: bool = False
     """Whether the step was launched as a recorded graph."""
     pooled: Mapping[str, bytes] = field(default_factory=dict)
-    """By request id: what the plan's pooled requests want, in float32, little endian; empty if it is invalid."""
+    """By request id: the values of the plan's pooled requests, in float32, little endian; empty if invalid."""
 
 
 class StepUnderway(Protocol):
-    """A step that its device was given and has not done yet: the next one may be launched behind it meanwhile."""
+    """A step that was launched and may still run on its device. The next one may be launched before it ends."""
 
     def is_done_within(self, seconds: float) -> bool:
         """Wait up to `seconds` for the device; returns whether it is done."""
         ...
 
     def wait(self) -> StepResult:
-        """Wait for the step's result, or raise why there is none."""
+        """Wait for the step's result. Raises the error with which the step failed."""
         ...
 
 
 Step = Callable[[], StepResult | StepUnderway]
-"""A prepared step. Calling it, exactly once, copies pages, computes the chunks' KV and samples, or has a device do
-so after all that it was given before."""
+"""A prepared step. Call it exactly once: it copies pages, computes the chunks' KV and samples, or launches this on
+a device after the earlier steps."""
 
 
 def result_of(found: StepResult | StepUnderway) -> StepResult:
-    """Return the result of a step that was called, waiting for it if the device has to do it yet."""
+    """Return the result of a step that was called, after waiting for the device if it still runs there."""
     return found if isinstance(found, StepResult) else found.wait()
 
 

@@ -1,11 +1,11 @@
-"""What a request can want of its prompt instead of an answer: the model's last state, or how likely tokens are.
+"""Pooling: the result that a request wants of its prompt instead of an answer, a state or the scores of tokens.
 
     prompt ── computed as for an answer: chunks, pages, cache ──▶ hidden state after its last token
                     embedding: that state, normed as for logits ◀──┤
     scores: softmax over the logits of a few tokens (yes, no) ◀────┘
 
-An encoder computes a whole prompt at once and keeps nothing of it; its embedding is the first token's state or the
-mean of all, and its score that of a classification head.
+An encoder computes a whole prompt in one step and keeps nothing of it. Its embedding is the first token's state or
+the mean of all states, and its score comes from a classification head.
 
 No token is sampled: the request ends with its prompt, and its only delta has the values.
 """
@@ -19,10 +19,10 @@ MAX_POOLED_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What is wanted. Raises ValueError for token ids that are none, or too many."""
+    """The wanted result. Raises ValueError for invalid token ids, or too many."""
 
     token_ids: tuple[int, ...] = ()
-    """Tokens of which one comes next: their probabilities are wanted, which sum to 1. Empty: the hidden state."""
+    """Tokens whose probabilities of coming next are wanted; these sum to 1. Empty: the hidden state is wanted."""
     by_head: bool = False
     """Whether the score of an encoder's classification head is wanted instead."""
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from engine.grammar.constraint import Constraint
 
 PENDING = -1
-"""Placeholder for a token that a step in flight samples: only the device knows it yet. Behind a pooled prompt it
-stands for the result."""
+"""Placeholder for a token that a step in flight samples. After a pooled prompt it stands for the result."""
 
 
 class Status(enum.Enum):
@@ -30,12 +29,12 @@ class Status(enum.Enum):
 
 
 class KVSource(NamedTuple):
-    """Where the KV of a request's beginning can be fetched from."""
+    """An engine from which the KV of a request's beginning can be fetched."""
 
     peer: Hashable
-    """The engine that has it, as who moves pages names it."""
+    """The engine that has it, named as the page mover names it."""
     num_tokens: int
-    """Leading tokens whose KV it is said to hold."""
+    """Leading tokens whose KV it reportedly holds."""
 
 
 class QueuePosition(NamedTuple):
@@ -44,21 +43,21 @@ class QueuePosition(NamedTuple):
     """
 
     is_deferrable: bool
-    """Whether it stands behind all that are not."""
+    """Whether it comes after all that are not."""
     effective_arrival: float
     """Seconds on the engine's clock at which a request of priority 0 would have this position."""
     arrival: float
     """Seconds on the engine's clock."""
     queue: str
-    """Queues take turns with each other: a tenant's name, or "" for the only queue."""
+    """A tenant's name, or "" for the only queue. Queues take turns."""
     preemption_level: int
     """Which requests it may preempt: see `can_preempt`."""
 
     def can_preempt(self, running: QueuePosition) -> bool:
         """Whether a waiting request at this position may preempt a running one at the other.
 
-        Whatever is not deferrable may preempt what is. Equals never preempt each other, so a preempted request
-        does not preempt one that was admitted since.
+        A request that is not deferrable may preempt one that is. Equals never preempt each other, so a preempted
+        request does not preempt one that was admitted since.
         """
         if self.is_deferrable != running.is_deferrable:
             return running.is_deferrable
@@ -70,15 +69,15 @@ _NOT_QUEUED = QueuePosition(False, 0.0, 0.0, "", 0)
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
-    """A request inside one engine. Only the scheduler changes it after it was added.
+    """A request inside one engine. Only the scheduler changes it once it is added.
 
-    There are no prefill and decode phases: scheduling gives a request tokens until `num_computed` reaches
+    There are no prefill and decode phases: the scheduler gives a request tokens until `num_computed` reaches
     `num_tokens`. A chunked prompt, a prefix hit, recompute after preemption and a stream resumed from
     another replica (`output_ids` not empty on arrival) all follow this rule.
 
-    While a step is in flight, the scheduler plans on:
+    While a step is in flight, the scheduler plans the next one:
 
-    tokens:  [ computed | in flight | to compute | PENDING: what the step in flight samples ]
+    tokens:  [ computed | in flight | to compute | PENDING: the token being sampled ]
                0 .. num_computed .. num_planned  .. num_tokens
     """
 
@@ -90,13 +89,13 @@ class Request:
     seed: int
     """Seed of the sampler's noise: `sampling.seed`, or a random one if that is None."""
     namespace: Namespace
-    """Root of its prefix-cache key: prefixes are shared within a namespace only."""
+    """Root of its prefix-cache key: prefixes are shared only within a namespace."""
     priority: int = 0
     """Lower goes first and is preempted last, as in vLLM."""
     tenant: str = ""
     """Name of the tenant that sent it."""
     is_deferrable: bool = False
-    """Whether it gives way to every request that is not, as the requests of a batch do."""
+    """Whether every request that is not may preempt it, as with the requests of a batch."""
     constraint: Constraint | None = None
     """Its state in `sampling.grammar`; only the sampler uses it."""
     needs_previous_result: bool = False
@@ -109,25 +108,25 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     """Prompt and output ids in one list; `PENDING` in place of those that are being sampled."""
     stop_ids: frozenset[int] = frozenset()
-    """Tokens that end it, the model's own included."""
+    """Tokens that end it, including the model's own."""
     longest: int = 0
     """Number of tokens, prompt included, at which it ends in any case."""
     num_computed: int = 0
-    """Leading tokens whose KV lies in `lease.pages`."""
+    """Leading tokens whose KV is in `lease.pages`."""
     num_planned: int = 0
-    """Leading tokens whose KV lies there when the steps in flight are done; without any, `num_computed`."""
+    """Leading tokens whose KV is there once the steps in flight are done; without any, `num_computed`."""
     queue_position: QueuePosition = _NOT_QUEUED
     """Its position among the requests of its engine."""
     status: Status = Status.WAITING
     state_borders: list[int] = field(default_factory=list)
-    """Positions, ascending, at which its recurrent state is going to be kept
+    """Positions, ascending, at which its recurrent state will be kept
     (`engine.scheduling.extensions.recurrent`)."""
     lease: Lease | None = None
     """Its hold on KV pages while running."""
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_expected_cached: int = 0
-    """Tokens that were cached, or on their way, when it last began to wait; admission will probably find them."""
+    """Tokens that were cached, or being loaded, when it last began to wait; admission will probably find them."""
     num_preemptions: int = 0
     num_recomputed: int = 0
     """Tokens computed a second time: after a preemption, or here after another engine had computed them."""
@@ -147,9 +146,9 @@ class Request:
     leader: Request | None = None
     """The request that a beam belongs to; None for a request."""
     pooling: Pooling | None = None
-    """What is wanted of its prompt, with which it ends: `sampling.pooling`."""
+    """The result wanted of its prompt, with which it ends: `sampling.pooling`."""
     source: KVSource | None = None
-    """Another engine that has KV of its beginning."""
+    """Another engine with KV of its beginning."""
 
     @classmethod
     def make(
@@ -200,7 +199,7 @@ class Request:
 
     @property
     def num_output(self) -> int:
-        """Tokens generated so far, those generated elsewhere included."""
+        """Tokens generated so far, including those generated elsewhere."""
         return len(self.tokens) - len(self.prompt_ids)
 
     @property
@@ -220,7 +219,7 @@ class Request:
 
     @property
     def reusable(self) -> Sequence[int]:
-        """Leading tokens that may come from a cache, all but the last of them.
+        """Leading tokens that may come from a cache, plus one: the last of these is always computed.
 
         A prompt whose log-probabilities are wanted needs the logits at each token whose successor was not
         reported.
@@ -231,8 +230,8 @@ class Request:
 
     @property
     def looked_up(self) -> Sequence[int]:
-        """The same tokens, to be looked up in a cache: until one is generated, those of the prompt as it came. The
-        wire brings an array, which the cache compares with its own as they are.
+        """The same tokens for a look-up in the cache: until one is generated, the prompt's array as the wire
+        brought it, which the cache compares with its own without conversion.
         """
         tokens = self.reusable
         return self.prompt_ids if tokens is self.tokens and len(tokens) == len(self.prompt_ids) else tokens
@@ -243,7 +242,7 @@ class Request:
         return len(self.tokens) - self.num_computed - (self.tokens[-1] == PENDING) > 1
 
     def timings(self, now: float) -> Timings | None:
-        """Where its time went until `now`; None before its first admission."""
+        """Its times by phase until `now`; None before its first admission."""
         if self.admitted_at is None:
             return None
         first = now if self.first_token_at is None else self.first_token_at

@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen and when it ends. All values are checked here, once."""
+"""Sampling parameters: how a request's tokens are chosen and when it ends. All values are checked here, once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RANGES = (
     ("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
 )
 _COUNTS = (("top_k", 0), ("max_tokens", 1), ("min_tokens", 0))
-# Fields that choose single tokens or look at text, which beam search does not, with the values that do nothing.
+# Fields without a meaning in beam search, because they choose single tokens or look at text, with neutral values.
 _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "temperature": (0.0, 1.0),
@@ -78,7 +78,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Whether to continue after the model's end-of-sequence token."""
     seed: int | None = None
-    """Sampling noise is a function of (seed, position) alone. None: the engine draws a seed."""
+    """Sampling noise is a function of (seed, position) only. None: the engine draws a seed."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token already generated. [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -97,12 +97,13 @@ class SamplingParams:
     """Grammar that the output must match; None allows any output."""
     beams: BeamParams | None = None
     """Search for the likeliest outputs instead of sampling. Penalties, bias and `min_tokens` change the
-    log-probabilities that are searched; parameters that choose or report single tokens are refused."""
+    log-probabilities that are searched; parameters that choose or report single tokens are rejected."""
     pooling: Pooling | None = None
-    """End with the prompt and report this of it instead of tokens; what chooses tokens then has no effect."""
+    """End with the prompt and report this of it instead of tokens; parameters that choose tokens then have no
+    effect."""
 
     def __post_init__(self) -> None:
-        # Every request is checked here, in its ingress and in its engine: no message is built unless it is needed.
+        # Every request is checked here, in its ingress and in its engine, so messages are built only when needed.
         self._check_ranges()
         self._check_stops()
         if self.ignore_eos and self.grammar is not None:
@@ -193,7 +194,7 @@ def _is_int(value: object) -> bool:
 
 def _in(value: object, low: float, high: float) -> bool:
     """Whether `value` is a finite number in [low, high]; NaN is in no range."""
-    if type(value) is float:  # as nearly always; infinity and NaN fail the comparison
+    if type(value) is float:  # nearly always; infinity and NaN fail the comparison
         return low <= value <= high
     if isinstance(value, bool) or not isinstance(value, (int, float)):  # a union is slower
         return False

@@ -1,4 +1,4 @@
-"""A row of logits: the request whose next token it gives, and the tokens before it."""
+"""A row of logits: the request whose next token is sampled from it, and the tokens before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SamplingRow(NamedTuple):
     """The token to choose follows `request.tokens[:num_known]` and `tail`.
 
     While a step runs, the scheduler already works on the next one and changes the request. So the sampler reads
-    only what never changes, the leading tokens counted here, and a tail that only the device knows.
+    only the leading tokens counted here, which never change, and a tail that only the device knows.
     """
 
     request: Request

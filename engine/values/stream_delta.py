@@ -1,9 +1,9 @@
-"""What a stream gained: the one type that a token travels in, from the engine's step to the reader of the answer.
+"""Stream deltas: the one type in which tokens travel, from the engine's step to the reader of the answer.
 
     scheduler ─▶ outbox: merged until sent ─▶ wire ─▶ stream: merged until read ─▶ API
 
-A delta is made for every token: as a struct it costs a seventh of what a frozen dataclass does, and as nothing
-refers back to it, the garbage collector need not look at it. The wire sends these structs as they are.
+A delta is made for every token. As a struct it costs a seventh of a frozen dataclass, and the garbage collector
+can ignore it because it is in no reference cycle. The wire sends these structs unchanged.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from engine.values.logprobs import PackedLogprobs, TokenLogprobs, joined
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 STEP_FAILED: Final = "step_failed"
-"""Error code of a request whose step failed, be it for the request or for another one in the step."""
+"""Error code of a request whose step failed, because of it or of another request in the step."""
 
 
 class Timings(Struct, frozen=True, gc=False, array_like=True):
-    """Where a request's time went in one engine, in seconds, and what was done twice."""
+    """A request's times by phase in one engine, in seconds, and its recomputed tokens."""
 
     queue: float
     """From arrival to first admission."""
     prefill: float
     """From first admission to the first token."""
     decode: float
-    """From the first token to the latest; waits after a preemption included."""
+    """From the first token to the latest, including waits after a preemption."""
     num_preemptions: int = 0
     num_recomputed: int = 0
     """Tokens whose KV was computed again: after a preemption, or here after another engine had computed it."""
     kv_pages_peak: int = 0
-    """Most KV pages that it held at once, pages that it shared included."""
+    """Most KV pages that it held at one time, including shared ones."""
 
 
 class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
     """New tokens. A stop token that ended the request is the last of them."""
     start: int = 0
     """How many tokens of the stream come before these. Engines leave it 0, as their deltas come in order; the
-    outbox sets it, so that a receiver notices what was lost or repeated."""
+    outbox sets it, so that a receiver notices lost or repeated tokens."""
     num_cached: int = 0
     """Prompt tokens whose KV was found in the cache at admission."""
     finish_reason: FinishReason | None = None
@@ -63,22 +63,21 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
     prompt_logprobs: PackedLogprobs | None = None
     """Further prompt tokens' log-probabilities, when asked for; all of them come before the first new token."""
     alternatives: list[Hypothesis] | None = None
-    """With the end of a beam search, its only delta: what was found, best first; `token_ids` are the first's."""
+    """Set on the only delta of a beam search: its outputs, best first; `token_ids` are those of the first."""
     pooled: bytes | None = None
-    """With the end of a pooled request, its only delta: what was wanted of its prompt, in float32, little
-    endian."""
+    """Set on the only delta of a pooled request: its result, in float32, little endian."""
     error_code: GrammarErrorCode | Literal["step_failed"] | None = None
-    """Set where the request's grammar is to blame, which no other engine can follow any further; `error` is then
-    for its author."""
+    """Set where the request's grammar caused the error, so that no other engine can continue it; `error` then
+    addresses the author of the grammar."""
 
     @property
     def end(self) -> int:
-        """How many tokens of the stream there are with these."""
+        """Number of the stream's tokens up to the end of these."""
         return self.start + len(self.token_ids)
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing but that the request runs."""
+        """Whether it only says that the request runs."""
         return not self.token_ids and self.finish_reason is None and self.prompt_logprobs is None
 
     @property
@@ -87,7 +86,7 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
         return self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
 
     def add(self, later: StreamDelta) -> None:
-        """Append the delta that follows this one. O(tokens of `later`) but for a prompt's log-probabilities."""
+        """Append the delta that follows this one. O(tokens of `later`), without a prompt's log-probabilities."""
         self.token_ids += later.token_ids
         if later.logprobs is not None:
             if self.logprobs is None:
@@ -124,8 +123,8 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
             yield piece
 
     def since(self, num_tokens: int, num_prompt: int) -> StreamDelta:
-        """The part that is new to a reader of `num_tokens` tokens, and of the log-probabilities of `num_prompt`
-        prompt tokens. The end, if this is one, is part of it.
+        """Return the part that is new to a reader who has `num_tokens` tokens and the log-probabilities of
+        `num_prompt` prompt tokens. The end, if this is one, is part of it.
         """
         skipped = max(0, num_tokens - self.start)
         scores = None if self.prompt_logprobs is None else self.prompt_logprobs.since(num_prompt)

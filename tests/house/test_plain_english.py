@@ -11,6 +11,30 @@ from tests.house.support.plain_english import REPLACEMENTS, faults, texts_of_mod
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "cache",
+    "engine/scheduling",
+    "engine/tenants",
+    "engine/values",
+    "engine/host_tier",
+    "engine/program",
+    "engine/base",
+    "engine/settings",
+    "engine/text",
+    "engine/kv_tier",
+    "engine/drafting",
+    "engine/grammar",
+    "engine/runner",
+    "engine/sampling",
+    "engine/graphs",
+    "engine/ranks",
+    "engine/parallel",
+    "engine/layers",
+    "engine/models",
+    "engine/model_config",
+    "engine/model_parts",
+    "engine/families",
+    "engine/model_files",
+    "engine/gguf",
+    "engine/loading",
     "router",
     "monitoring",
     "training",
@@ -24,9 +48,7 @@ PACKAGES = (
     "deployments/telemetry",
     "deployments/wire",
 )
-PAGES = (
-    "CONTRIBUTING.md",
-)
+PAGES = ("CONTRIBUTING.md",)
 _LISTED = {f"| {word} | {other} |" for word, other in REPLACEMENTS.items()}
 
 

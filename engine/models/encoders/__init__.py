@@ -1,1 +1,1 @@
-"""Encoders, which read a whole prompt at once, each token seeing all others: for embeddings and scores alone."""
+"""Encoders, in which each token of a prompt attends to all others: only for embeddings and scores."""

@@ -1,4 +1,4 @@
-"""Whole prompts in one batch: ragged for what a layer does to tokens, in groups of similar length for attention.
+"""Whole prompts in one batch: ragged for operations on tokens, in groups of similar length for attention.
 
 tokens     [ a a a | b b b b b | c c c c ]       "ragged": no padding
 groups     a a a     b b b b b                   prompts of similar length are padded to the longest of them
@@ -14,22 +14,22 @@ import torch
 import torch.nn.functional as F
 
 _MAX_PADDED = 1.25
-"""A group is padded to at most so many times its tokens."""
+"""Padding increases the tokens of a group by at most this factor."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Prompts that attend side by side."""
+    """Prompts whose attention is computed together."""
 
     rows: torch.Tensor
     """int64 [B, L]: the tokens of each prompt; padding points to the prompt's first token."""
     is_token: torch.Tensor | None
     """bool [B, L]; None if nothing is padded."""
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    """bool, broadcast to [B, heads, L, L], for each reach: which keys a query sees; None: all."""
+    """bool, broadcast to [B, heads, L, L], for each reach: the keys that a query sees; None: all."""
 
     def mask(self, reach: int | None) -> torch.Tensor | None:
-        """Return the mask of layers with this reach, which is made once."""
+        """Return the mask of layers with this reach, created at first use."""
         if reach not in self.masks:
             mask = None if self.is_token is None else self.is_token[:, None, None, :]
             length = self.rows.shape[1]

@@ -5,7 +5,7 @@
     ModernBERT   tokens ─ norm ─▶ x ─┬─ norm ─ turned attention ─ + ─┬─ norm ─ gated MLP ─ + ─▶ ... ─ norm ─▶
                                      └───────────────────────────────┘ └───────────────────┘
 
-All tensors are ragged: dim 0 is the N tokens of a step, whatever prompt they belong to.
+All tensors are ragged: dim 0 is the N tokens of a step, of all its prompts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class EncoderBlock(nn.Module):
         self._norms_inputs = config.is_modern
         self.attention = EncoderAttention(config, layer)
         self.mlp = EncoderMLP(config)
-        has_norm = layer > 0 or not config.is_modern  # Behind the embeddings, a ModernBERT has one already.
+        has_norm = layer > 0 or not config.is_modern  # A ModernBERT already has one after the embeddings.
         self.attention_norm = _norm(config) if has_norm else None
         self.mlp_norm = _norm(config)
 
@@ -129,8 +129,8 @@ class EncoderModel(nn.Module):
         self.head = ScoreHead(config) if config.has_head else None
 
     def forward(self, batch: EncoderBatch) -> torch.Tensor:
-        """Return the values of each prompt, float32: [prompts, hidden_size], or its score, [prompts, 1], where the
-        model has a classification head: the sigmoid of what that says.
+        """Return the values of each prompt, float32: [prompts, hidden_size], or its score, [prompts, 1], if the
+        model has a classification head: the sigmoid of the head's output.
         """
         x = F.embedding(batch.token_ids, self.tokens)
         if self.places is not None and self.types is not None:
@@ -148,8 +148,8 @@ class EncoderModel(nn.Module):
         return logits.float().sigmoid()
 
     def _places_of(self, batch: EncoderBatch) -> torch.Tensor:
-        """Return the row of each token in the table of positions: tokens for padding have the one that is theirs,
-        and do not count.
+        """Return the row of each token in the table of positions. Padding tokens have their own row, and do not
+        count.
         """
         pad = self.config.pad_token_id
         counts = batch.token_ids != pad

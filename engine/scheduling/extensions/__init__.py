@@ -1,1 +1,1 @@
-"""Requests that need more than pages and turns: beam searches, and models with recurrent states."""
+"""Extensions for requests that need more than pages: beam searches, and models with recurrent states."""

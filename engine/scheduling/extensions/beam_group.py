@@ -27,16 +27,16 @@ def check(request: Request, width: int, cache: KVCacheManager, max_running: int)
         )
     if cache.snapshots is not None:
         raise NeverFits(
-            "beam search is not there for models with recurrent layers, whose states it does not copy; sample "
+            "beam search is not available for models with recurrent layers, whose states it does not copy; sample "
             "several answers instead (n)"
         )
     if cache.tails is not None:
         raise NeverFits(
-            "beam search is not there where layers with a window have pages of their own, which it does not copy; "
+            "beam search is not available where layers with a window have own pages, which it does not copy; "
             "sample several answers instead (n), or set engine.windowed_kv to off"
         )
     if request.num_resumed:
-        raise NeverFits("a beam search cannot resume from generated tokens; send it again with its prompt alone")
+        raise NeverFits("a beam search cannot resume from generated tokens; send only its prompt again")
     size, longest = cache.page_size, request.num_prompt + request.sampling.max_tokens
     shared = request.num_prompt // size
     most = shared + width * (-(-longest // size) - shared)
@@ -57,7 +57,7 @@ def begin(request: Request) -> None:
 
 
 def advance(cache: KVCacheManager, request: Request, rows: Sequence[TokenLogprobs], now: float) -> bool:
-    """Continue with what a step found for each beam; returns whether the search goes on.
+    """Continue with the candidates that a step found for each beam; returns whether the search continues.
 
     Beams that are not continued free their pages. The KV of a finished output stays in the tree, where the next
     turn of a conversation may find it.
@@ -81,7 +81,7 @@ def advance(cache: KVCacheManager, request: Request, rows: Sequence[TokenLogprob
 
 
 def end(cache: KVCacheManager, request: Request, now: float) -> None:
-    """Free what the beams hold, as the search is over or restarts later."""
+    """Free the pages of the beams, because the search is over or restarts later."""
     for beam in request.beams:
         _drop(cache, beam, now)
     request.beams = []

@@ -1,11 +1,11 @@
-"""Where the recurrent state of a prompt is kept, in a model that has one: what later requests can go on from.
+"""Chooses the positions at which the recurrent state of a prompt is kept, so that later requests can resume there.
 
     prompt   [ as another prompt in the tree | ............ | up to a page ]
                                   branching ─┘        end ──┘
 
-A state only leads on from where it was taken, and not every position can have one. So it is kept where this pays:
-at the end of what a prompt has in common with an earlier one, and at the last page's border before the prompt's
-end, for those who send it again. What a request leaves when it ends or is preempted is kept by the cache.
+A state is of use only at the position where it was taken, and not every position can have one. So it is kept where
+this pays: at the end of the prefix that a prompt shares with an earlier one, and at the last page border before
+the prompt's end, for clients that send it again. The cache keeps the state of a request that ends or is preempted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from engine.values.request import Request
 
 
 def begin(request: Request, num_seen: int, page_size: int, *, keeps_start: bool = False) -> None:
-    """Note where the state of a request is to be kept that starts; KV of `num_seen` tokens is held, so there an
-    earlier request has gone another way. `keeps_start`: where it starts, too, as its state comes from host memory.
+    """Note where to keep the state of a request that starts. The cache has KV of its first `num_seen` tokens: an
+    earlier request continued differently there. `keeps_start`: also keep its first state, from host memory.
     """
     start, last = request.num_planned, request.num_tokens - 1
     places = {num_seen - num_seen % page_size, last - last % page_size}
@@ -29,7 +29,7 @@ def begin(request: Request, num_seen: int, page_size: int, *, keeps_start: bool 
 
 
 def plan_state(request: Request, start: int, end: int, *, has_drafts: bool) -> StateStep | None:
-    """Return what a chunk of the tokens `start` to `end` does with states; None in a model without them."""
+    """Return the states that a chunk of tokens `start` to `end` reads and writes; None in models without any."""
     assert request.lease is not None
     state, borders = request.lease.state, request.state_borders
     if state is None:
@@ -41,11 +41,11 @@ def plan_state(request: Request, start: int, end: int, *, has_drafts: bool) -> S
 
 
 def is_awaited(request: Request, num_cached: int, running: Sequence[Request], page_size: int) -> bool:
-    """Whether a running prompt is about to leave a state from which `request` can go on, at least a page after the
+    """Whether a running prompt will soon leave a state from which `request` can resume, at least a page after the
     `num_cached` tokens that it finds now.
 
-    Prompts that begin alike thus compute the common part once: where `request` parts with one that is being
-    computed, its state is kept, if it has not come so far yet.
+    Prompts that begin alike thus compute the common part once: if the running prompt has not yet reached the
+    position where `request` differs from it, its state is kept there.
     """
     tokens = request.reusable
     for other in running:

@@ -170,7 +170,7 @@ def test_a_split_model_is_read_as_one(tmp_path: Path) -> None:
         "b": "m-00002-of-00002.gguf",
     }
     assert model.metadata["general.architecture"] == "llama"
-    with pytest.raises(ModelLoadError, match=r"part 2 of a model; expected was the first: .*00001-of-00002"):
+    with pytest.raises(ModelLoadError, match=r"part 2 of a model; name the first one instead: .*00001-of-00002"):
         read_model(tmp_path / "m-00002-of-00002.gguf")
 
 

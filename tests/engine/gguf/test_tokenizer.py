@@ -449,7 +449,7 @@ NUM = len(SOUND["tokenizer.ggml.tokens"])
         (changed(LLAMA, model="t5", scores=None), r"lacks tokenizer\.ggml\.scores"),
         (
             changed(LLAMA, model="t5", token_type=[NORMAL] * len(pieces()), unknown_token_id=None),
-            r"no token for what is unknown: expected tokenizer\.ggml\.unknown_token_id",
+            r"no token for unknown text: expected tokenizer\.ggml\.unknown_token_id",
         ),
         (changed(LLAMA, model="t5", precompiled_charsmap=[999]), "charsmap has numbers that are no bytes"),
         (changed(LLAMA, model="t5", precompiled_charsmap=[1, 2, 3]), "the file's tokens make no tokenizer"),

@@ -108,7 +108,7 @@ def test_a_directory_that_cannot_be_written_only_costs_the_next_start(
     (tmp_path / "file").write_text("")
     choose(decoder, CPU, tmp_path / "file" / "products.json", "a GPU", Timer(lambda rows, outputs: 0.5))
     assert len(plain_layers(decoder)) == 8
-    assert "measured again at the next start" in caplog.text
+    assert "the next start has to measure again" in caplog.text
 
 
 def test_nothing_is_measured_on_a_cpu(decoder: Decoder) -> None:

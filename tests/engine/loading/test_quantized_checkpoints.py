@@ -407,7 +407,7 @@ def test_superfluous_zero_biases_are_no_fault(tmp_path: Path) -> None:
 def test_groups_that_do_not_divide_the_inputs_are_named(tmp_path: Path) -> None:
     model = MAKERS["awq"](tmp_path).quantized
     configure(model, group_size=64)
-    with pytest.raises(ModelLoadError, match=rf"{FIRST} has 96 inputs .*, config.json says groups of 64"):
+    with pytest.raises(ModelLoadError, match=rf"{FIRST} has 96 inputs .*, and config.json groups of 64"):
         load(model)
 
 

@@ -187,7 +187,7 @@ def test_a_read_error_is_reported(
 
     monkeypatch.setattr(os, "preadv", failing)
     with pytest.raises(
-        ModelLoadError, match=r"cannot be read at byte \d+: .*Input/output error; check the storage"
+        ModelLoadError, match=r"cannot be read at byte \d+: .*Input/output error; check its storage"
     ):
         load(sharded)
     assert not threads()
