@@ -13,7 +13,7 @@ from engine.kv_tier.page_mover import PageMover
 from engine.settings.kv_tier import KVTier
 
 MAX_QUEUED_SHARE = 0.25
-"""Largest share of the host pages that wait to be written at once, and so cannot be given to others."""
+"""Largest share of the host pages that may wait to be written, and so cannot be given to others."""
 RETRY_S = 30.0
 """Seconds for which nothing is written after the disk was full or failed."""
 
