@@ -3,7 +3,7 @@
     python -m benchmarks.autoscaling TRACE --json benchmarks/results/autoscaling.json
 
 The real policy, its meter, the queue of admission, the router and Serve's delays run over simulated replicas that
-take time to boot (`deployments/cli/scaling/run.py`). `raydix simulate TRACE --autoscale` does the same with
+take time to boot (`deployments/simulator/scaling/run.py`). `raydix simulate TRACE --autoscale` does the same with
 settings of your own. One row is no setting: "engines alone" leaves out the reports of ingresses, so that the
 policy sees what is in engines, and not what waits before them. That is what it saw before it got these reports,
 when a decision looked at 15 seconds.
@@ -21,15 +21,15 @@ from typing import Any
 
 from rich.console import Console
 
-from deployments.cli.scaling.report import LEGEND, scaling_table
-from deployments.cli.scaling.result import ScalingResult
-from deployments.cli.scaling.run import ScalingScenario, simulate_scaling
-from deployments.cli.scaling.settings import parse_settings
 from deployments.cli.simulate_autoscale import as_json
+from deployments.simulator.fleet.arrivals import Arrivals, Burst, arrivals
+from deployments.simulator.fleet.scenario import Scenario
+from deployments.simulator.fleet.trace import Trace, read_trace
+from deployments.simulator.scaling.report import LEGEND, scaling_table
+from deployments.simulator.scaling.result import ScalingResult
+from deployments.simulator.scaling.run import ScalingScenario, simulate_scaling
+from deployments.simulator.scaling.settings import parse_settings
 from router.policy_names import policy_named
-from router.simulator.arrivals import Arrivals, Burst, arrivals
-from router.simulator.scenario import Scenario
-from router.simulator.trace import Trace, read_trace
 
 FLEET = Scenario(num_replicas=4, num_ingresses=2, load=0.6)
 BURST = Burst(10.0, 1000.0, 300.0)

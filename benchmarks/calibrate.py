@@ -20,9 +20,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from deployments.simulator.fleet.service import ServiceModel
 from engine.program.llm import LLM
 from engine.values.sampling_params import SamplingParams
-from router.simulator.service import ServiceModel
 
 BATCHES = (1, 2, 4, 8, 16)
 DECODE_TOKENS = 48

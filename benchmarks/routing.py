@@ -24,15 +24,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from deployments.simulator.fleet.bounds import pooled_hit_rate
+from deployments.simulator.fleet.fleet import simulate
+from deployments.simulator.fleet.report import LEGEND, tables
+from deployments.simulator.fleet.result import Result
+from deployments.simulator.fleet.rivals import SIMULATED
+from deployments.simulator.fleet.scenario import Scenario
+from deployments.simulator.fleet.trace import Trace, read_trace
 from router.policies import Policy
 from router.policy_names import policy_named
-from router.simulator.bounds import pooled_hit_rate
-from router.simulator.fleet import simulate
-from router.simulator.report import LEGEND, tables
-from router.simulator.result import Result
-from router.simulator.rivals import SIMULATED
-from router.simulator.scenario import Scenario
-from router.simulator.trace import Trace, read_trace
 
 POLICIES = (
     "cost", "affinity", "kv_aware", "sticky", "threshold", "linear", "product", "product_queue", "rendezvous",
@@ -172,7 +172,7 @@ def _write(path: Path, trace: Trace, pooled: float, bars: Sequence[Bar], results
 
 
 def _draw(directory: Path, knowing: Sequence[Result], pooled: float) -> None:
-    from router.simulator.plots import draw, draw_loads
+    from deployments.simulator.fleet.plots import draw, draw_loads
 
     directory.mkdir(parents=True, exist_ok=True)
     at_load = [result for result in knowing if result.load == KNOWING.load]

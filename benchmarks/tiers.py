@@ -19,14 +19,14 @@ from typing import Any
 
 from rich.console import Console
 
+from deployments.simulator.fleet.bounds import pooled_hit_rate, ttft_without_queue
+from deployments.simulator.fleet.fleet import simulate
+from deployments.simulator.fleet.rivals import SIMULATED
+from deployments.simulator.fleet.roles import Roles
+from deployments.simulator.fleet.scenario import Scenario
+from deployments.simulator.fleet.tiers import Tiers
+from deployments.simulator.fleet.trace import Trace, read_trace
 from router.policy_names import policy_named
-from router.simulator.bounds import pooled_hit_rate, ttft_without_queue
-from router.simulator.fleet import simulate
-from router.simulator.rivals import SIMULATED
-from router.simulator.roles import Roles
-from router.simulator.scenario import Scenario
-from router.simulator.tiers import Tiers
-from router.simulator.trace import Trace, read_trace
 
 FLEET = Scenario(cache_delay=0.0, load_delay=0.0)
 """One ingress that knows everything at once, so that rules and memory are compared and nothing else."""
@@ -158,7 +158,7 @@ def draw(path: Path, report: Mapping[str, Any]) -> None:
     """Draw the hit rate and the TTFT p95 over the bandwidth between peers."""
     from matplotlib.figure import Figure
 
-    from router.simulator.plots import HIGHLIGHT, INK, PALE, QUIET
+    from deployments.simulator.fleet.plots import HIGHLIGHT, INK, PALE, QUIET
 
     rows: Sequence[Mapping[str, Any]] = report["links"]
     alone = next(row for row in report["sizes"] if row["tokens"] == SIZES[0] and row["tiers"] == "host")

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.plan_view import show
-from deployments.cli.planning.config_file import config_text
-from deployments.cli.planning.known import Gpu, PlannedModel, gpu_named, planned_model
-from deployments.cli.planning.load import STEADY, RequestShape
-from deployments.cli.planning.replica import Assumptions, ReplicaPlan, smallest_replica
-from deployments.cli.planning.report import CapacityPlan, as_json, plan_for, warnings
+from deployments.simulator.planning.config_file import config_text
+from deployments.simulator.planning.known import Gpu, PlannedModel, gpu_named, planned_model
+from deployments.simulator.planning.load import STEADY, RequestShape
+from deployments.simulator.planning.replica import Assumptions, ReplicaPlan, smallest_replica
+from deployments.simulator.planning.report import CapacityPlan, as_json, plan_for, warnings
 from engine.settings.config import GPU_DEFAULTS, DType, EngineConfig, KVDType, Quantization
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from deployments.cli.planning.replica import RUNS_WEIGHT_TYPES
-from deployments.cli.planning.report import CapacityPlan, full_batch, warnings, weight_table, with_and_without
 from deployments.cli.units import count_text, seconds_text, size_text
+from deployments.simulator.planning.replica import RUNS_WEIGHT_TYPES
+from deployments.simulator.planning.report import (
+    CapacityPlan,
+    full_batch,
+    warnings,
+    weight_table,
+    with_and_without,
+)
 from engine.model_config.config import ELEMENT_BYTES
 from engine.model_config.layer_groups import LayerGroups
 

@@ -18,17 +18,17 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.simulate_autoscale import ScalingOptions, compare
+from deployments.simulator.fleet.bounds import pooled_hit_rate
+from deployments.simulator.fleet.example_trace import EXAMPLE
+from deployments.simulator.fleet.fleet import simulate
+from deployments.simulator.fleet.report import LEGEND, tables
+from deployments.simulator.fleet.result import Result
+from deployments.simulator.fleet.rivals import SIMULATED
+from deployments.simulator.fleet.scenario import Kill, Scenario
+from deployments.simulator.fleet.service import ServiceModel, read_calibration
+from deployments.simulator.fleet.trace import Trace, read_trace
 from router.policies import Policy
 from router.policy_names import policy_named
-from router.simulator.bounds import pooled_hit_rate
-from router.simulator.example_trace import EXAMPLE
-from router.simulator.fleet import simulate
-from router.simulator.report import LEGEND, tables
-from router.simulator.result import Result
-from router.simulator.rivals import SIMULATED
-from router.simulator.scenario import Kill, Scenario
-from router.simulator.service import ServiceModel, read_calibration
-from router.simulator.trace import Trace, read_trace
 
 DEFAULT_POLICIES = "cost,least_loaded,random"
 
@@ -140,7 +140,7 @@ def _numbers(text: str) -> list[float]:
 def _plotter() -> Callable[[Path, Sequence[Result], float, str], None]:
     """Check for matplotlib first, so that users do not wait for a simulation whose plots cannot be drawn."""
     try:
-        from router.simulator.plots import draw
+        from deployments.simulator.fleet.plots import draw
     except ImportError:
         raise UserError("--plot needs matplotlib: pip install 'raydix[plots]'") from None
     return draw

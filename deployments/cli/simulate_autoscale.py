@@ -14,17 +14,17 @@ from typing import Any
 from rich.console import Console
 
 from deployments.cli.errors import UserError, one_line
-from deployments.cli.scaling.report import LEGEND, scaling_table
-from deployments.cli.scaling.result import ScalingResult
-from deployments.cli.scaling.run import ScalingScenario, simulate_scaling
-from deployments.cli.scaling.settings import default_settings, named
 from deployments.config.autoscaling import AutoscalingSettings
+from deployments.simulator.fleet.arrivals import Arrivals, Burst, arrivals
+from deployments.simulator.fleet.rivals import SIMULATED
+from deployments.simulator.fleet.scenario import Scenario
+from deployments.simulator.fleet.trace import Trace
+from deployments.simulator.scaling.report import LEGEND, scaling_table
+from deployments.simulator.scaling.result import ScalingResult
+from deployments.simulator.scaling.run import ScalingScenario, simulate_scaling
+from deployments.simulator.scaling.settings import default_settings, named
 from router.policies import Policy
 from router.policy_names import policy_named
-from router.simulator.arrivals import Arrivals, Burst, arrivals
-from router.simulator.rivals import SIMULATED
-from router.simulator.scenario import Scenario
-from router.simulator.trace import Trace
 
 BURST_FACTOR = 10.0
 BURST_SECONDS = 300.0

@@ -176,9 +176,9 @@ def simulate(
     """
     from deployments.cli.simulate import run
     from deployments.cli.simulate_autoscale import ScalingOptions
-    from router.simulator.roles import Roles
-    from router.simulator.scenario import Scenario
-    from router.simulator.tiers import Tiers
+    from deployments.simulator.fleet.roles import Roles
+    from deployments.simulator.fleet.scenario import Scenario
+    from deployments.simulator.fleet.tiers import Tiers
 
     try:
         scenario = Scenario(

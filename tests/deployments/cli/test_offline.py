@@ -10,8 +10,8 @@ import pytest
 
 from deployments.cli import info
 from deployments.cli.info import Machine, describe, describe_encoder
-from deployments.cli.planning.known import planned_model
 from deployments.cli.units import count_text
+from deployments.simulator.planning.known import planned_model
 from engine import EngineConfig
 from engine.model_config.config import ModelConfig
 from engine.model_config.encoder import EncoderConfig

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from deployments.cli import plan_view
 from deployments.cli.app import app
 from deployments.cli.errors import UserError
-from deployments.cli.planning import report
-from deployments.cli.planning.known import gpu_named, gpus, planned_model
-from deployments.cli.planning.load import RequestShape
-from deployments.cli.planning.replica import ReplicaPlan
 from deployments.config.args import AppArgs
+from deployments.simulator.planning import report
+from deployments.simulator.planning.known import gpu_named, gpus, planned_model
+from deployments.simulator.planning.load import RequestShape
+from deployments.simulator.planning.replica import ReplicaPlan
 from engine.model_config.config import ELEMENT_BYTES, ModelConfig
 from engine.model_files.model_directory import demo_model_path
 from engine.settings.config import EngineConfig

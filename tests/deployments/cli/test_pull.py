@@ -74,7 +74,7 @@ def index(
         "deployments.cli.pull",
         "engine.model_files.pulled_models",
         "engine.model_files.model_directory",
-        "deployments.cli.planning.known",
+        "deployments.simulator.planning.known",
     ):
         monkeypatch.setattr(f"{module}.PULLED_MODELS", known)
     yield known

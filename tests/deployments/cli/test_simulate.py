@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from deployments.cli.app import app
 from deployments.cli.errors import UserError
-from router.simulator.example_trace import EXAMPLE
+from deployments.simulator.fleet.example_trace import EXAMPLE
 from tests.router.support.traffic import conversations, write_mooncake
 
 RUNNER = CliRunner()
@@ -232,6 +232,6 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "router.simulator.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "deployments.simulator.fleet.plots", raising=False)
     with pytest.raises(UserError, match=r"pip install 'raydix\[plots\]'"):
         RUNNER.invoke(app, ["simulate", str(trace), "--plot", str(tmp_path / "p.png")], catch_exceptions=False)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from deployments.cli.planning.known import planned_model
 from deployments.config.args import AppArgs
 from deployments.config.chosen import CannotMeet, Effective, ModelFacts, choose
 from deployments.config.machine import Hardware, HardwareNode, VisibleGpu
+from deployments.simulator.planning.known import planned_model
 from engine.settings.config import EngineConfig
 
 GIB = 2**30

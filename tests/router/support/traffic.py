@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from router.simulator.trace import Trace, TraceRequest
+from deployments.simulator.fleet.trace import Trace, TraceRequest
 
 BLOCK = 512
 
