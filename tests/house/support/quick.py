@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
 OTHER_RUNS = {"tests/e2e/": "make e2e", "tests/clients/": "make clients"}
 """Tests that start the real application, and what runs them."""
-SECONDS = 150.0
+SECONDS = 120.0
 """Of tests, estimated, on both cores together."""
 FILE_S = 0.25
 """What a file takes beside its tests: it is imported, and its tests that take hardly any time."""
