@@ -174,7 +174,7 @@ def test_auto_says_of_what_is_passed_over_why(monkeypatch: pytest.MonkeyPatch) -
     ):
         taken, said = preferred(["triton", "flashinfer"], shape, torch.device("cuda"))
         assert taken == "triton"
-        assert re.match(f"not flashinfer for prompts, as .*{reason}", said)
+        assert re.match(f"not flashinfer for prompts, because .*{reason}", said)
 
 
 def test_an_unknown_backend_is_named() -> None:

@@ -156,9 +156,7 @@ def test_rounded_weights_are_proposed_alone_when_they_make_all_fit() -> None:
 
 def test_nothing_is_proposed_where_nothing_helps() -> None:
     for settings in ({}, {"quantization": "fp8"}):
-        with pytest.raises(
-            ValueError, match=r"4\.00 GiB of GPU memory are free; use a GPU with more free memory"
-        ):
+        with pytest.raises(ValueError, match=r"4\.00 GiB of GPU memory are free; use a GPU with more free memory"):
             room(4, **settings)
 
 
