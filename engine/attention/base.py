@@ -119,8 +119,8 @@ class AttentionBackend(Protocol):
     """Whether launches depend on how large these bounds are, so that a graph recorded for the longest contexts is
     slow on short ones."""
     spreads_prompts: bool
-    """Whether a step with few tokens of a prompt may have a row for each of them, because a prefix that decode
-    rows share is read once."""
+    """Whether a step with few tokens of a prompt may have a row for each of them, because it reads the prefix that
+    they share once."""
 
     def __init__(self, shape: AttentionShape) -> None: ...
 

@@ -157,7 +157,7 @@ class _Cursor:
         return found
 
     def count(self, what: str, fewest_bytes: int) -> int:
-        """Read the number of following entries, each of which takes at least so many bytes."""
+        """Read the number of following entries; each takes at least so many bytes."""
         count = self.number("<Q", f"the number of {what}")
         if count > self.left // fewest_bytes:
             raise _Wrong(

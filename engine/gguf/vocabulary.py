@@ -226,7 +226,7 @@ def _types(read: _Reader, tokens: Sequence[str]) -> list[TokenType]:
     expected = f"one of {min(known)} to {max(known)}"
     types = read.for_tokens(f"{_GGML}token_type", (int,), len(tokens), known.__contains__, expected)
     kinds = [TokenType.NORMAL] * len(tokens) if types is None else [known[each] for each in types]
-    # A token without text is unused, whatever type the file states.
+    # A token without text is unused, even if the file states another type.
     return [kind if token else TokenType.UNUSED for token, kind in zip(tokens, kinds, strict=True)]
 
 

@@ -124,7 +124,7 @@ def _reachable(rules: Rules) -> Iterator[list[str]]:
 
 
 def _empty(leaves: Sequence[str], terminals: str) -> Iterator[str]:
-    """Yield the leaves that match no text. One test of all in a row suffices if none is among them."""
+    """Yield the leaves that match no text, by bisection: a sequence matches none if one of its leaves does not."""
     if leaves and is_empty(" ".join(leaves), terminals):
         if len(leaves) == 1:
             yield leaves[0]

@@ -1,7 +1,7 @@
 """Transfers of KV between engines: the pages that a source lends, and the interface of the page mover.
 
     source     lend ──▶ pages that stay unchanged ──▶ read and sent ──▶ give back
-    receiver   load ──▶ host pages, in the prompt's order ──▶ finished: found by prompts, as all in host memory
+    receiver   load ──▶ host pages, in the prompt's order ──▶ finished: found by prompts, like all in host memory
 
 The page mover knows connections but no caches; an engine knows no connections. Both ends count pages from a
 prompt's start, and name a prompt by its namespace and tokens.
@@ -112,7 +112,7 @@ class KVPeers(Protocol):
         ...
 
     def finished(self) -> Finished:
-        """Return what is over since the last call."""
+        """Return the transfers that ended since the last call."""
         ...
 
     def on_finished(self, call: Callable[[], None]) -> None:
@@ -124,7 +124,7 @@ class KVPeers(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what is under way. Idempotent."""
+        """Cancel all transfers. Idempotent."""
         ...
 
 

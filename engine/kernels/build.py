@@ -2,8 +2,8 @@
 
     python -m engine.kernels.build [--sanitizer address|thread] [-o FILE]
 
-The package's build runs this too, and continues without the library where it cannot be compiled. A `.log` beside
-the library says what is missing and why. This file needs nothing but Python.
+The package's build runs this too, and continues without the library if it cannot be compiled. A `.log` next to the
+library says what is missing and why. This file needs only Python.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class _Unit(NamedTuple):
 def build(output: Path = LIBRARY, sanitizer: str = "", also: Sequence[Path] = ()) -> str:
     """Compile the kernels, and the sources `also`, into `output`. Return what is missing and why, or "".
 
-    Instruction sets that the compiler does not support are left out. Without a compiler, or if not even the
-    generic kernels compile, no library is left.
+    Instruction sets that the compiler does not support are omitted. Without a compiler, or if not even the generic
+    kernels compile, an existing library is removed.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     log = output.with_suffix(".log")
@@ -88,7 +88,7 @@ def build(output: Path = LIBRARY, sanitizer: str = "", also: Sequence[Path] = ()
 
 
 def _compile(output: Path, sanitizer: str, also: Sequence[Path]) -> list[str]:
-    """Compile and link; return what was left out and why. Raises BuildError."""
+    """Compile and link; return the omitted parts and why. Raises BuildError."""
     compiler = _compiler()
     command = [*compiler, *_FLAGS, *_SANITIZERS.get(sanitizer, ())]
     units = [*_units(), *(_Unit(path.stem, (), path) for path in also)]
@@ -107,7 +107,7 @@ def _compile(output: Path, sanitizer: str, also: Sequence[Path]) -> list[str]:
                 raise BuildError(f"{shlex.join(compiler)} cannot compile {unit.source.name}: {failure}{hint}")
         linked = Path(folder, output.name)
         compiled = [to for to in objects if Path(to).exists()]
-        # gcc's code uses the OpenMP library that torch brings, whatever its file name: native.py loads it first.
+        # gcc's code uses torch's OpenMP library under any file name: native.py loads it first.
         is_gcc = sys.platform == "linux" and "Free Software Foundation" in _version(compiler)
         linker = [word for word in command if not is_gcc or word != "-fopenmp"]
         failure = _run([*linker, "-shared", *compiled, "-o", str(linked), "-lm"])
@@ -119,12 +119,12 @@ def _compile(output: Path, sanitizer: str, also: Sequence[Path]) -> list[str]:
         replacement.replace(output)
     left_out = [f"{unit.name} left out: {failure}" for unit, failure in failures.items() if failure]
     if sys.platform == "linux" and not is_gcc:
-        left_out.append("the kernels have threads of their own beside torch's, as OpenMP is not gcc's: prefer gcc")
+        left_out.append("the kernels have their own threads besides torch's: OpenMP is not gcc's; prefer gcc")
     return left_out
 
 
 def _compiler() -> list[str]:
-    """Return $CC or the first compiler found: gcc before others, as torch's OpenMP is most often gcc's."""
+    """Return $CC or the first compiler found: gcc before others, because torch's OpenMP is usually gcc's."""
     if words := shlex.split(os.environ.get("CC", "")):
         return words
     for name in ("gcc", "cc", "clang"):
@@ -142,14 +142,14 @@ def _version(compiler: list[str]) -> str:
 def _units() -> list[_Unit]:
     units = [_Unit(name, (), SOURCES / f"{name}.c") for name in ("cpu", "cascade", "pages")]
     for isa, flags in _ISAS.items() if platform.machine() in ("x86_64", "AMD64") else [("generic", ())]:
-        if isa not in ("avx512_bf16", "amx"):  # These add nothing to float32.
+        if isa not in ("avx512_bf16", "amx"):  # These do not help float32.
             units.append(_Unit(f"{isa} (float32)", (f"-DISA={isa}", *flags), SOURCES / "all.c"))
         units.append(_Unit(f"{isa} (bfloat16)", (f"-DISA={isa}", "-DRAYDIX_BF16", *flags), SOURCES / "all.c"))
     return units
 
 
 def _run(command: list[str]) -> str:
-    """Run the compiler; return its complaints, or "" if it succeeds."""
+    """Run the compiler; return its errors, or "" if it succeeds."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Float8 on GPUs: the blocks in which numbers share a scale, and which devices multiply such numbers."""
+"""Float8 on GPUs: the blocks in which numbers share a scale, and the devices that multiply such numbers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BLOCK_OUTPUTS = 32
 
 @functools.cache
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether a GPU has products of float8, and so makes such numbers too."""
+    """Whether a GPU has products of float8, and so can also round to it."""
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def makes_fp8(device: torch.device) -> bool:
-    """Whether kernels can round to float8 and multiply such numbers: Triton's interpreter can."""
+    """Whether kernels can round to float8 and multiply such numbers, as Triton's interpreter also can."""
     return device.type != "cuda" or multiplies_fp8(device)

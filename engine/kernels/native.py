@@ -1,4 +1,4 @@
-"""The Python side of the native kernels: the library, the instruction set it runs with, and its structs."""
+"""The Python side of the native kernels: the library, its instruction set, and its structs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NativeUnavailable(Exception):
 
 
 class NativeGrouping(Structure):
-    """How codes and scales are stored (`Grouping` in raydix.h)."""
+    """The format of codes and scales (`Grouping` in raydix.h)."""
 
     _fields_ = [(name, c_int32) for name in ("bits", "inputs", "scale_bytes", "has_leasts")]
 
@@ -137,7 +137,7 @@ class NativePages(Structure):
 
 
 class NativeAttentionShape(Structure):
-    """Heads, window and what becomes of scores (`AttentionShape` in raydix.h)."""
+    """Heads, window and operations on scores (`AttentionShape` in raydix.h)."""
 
     _fields_ = [
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "window", "head_dim", "value_dim")),
@@ -174,7 +174,7 @@ class NativeDeltaSteps(Structure):
 
 
 class NativeDeltaKept(Structure):
-    """Where a row's state is kept (`DeltaKept` in raydix.h)."""
+    """A slot in which a row's state is kept (`DeltaKept` in raydix.h)."""
 
     _fields_ = [*((name, c_int64) for name in ("end", "slot"))]
 
@@ -191,7 +191,7 @@ class NativeDeltaRow(Structure):
 
 
 class SampledRow(Structure):
-    """How a row's token is chosen (`SampledRow` in raydix.h)."""
+    """Parameters of a row's token (`SampledRow` in raydix.h)."""
 
     _fields_ = [
         ("seed", c_uint64),
@@ -228,7 +228,7 @@ _FLOAT32_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "raydix_sample_bytes": (c_int64, [c_int32, c_int32]),
 }
-"""Result and argument types of the kernels that exist for float32 only."""
+"""Result and argument types of the kernels that exist only for float32."""
 
 
 class Kernels:
@@ -237,7 +237,7 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, isa: str) -> None:
         self.dtype = dtype
         self.isa = isa
-        """Instruction set they were compiled for; those that only help bfloat16 do not exist for float32."""
+        """Their instruction set; sets that only help bfloat16 do not exist for float32."""
         signatures = _SIGNATURES | (_FLOAT32_SIGNATURES if dtype == torch.float32 else {})
         for name, signature in signatures.items():
             setattr(self, name.removeprefix("raydix_"), self._kernel(library, name, signature))
@@ -277,7 +277,7 @@ def kernels(dtype: torch.dtype, isa: str | None = None) -> Kernels:
         raise NativeUnavailable(f"RAYDIX_ISA is {wanted!r}; there are {', '.join(ISAS)}")
     if ISAS.index(wanted) > ISAS.index(best):
         raise NativeUnavailable(
-            f"RAYDIX_ISA asks for {wanted}, this processor has {best}: ask for that or less, or unset it"
+            f"RAYDIX_ISA is {wanted}, but this processor has {best}: set it to that or less, or unset it"
         )
     usable = [name for name in built if ISAS.index(name) <= ISAS.index(wanted)]
     if not usable:
@@ -316,13 +316,13 @@ def _load() -> ctypes.CDLL:
 
 
 def forget() -> None:
-    """Forget the library, so that the next use loads it by the environment of that time. For tests."""
+    """Forget the library, so that the next use loads it with the environment of that time. For tests."""
     kernels.cache_clear()
     _load.cache_clear()
 
 
 def build_log() -> str:
-    """Return what the build of the library left out and why, as one line; "" when nothing is missing."""
+    """Return what the build of the library omitted and why, as one line; "" if nothing is missing."""
     try:
         return "; ".join(LIBRARY.with_suffix(".log").read_text(encoding="utf-8").splitlines())
     except OSError:
@@ -330,11 +330,11 @@ def build_log() -> str:
 
 
 def _openmp(library: Path) -> int:
-    """Return the mode to load the library in so that it uses torch's threads: two OpenMP runtimes have two pools,
-    both of which spin.
+    """Return the mode in which to load the library so that it uses torch's threads: two OpenMP runtimes have two
+    pools, which both spin.
 
     gcc's code uses any runtime whose symbols are global. torch's wheels have a private one, which is made global
-    here; clang's code needs a runtime of its own, which torch's must not replace. Raises OSError.
+    here; clang's code needs its own runtime, which torch's must not replace. Raises OSError.
     """
     maps = Path("/proc/self/maps")
     if not maps.exists():
@@ -348,7 +348,7 @@ def _openmp(library: Path) -> int:
 
 
 class Workspace:
-    """Scratch memory of a kernel, kept from step to step and enlarged when necessary."""
+    """Scratch memory of a kernel, kept from step to step and enlarged if necessary."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -379,8 +379,8 @@ def batch_struct(batch: Any) -> NativeBatch:
 
 
 def group_rows(batch: NativeBatch, page_size: int, group: int) -> object:
-    """Have the rows whose block tables begin alike attend to what they share together, `group` query heads per KV
-    head. Returns what the struct then points into. Raises NativeUnavailable.
+    """Group rows whose block tables begin alike, so that they attend to their shared prefix together, `group`
+    query heads per KV head. Returns the memory into which the struct then points. Raises NativeUnavailable.
     """
     rows = batch.num_rows
     memory = (c_int32 * (8 * rows))()  # groups of three numbers; members; shared; the search's own
@@ -393,13 +393,13 @@ def group_rows(batch: NativeBatch, page_size: int, group: int) -> object:
 
 
 def page_copier() -> Callable[..., None]:
-    """Return what copies pages (pages.c). Raises NativeUnavailable."""
+    """Return the function that copies pages (pages.c). Raises NativeUnavailable."""
     return cast("Callable[..., None]", _load().raydix_copy_pages)
 
 
 def pages_struct(data: torch.Tensor) -> NativePages:
     """Return KV pages as a struct: [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim], any strides; or
-    [num_layers, 1, ...] where values are part of keys.
+    [num_layers, 1, ...] if values are part of keys.
     """
     to_values = 0 if data.shape[1] == 1 else data.stride(1) * data.element_size()
     return NativePages(

@@ -22,8 +22,8 @@ from engine.kernels.float8 import BLOCK_INPUTS, BLOCK_OUTPUTS, multiplies_fp8
 FP8 = torch.float8_e4m3fn
 _FP8_MAX = 448.0
 KERNEL_ROWS = 64
-"""Maximum number of rows for the int4 kernel, which reads a quarter of what a 16-bit matrix takes. For more rows,
-widening the matrix once costs less than widening it in each of the kernel's tiles."""
+"""Maximum number of rows for the int4 kernel, which reads a quarter of the bytes of a 16-bit matrix. For more
+rows, widening the matrix once costs less than widening it in each of the kernel's tiles."""
 
 
 def round_fp8(x: torch.Tensor, inputs: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

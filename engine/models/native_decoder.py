@@ -47,7 +47,7 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
     if (experts := config.experts) is not None:
         if experts.num_experts > _MOST_EXPERTS:
             return f"it computes at most {_MOST_EXPERTS} experts of a layer"
-        sizes |= {"inner size of experts": experts.intermediate_size, "of what they share": experts.shared_size}
+        sizes |= {"inner size of experts": experts.intermediate_size, "of shared experts": experts.shared_size}
     odd = [f"{name} {size}" for name, size in sizes.items() if size % 32]
     return f"{', '.join(odd)}: not a multiple of 32" if odd else None
 
@@ -66,7 +66,7 @@ def _missing(config: ModelConfig) -> list[str]:
         "queries scaled by position": attention.later_scale is not None,
         "scaled layers": config.norms.scales_layers,
         "embeddings for single layers": config.inputs is not None,
-        "experts beside an MLP": experts is not None and experts.are_beside,
+        "experts next to an MLP": experts is not None and experts.are_beside,
         "scaled inputs of experts": experts is not None and experts.scales_inputs,
         "gates of shared experts": experts is not None and experts.shared_is_gated,
         f"weights that stay in {stored.name if stored else ''}": config.is_kept_quantized,

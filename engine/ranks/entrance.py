@@ -103,7 +103,7 @@ class Entrance:
             answer_challenge(connection, self._key)
             is_ours = True
         except (AuthenticationError, EOFError, OSError) as error:  # not our rank, or cut
-            logger.warning("tensor parallelism: refused a connection that did not prove the key: %s", error)
+            logger.warning("tensor parallelism: rejected a connection that did not prove the key: %s", error)
             is_ours = False
         with self._lock:
             del self._proving[peer]

@@ -19,8 +19,9 @@ def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tor
     """Return the weights by which tokens are drawn: float64 [R, V], not normalised; truncated tokens have 0.
 
     logits: float [R, V], each row with a finite maximum; params: one per row, with temperature > 0. Applied in
-    order: temperature; top-k; top-p of what top-k kept, renormalised (Holtzman et al. 2019, arXiv:1904.09751);
-    min-p (Nguyen et al. 2024, arXiv:2407.01082). Among equally likely tokens the lower id is kept first.
+    order: temperature; top-k; top-p of the tokens that top-k kept, renormalised (Holtzman et al. 2019,
+    arXiv:1904.09751); min-p (Nguyen et al. 2024, arXiv:2407.01082). Among equally likely tokens the lower id is
+    kept first.
     """
     scaled = logits.double()
     # Subtract the maximum first: dividing by a tiny temperature then overflows only to -inf, never to inf.

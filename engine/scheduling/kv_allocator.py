@@ -93,7 +93,7 @@ class KVAllocator:
         self._enqueue(request, prefix)
 
     def _enqueue(self, request: Request, prefix: CachedPrefix) -> None:
-        """Put a request, of which the tree has `prefix`, at its position in the queue."""
+        """Put a request at its position in the queue; the tree has `prefix` of it."""
         num_reached = self.host.reach(request, prefix, self._budget.prefill_rate)
         request.num_expected_cached = max(num_reached, self.host.num_coming(request.request_id))
         self.waiting.add(request)
@@ -182,7 +182,7 @@ class KVAllocator:
         1. Its rows must fit into the batch.
         2. Match its tokens: how many the tree has, and how many more host memory has.
         3. Defer it while another request computes its first page, or a transfer brings it.
-        4. Lock what was matched. Only then count the room: the lock may have made evictable pages unavailable.
+        4. Lock the match. Only then count the room: the lock may have made evictable pages unavailable.
         5. Without room, give up the part of the match that needs a page to be copied to, and count again.
         6. If there is still no room, undo all this, unless nothing else runs: then evict all that is not locked.
         7. Start it: it leaves the queue, and the copy of its KV from host memory to the device begins.

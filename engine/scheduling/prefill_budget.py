@@ -99,7 +99,7 @@ class PrefillBudget:
             self.prefill_rate = max(self.prefill_rate, num_prefill_tokens / max(seconds, _MIN_SECONDS))
 
     def seconds(self, num_decodes: int, num_prefill_tokens: int) -> float:
-        """Predict how long a step of this many tokens takes, whatever its context; 0 until one was measured."""
+        """Predict the seconds of a step with this many tokens and any context; 0 until one was measured."""
         decodes = self._decodes.at(num_decodes) if num_decodes and self._decodes.is_known else 0.0
         return max(decodes, num_prefill_tokens / self.prefill_rate if self.prefill_rate else 0.0)
 

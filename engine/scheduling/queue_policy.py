@@ -13,7 +13,7 @@ and no request is overtaken by one that arrives more than `half_life` seconds pe
 requests does not starve the others.
 
 Requests of batches are deferrable: under every policy they stand behind all others, which preempt them without
-waiting, whatever their priorities. Among themselves, tenants take turns.
+waiting and without regard to priorities. Among themselves, tenants take turns.
 
 Tenants share rows and steps under every policy (`engine/tenants/tenant_shares.py`).
 
@@ -39,12 +39,12 @@ class QueuePolicy(Protocol):
     """Decides which requests go first."""
 
     def position(self, request: Request) -> QueuePosition:
-        """Return the position of `request`, a function of what is known at its arrival."""
+        """Return the position of `request`, which depends only on facts known at its arrival."""
         ...
 
 
 class FirstComeFirstServed:
-    """The earliest arrival first, whatever the priorities."""
+    """The earliest arrival first, without regard to priorities."""
 
     def position(self, request: Request) -> QueuePosition:
         """Order by arrival."""

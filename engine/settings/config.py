@@ -215,7 +215,7 @@ class EngineConfig(SchedulerSettings):
             raise ValueError('preemption is "swap", but host_kv_gib is 0: set it, or use "auto" or "recompute"')
         if self.max_step_tokens < self.max_running:
             raise ValueError(
-                f"max_step_tokens must be at least max_running ({self.max_running}), as every running request "
+                f"max_step_tokens must be at least max_running ({self.max_running}): every running request "
                 f"decodes one token per step; got {self.max_step_tokens}"
             )
 

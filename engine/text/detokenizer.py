@@ -82,7 +82,7 @@ class Detokenizer:
     def decoder(self, keep: Collection[str] = (), after: Sequence[int] = ()) -> TokenDecoder:
         """Create the decoder of one text, which omits all special tokens except `keep`.
 
-        The text continues that of the tokens `after`, of which only their `context` counts. Without any, a new
+        The text continues that of the tokens `after`; only their `context` counts. Without any, a new
         text begins.
         """
         kept = self._kept(keep)

@@ -106,11 +106,11 @@ class Request:
     """Leading prompt tokens whose log-probabilities were reported, here or elsewhere, if the request wants
     them."""
     tokens: list[int] = field(default_factory=list)
-    """Prompt and output ids in one list; `PENDING` in place of those that are being sampled."""
+    """Prompt and output ids in one list; `PENDING` instead of those that are being sampled."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end it, including the model's own."""
     longest: int = 0
-    """Number of tokens, prompt included, at which it ends in any case."""
+    """Most tokens, including the prompt, at which it always ends."""
     num_computed: int = 0
     """Leading tokens whose KV is in `lease.pages`."""
     num_planned: int = 0

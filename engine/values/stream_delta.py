@@ -47,7 +47,7 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
     token_ids: list[int] = field(default_factory=list)
     """New tokens. A stop token that ended the request is the last of them."""
     start: int = 0
-    """How many tokens of the stream come before these. Engines leave it 0, as their deltas come in order; the
+    """How many tokens of the stream come before these. Engines leave it 0, because their deltas come in order; the
     outbox sets it, so that a receiver notices lost or repeated tokens."""
     num_cached: int = 0
     """Prompt tokens whose KV was found in the cache at admission."""

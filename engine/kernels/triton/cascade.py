@@ -1,11 +1,11 @@
-"""Attention of groups of rows to what they share (cascade attention): KV is read once for the queries of all.
+"""Attention of groups of rows to their shared prefixes (cascade attention): KV is read once for all queries.
 
     row 0   [ shared tiles          | own ]         a program: a piece of the shared tiles, for one KV head,
     row 2   [ the same              | own tiles ]   and all queries of a part of the group
     row 3   [ the same              | ow ]
 
 Each row of the group gets a partial result, which `engine.kernels.triton.decode` merges with those of its own
-tiles. A row's result thus depends on its group within rounding: `cascade_attention: off` makes it independent.
+tiles. Within rounding, a row's result thus depends on its group; `cascade_attention: off` makes it independent.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpre
 from engine.kernels.triton.work_list import WorkList
 
 _QUERIES = 64
-"""Queries of a program: what the asynchronous products of Hopper GPUs take."""
+"""Queries of a program: the rows of Hopper GPUs' asynchronous products."""
 
 
 def cascade_config(
     group: int, head_dim: int, element_size: int, device: torch.device
 ) -> tuple[LaunchConfig, int] | None:
-    """Return the launch configuration for `group` query heads per KV head, and how many rows a program takes; None
-    where it cannot take two.
+    """Return the launch configuration for `group` query heads per KV head, and the number of rows of a program;
+    None if it cannot have two.
     """
     program = largest_config(_QUERIES, 16, head_dim, element_size, device)
     if program is None or program.rows < 2 * group:
@@ -48,9 +48,10 @@ def attend_shared(
     kv_scales: tuple[float, float],
     soft_cap: float | None = None,
 ) -> None:
-    """Compute the partial results of what the groups of `work` share; `program` is from `cascade_config`.
+    """Compute the partial results of the shared prefixes of the groups in `work`; `program` is from
+    `cascade_config`.
 
-    All others are as for `engine.kernels.triton.decode.decode`, which has to follow.
+    The other arguments are those of `engine.kernels.triton.decode.decode`, which has to follow.
     """
     num_heads, head_dim = query.shape[1:]
     page_size, num_kv_heads = pages.shape[2:4]

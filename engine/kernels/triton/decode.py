@@ -1,12 +1,12 @@
 """Attention of rows with one query each over paged KV: flash decoding, which cuts long rows and merges the pieces.
 
 Programs take (item, KV head) in turn: the query heads that share the KV head attend to the item's tiles. A row
-that has one partial result, as all have in large batches, is done by that. Of another row, the program that
-computes its last item merges all of them, always in one order:
+with one partial result, as all rows of large batches have, is then finished. For other rows, the program that
+computes a row's last item merges all partial results, always in the same order:
 
     softmax(all) @ V = sum of parts, weighted by exp2(lse of a part - largest)
 
-What groups of rows share is computed before (`engine.kernels.triton.cascade`) and merged alike.
+The shared prefixes of groups of rows are computed before (`engine.kernels.triton.cascade`) and merged likewise.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def decode(
 ) -> None:
     """Attend from the last position of each row to all of its KV.
 
-    query: [R, num_heads, head_dim], numbers of a head together
-    pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head together; otherwise any strides
-    block_table: int32 [R, P], pages of a row together; kv_lens: int32 [R], those that `work` was built for
+    query: [R, num_heads, head_dim], numbers of a head contiguous
+    pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head contiguous; otherwise any strides
+    block_table: int32 [R, P], pages of a row contiguous; kv_lens: int32 [R], those for which `work` was built
     out: [R, num_heads * head_dim], contiguous; a row without positions gets zeros
     program: from `decode_config`
     scale: factor of scores; kv_scales: factors of the keys and values in the pages
@@ -152,7 +152,7 @@ def _attend(
     is_real = (member < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     for turn in range(tl.program_id(0), num_items * NUM_KV_HEADS, tl.num_programs(0)):
         item = turn // NUM_KV_HEADS
-        kv_head = turn % NUM_KV_HEADS  # Varies fastest, as heads of a position often lie together.
+        kv_head = turn % NUM_KV_HEADS  # Varies fastest, because heads of a position are often adjacent.
         row = tl.load(items + 2 * item).to(tl.int64)
         begin = tl.load(items + 2 * item + 1)
         kv_len = tl.load(kv_lens + row)
@@ -202,7 +202,7 @@ def _attend(
             store_part(
                 acc, highest, total, part, heads, is_real, part_values, part_lse, NUM_KV_HEADS * GROUP, HEAD_DIM
             )
-            tl.debug_barrier()  # All threads have written before one tells so.
+            tl.debug_barrier()  # All threads have written before one signals it.
             place = arrived + row * NUM_KV_HEADS + kv_head
             if tl.atomic_add(place, 1, sem="acq_rel", scope="gpu") == num_own - 1:
                 tl.debug_barrier()
@@ -275,7 +275,7 @@ def _merged(
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     for part in range(first_part, first_part + num_parts):
         place = tl.cast(part, tl.int64) * NUM_HEADS + heads
-        # Not through the nearest cache, which may hold what was there before.
+        # Bypass the nearest cache, which may hold old numbers.
         lse = tl.load(part_lse + place, mask=is_row, other=0.0, cache_modifier=".cg")
         at = part_values + place[:, None] * HEAD_DIM + dims[None, :]
         value = tl.load(at, mask=is_real, other=0.0, cache_modifier=".cg")

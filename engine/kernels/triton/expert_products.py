@@ -1,13 +1,13 @@
-"""Multiplies a tile of rows with some outputs of one expert's matrix, of each kind in which memory holds matrices.
+"""Multiplies a tile of rows with some outputs of one expert's matrix, for each kind of matrix in memory.
 
     plain    x @ w^T                                    16 or 32 bits
     fp8      (x^ @ w^T) * sx * sw                       a scale for each output and each row of x
-    blocks   sum over blocks of 128 inputs of the same, each block with scales of its own
+    blocks   sum over blocks of 128 inputs of the same, each block with its own scales
     int4     sum over groups of inputs of (x @ (q - z)^T) * s
 
-A GPU without float8 products gets x as it is, sx left out, and float8 weights as bytes, which are widened in
-registers. Sums are float32. A matrix's parts lie as in the linear layer of its kind (`engine.layers.linear`), by
-whose names it is told from the others.
+A GPU without float8 products gets plain x, no sx, and float8 weights as bytes, which are widened in registers.
+Sums are float32. A matrix has the parts of the linear layer of its kind (`engine.layers.linear`), whose names
+identify the kind.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _PLAIN, _FP8, _BLOCKS, _INT4 = (tl.constexpr(kind) for kind in range(4))
 _MOST_COLUMNS_INT4 = 128
 _BLOCK_OUTPUTS = tl.constexpr(BLOCK_OUTPUTS)
 _WIDENING = tl.constexpr(2.0**120)
-"""What float8_e4m3fn's bits have to be multiplied by where float32 has such bits: 2^(127 - 7), for the biases."""
+"""Factor of float8_e4m3fn's bits at their place in float32: 2^(127 - 7), for the biases."""
 
 
 class Stacked(Protocol):
-    """The matrices of all experts, as linear layers of one kind have them (`engine.layers.matrix_stack`)."""
+    """The matrices of all experts, in the form of linear layers of one kind (`engine.layers.matrix_stack`)."""
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """What the layers call their tensors: those of all experts, [E, ...]."""
+        """Tensors of all experts, [E, ...], by their names in the layers."""
         ...
 
 
 class ExpertMatrices(NamedTuple):
-    """The matrices of all experts as kernels take them. All tensors are contiguous."""
+    """The matrices of all experts as arguments of kernels. All tensors are contiguous."""
 
     kind: int
     weight: torch.Tensor
@@ -55,7 +55,7 @@ class ExpertMatrices(NamedTuple):
 
     @classmethod
     def of(cls, matrices: torch.Tensor | Stacked, device: torch.device) -> ExpertMatrices:
-        """Return what kernels are told of these matrices, [E, outputs, inputs], on such a device."""
+        """Return these matrices, [E, outputs, inputs], as arguments of kernels on such a device."""
         if isinstance(matrices, torch.Tensor):
             return cls._plain(matrices)
         tensors = matrices.tensors
@@ -80,23 +80,23 @@ class ExpertMatrices(NamedTuple):
         return cls(_PLAIN.value, weight, None, None, outputs, inputs, inputs)
 
     def rounded(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return rows [N, inputs] as these matrices multiply them: with scales, if they are rounded."""
+        """Return rows [N, inputs] in the form for these matrices: with scales, if they are rounded."""
         if self.weight.dtype != torch.float8_e4m3fn:
             return x, None
         return round_rows(x.contiguous(), None if self.kind == _FP8.value else self.group)
 
     def columns_each(self, columns: int) -> int:
-        """Return how many outputs a program has that otherwise has so many: widening takes registers too."""
+        """Return the number of outputs of a program, at most `columns`, because widening takes registers too."""
         return min(columns, _MOST_COLUMNS_INT4) if self.kind == _INT4.value else columns
 
     def step(self, bytes_of_inputs: int, element_size: int) -> int:
-        """Return how many inputs, or bytes of four bits, are multiplied at once if there may be so many bytes."""
+        """Return how many inputs, or bytes of four bits, are multiplied together, given a bound on their bytes."""
         if self.kind == _INT4.value:
             return math.gcd(self.group // 2, MAX_BLOCK_J)
         return BLOCK_INPUTS if self.kind == _BLOCKS.value else bytes_of_inputs // element_size
 
     def step_bytes(self, rows: int, columns: int, step: int, element_size: int) -> int:
-        """Return the bytes of rows and weights that are multiplied at once."""
+        """Return the bytes of rows and weights that are multiplied together."""
         halves = 2 if self.kind == _INT4.value else 1
         return (rows * halves * element_size + columns * self.weight.element_size()) * step
 
@@ -123,9 +123,10 @@ def multiplied(
 ):
     """Return float32 [R, C]: these rows times these outputs of an expert's matrix.
 
-    Of less than 64 rows the product is turned: weights then fill the tensor cores' 64 rows, as in `few_rows`.
+    With less than 64 rows the product is transposed: weights then fill the tensor cores' 64 rows, as in
+    `few_rows`.
     """
-    # Triton's interpreter multiplies bfloat16 wrongly, so it computes in float32.
+    # Triton's interpreter multiplies bfloat16 wrongly, so it uses float32.
     dot_type: tl.constexpr = tl.float32 if INTERPRETED else x.dtype.element_ty
     TURNED: tl.constexpr = rows.shape[0] < 64
     step = tl.arange(0, STEP)
@@ -183,7 +184,7 @@ def multiplied(
 
 @triton.jit
 def _added(total, part, weights, TURNED: tl.constexpr):
-    """Return `total` and the product of rows [R, K] and weights [C, K]: [C, R] if it is turned, else [R, C]."""
+    """Return `total` plus the product of rows [R, K] and weights [C, K]: [C, R] if transposed, else [R, C]."""
     if TURNED:
         return tl.dot(weights, tl.trans(part), total, input_precision="ieee")
     else:
@@ -192,7 +193,7 @@ def _added(total, part, weights, TURNED: tl.constexpr):
 
 @triton.jit
 def _of_columns(scales, TURNED: tl.constexpr):
-    """Return scales of a product's columns, or if `TURNED` of its rows, so that they multiply it."""
+    """Return scales of a product's columns (of its rows if `TURNED`) in the shape that multiplies it."""
     if TURNED:
         return scales[:, None]
     else:
@@ -201,7 +202,7 @@ def _of_columns(scales, TURNED: tl.constexpr):
 
 @triton.jit
 def _widened(numbers, dot_type: tl.constexpr):
-    """Return numbers of `dot_type`, of which bytes are float8_e4m3fn."""
+    """Return numbers as `dot_type`; bytes are float8_e4m3fn."""
     if numbers.dtype == tl.uint8:
         bits = numbers.to(tl.int32)
         place = ((bits & 128) << 24) | ((bits & 127) << 20)

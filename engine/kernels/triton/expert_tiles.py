@@ -4,8 +4,8 @@
     order      1 2 5 | 0 4 | 3           pairs by expert, and of one expert in their own order
     tiles      (0, 0, 2) (0, 2, 3) (2, 3, 5) (3, 5, 6) (-1, ...)        for tiles of 2: expert, first row, end
 
-The number of tiles depends on the tokens: as many are made as there can be, so that the host need not wait for the
-number; unused ones at the end are marked with expert -1.
+The number of tiles depends on the tokens. The largest possible number is made, so that the host need not wait;
+unused ones at the end are marked with expert -1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.kernels.triton.launch import launch
 from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 
-_BLOCK = 1024  # Pairs examined at once.
+_BLOCK = 1024  # Pairs examined together.
 
 
 def expert_tiles(

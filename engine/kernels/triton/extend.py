@@ -5,7 +5,7 @@ A tile is a run of one row's queries, with heads that share a KV head packed tog
     queries of the tile, from position p to q        window w: no query sees positions before p - w + 1
 
     KV   ....|  edge  |  whole  |  whole  |  edge  |  edge |
-             p-w+1    q-w+1               p        q          edge: masked, as some queries see only a part
+             p-w+1    q-w+1               p        q          edge: masked, some queries see only a part
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def extend_config(
     group: int, head_dim: int, element_size: int, longest: int, device: torch.device
 ) -> LaunchConfig | None:
     """Return the launch configuration for `group` query heads per KV head and at most `longest` queries per row:
-    one of two, for rows of a few tokens, or else as many rows as registers and shared memory hold. None if none
-    fits. With only two, both can be compiled before the first step.
+    one of two, for rows of a few tokens, or for as many rows as registers and shared memory hold. None if none
+    fits. Because there are only two, both can be compiled before the first step.
     """
     most = 128 if block_of(head_dim) * element_size <= _WIDE_BYTES else 64
     least = max(16, power_of_2(group))
@@ -81,10 +81,10 @@ def extend(
 ) -> None:
     """Attend from each query of the rows in `tiles` to its row's positions up to its own.
 
-    query: [N, num_heads, head_dim], numbers of a head together; row r's are qo_indptr[r] .. qo_indptr[r + 1],
+    query: [N, num_heads, head_dim], numbers of a head contiguous; row r's are qo_indptr[r] .. qo_indptr[r + 1],
         the last of its kv_lens[r] positions
-    pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head together; otherwise any strides
-    block_table: int32 [R, P], pages of a row together; qo_indptr: int32 [R + 1]; kv_lens: int32 [R]
+    pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head contiguous; otherwise any strides
+    block_table: int32 [R, P], pages of a row contiguous; qo_indptr: int32 [R + 1]; kv_lens: int32 [R]
     tiles: int32 [T, 2], from `query_tiles`, of `program.rows // group` queries; program: from `extend_config`
     out: [N, num_heads * head_dim], contiguous; only these rows' tokens are written
     scale: factor of scores; kv_scales: factors of the keys and values in the pages
@@ -176,7 +176,7 @@ def _extend(
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    if HAS_SINKS:  # counts as a score that was seen before all others
+    if HAS_SINKS:  # counts as a score before all others
         highest = scores_of_sinks(sinks, head, packed < BLOCK_M // GROUP * GROUP)
         total = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
     start, whole_start, whole_end, end = seen_tiles(offset, first, last, WINDOW, TILE)

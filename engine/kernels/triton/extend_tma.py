@@ -1,6 +1,6 @@
-"""`extend` where a tile of KV is one box of memory, which Hopper GPUs and later copy by TMA.
+"""`extend` for tiles of KV that are one box of memory, which Hopper and later GPUs copy by TMA.
 
-    page    [ 64 or 128 positions x heads x head_dim ]      a tile lies within a page, and is one head's columns
+    page    [ 64 or 128 positions x heads x head_dim ]      a tile is within a page, and is one head's columns
 
 Threads then hold no addresses of keys and values, which makes room for tiles of 128 positions in registers.
 """
@@ -23,16 +23,16 @@ TMA_ROWS = 128
 """Rows of a program."""
 _WARPS = 8
 _TILES = (128, 2), (64, 3)
-"""Positions of a tile, and tiles on their way at once; the first that fits is taken."""
+"""Positions of a tile, and tiles in flight; the first that fits is used."""
 _BESIDE = 8 * 1024
 _LARGEST_HEAD = 256
-"""Bytes of a head up to which accumulators stay in registers."""
+"""Most bytes of a head with which accumulators stay in registers."""
 
 
 def tma_tile(
     page_size: int, head_dim: int, element_size: int, device: torch.device, *, is_unusual: bool
 ) -> tuple[int, int] | None:
-    """Return the positions of a tile and the number of stages for such pages; None where `extend` is to be used.
+    """Return the positions of a tile and the number of stages for such pages; None if `extend` has to be used.
 
     `is_unusual`: whether scores have soft caps or sinks.
     """
@@ -44,7 +44,7 @@ def tma_tile(
 
 
 def fitting_tile(page_size: int, head_dim: int, element_size: int, limit: int) -> tuple[int, int] | None:
-    """Return the first of the tiles of which a page is a multiple, and that fit into `limit` bytes."""
+    """Return the first tile that divides a page and fits into `limit` bytes."""
     if head_dim * element_size > _LARGEST_HEAD:
         return None
     for tile, stages in _TILES:
@@ -68,7 +68,7 @@ def extend_tma(
     window: int | None,
     kv_scales: tuple[float, float],
 ) -> None:
-    """Do what `extend` does. `tile`: from `tma_tile`; `tiles`: of 128 // group queries. Pages are contiguous."""
+    """Compute as `extend` does. `tile`: from `tma_tile`; `tiles`: 128 // group queries each. Contiguous pages."""
     num_heads, head_dim = query.shape[1:]
     page_size, num_kv_heads = pages.shape[2:4]
     size, stages = tile
@@ -118,7 +118,7 @@ def _attend_box(
     values,
     row,  # first position of the box
     column,
-    exists,  # bool [TILE]: what others left at other positions may be NaN
+    exists,  # bool [TILE]: old numbers at other positions may be NaN
     seen,  # bool [M, TILE]; ignored unless MASKED
     scale,
     MASKED: tl.constexpr,

@@ -1,13 +1,13 @@
-"""Multiplies a few rows with a matrix of weights, where reading it is all that takes time (split-K GEMV).
+"""Multiplies a few rows with a matrix of weights, where reading it takes nearly all the time (split-K GEMV).
 
     a program: BLOCK_N outputs of all rows, a share of the inputs        result^T = W @ x^T
 
 The weights are the first operand, so that they fill the tensor cores' 64 rows and 8 rows of x need no padding. The
-shares are summed in the program that is done last (`engine.kernels.triton.split_k`).
+program that finishes last sums the shares (`engine.kernels.triton.split_k`).
 
     plain    16 or 32 bits
     fp8      y = (W^ · x^^T) · sw · sx            a scale for each output and each row of x
-    blocks   y = sum over blocks of 128 inputs    of the same, each block with scales of its own
+    blocks   y = sum over blocks of 128 inputs    of the same, each block with its own scales
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_ROWS = 8
 """Maximum number of rows."""
 _BLOCK_N = 64
 _BLOCK_BYTES = 256
-"""Bytes of an output's weights that are read at once; a block's, if there are blocks."""
+"""Bytes of an output's weights that are read together; those of a block, if there are blocks."""
 
 
 def plain_few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -132,7 +132,7 @@ def _few_rows(
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_column = rows < num_rows, columns < outputs
     step = tl.arange(0, BLOCK_K)
-    # Triton's interpreter multiplies bfloat16 wrongly, so it computes in float32.
+    # Triton's interpreter multiplies bfloat16 wrongly, so it uses float32.
     dot_type: tl.constexpr = tl.float32 if INTERPRETED else x.dtype.element_ty
     x_rows = x + rows.to(tl.int64)[:, None] * x_row
     w_rows = weight + columns.to(tl.int64)[:, None] * w_row

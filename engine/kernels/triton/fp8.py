@@ -19,8 +19,8 @@ def store_rounded(row, is_in, out, scale, INPUTS: tl.constexpr, INTERPRETED: tl.
     one for each `INPUTS` numbers if these are not 0.
 
     Numbers are divided by the scale, not multiplied by its inverse, and the scale is multiplied by an inverse, not
-    divided, so that they are those of the separate form bit for bit.
-    None exceeds the largest float8 by more than rounding, so none is clamped; NaN stays NaN.
+    divided, so that results equal those of the separate form bit for bit. None exceeds the largest float8 by more
+    than rounding, so none is clamped; NaN stays NaN.
     """
     if INPUTS == 0:
         step = tl.maximum(tl.max(tl.abs(row), axis=0), 1e-12) * (1.0 / 448.0)
@@ -40,7 +40,7 @@ def store_rounded(row, is_in, out, scale, INPUTS: tl.constexpr, INTERPRETED: tl.
 
 @triton.jit
 def _to_nearest_even(x):
-    """Round float32 to numbers that float8_e4m3fn has: four significant bits, and steps of 2^-9 below 2^-6."""
+    """Round float32 to numbers of float8_e4m3fn: four significant bits, and steps of 2^-9 below 2^-6."""
     bits = x.to(tl.int32, bitcast=True)
     cut = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
     small = (x + 24576.0) - 24576.0  # 1.5 * 2^14, whose neighbours are 2^-9 apart
@@ -71,8 +71,8 @@ def _round_rows(
 def rounded_like(
     rows: int, size: int, inputs: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return memory for rounded rows and for their scales, and what kernels are told of `inputs`: 0 for `size`,
-    one scale for each row. Other numbers have to be powers of two that divide `size`.
+    """Return memory for rounded rows and for their scales, and the kernels' value of `inputs`: 0 for `size`, one
+    scale for each row. Other numbers have to be powers of two that divide `size`.
     """
     out = torch.empty((rows, size), dtype=torch.float8_e4m3fn, device=device)
     shape = (rows,) if inputs == size else (rows, size // inputs)

@@ -2,8 +2,9 @@
 
     y[m, n] = sum over blocks b of 128 inputs    (x^[m, b] · w^[n, b]) * sx[m, b] * sw[n / rows, b]
 
-A block's product is summed in the tensor cores, and the blocks' products in float32 outside: what the tensor cores
-of Hopper GPUs lose of a long sum (arXiv:2412.19437, section 3.3.2) is thus lost of 128 products at most.
+A block's product is summed in the tensor cores, and the blocks' products in float32 outside. The precision that
+the tensor cores of Hopper GPUs lose in a long sum (arXiv:2412.19437, section 3.3.2) is thus only that of 128
+products.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from engine.kernels.triton.launch import launch
 from engine.kernels.triton.tile import is_interpreted, start
 
 _FEW, _MANY = (64, 64, 4, 4), (128, 128, 8, 3)
-"""Rows and outputs of a program, its warps and stages: of decodes, which are bound by reading, and of prompts."""
+"""Rows, outputs, warps and stages of a program: for decodes, which are bound by reading, and for prompts."""
 _FEW_ROWS = 64
 """Maximum number of rows for programs of few rows."""
 

@@ -1,11 +1,11 @@
-"""Computes all tokens' experts in a few launches, whatever the load of each expert.
+"""Computes all tokens' experts in a few launches, for any load of each expert.
 
     tiles ─▶ _gate_up: SiLU(x @ gate) * (x @ up), rows sorted by expert ─▶ _down: @ down * share, back in the
     order of pairs (token, choice) ─▶ _combine: each token's pairs summed, in float32 and always in one order
 
-A tile is a few rows of one expert (`expert_tiles`); matrices are plain or quantized (`expert_products`). What
-float8 matrices multiply is rounded before, in a launch of its own. There are no atomic additions, so results do
-not depend on the order of programs. gpt-oss' experts have biases, and a clamped form of that activation.
+A tile is a few rows of one expert (`expert_tiles`); matrices are plain or quantized (`expert_products`). Inputs of
+float8 matrices are rounded before, in a separate launch. There are no atomic additions, so results do not depend
+on the order of programs. gpt-oss' experts have biases, and a clamped form of that activation.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _Shape(NamedTuple):
     num_stages: int
 
     def options(self, x: torch.Tensor, matrices: ExpertMatrices, columns: int) -> dict[str, Any]:
-        """Return how a program multiplies rows like `x` with so many columns. What a GPU's shared memory holds is
-        prefetched.
+        """Return how a program multiplies rows like `x` with so many columns. It prefetches as much as a GPU's
+        shared memory holds.
         """
         step = matrices.step(self.input_bytes, x.element_size())
         bytes_each = matrices.step_bytes(self.rows, columns, step, x.element_size())
@@ -61,7 +61,7 @@ _SHAPES: tuple[tuple[float, _Shape], ...] = (
 )
 """Tile shapes up to so many pairs per expert: decode is bound by reading weights, prefill by products."""
 _BESIDE = 4096
-"""Bytes of shared memory needed beside operands."""
+"""Bytes of shared memory needed in addition to operands."""
 _COLUMNS = 1024  # Columns of a token that one program sums.
 
 
@@ -172,7 +172,7 @@ def _gate_up(
 ):
     """Compute some gate outputs and the same up outputs of one tile's rows: [pairs, inner] sorted by expert.
 
-    One product has both, a gate beside its up, so that a thread gets both results.
+    One product has both, each gate next to its up, so that a thread gets both results.
     """
     start(PDL)
     tile = tiles + tl.program_id(0) * 3
@@ -210,7 +210,7 @@ def _gate_up(
     if bias is not None:
         product += tl.load(bias + expert * (2 * inner) + own, is_output, 0.0).to(tl.float32)[None, :]
     gate, up = tl.split(tl.reshape(product, (ROWS, OUTPUTS, 2)))
-    if ALPHA > 0:  # by `where`, as a minimum of NaN would be a number
+    if ALPHA > 0:  # by `where`, because a minimum with NaN would be a number
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
         result = (up + 1) * gate / (1 + tl.exp(-gate * ALPHA))
@@ -292,7 +292,7 @@ def _combine(
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Sum a token's pairs whose experts are here; those of other experts were never written."""
+    """Sum a token's pairs with experts on this rank; the others were never written."""
     start(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -1,4 +1,4 @@
-"""Multiplies x with a 4-bit matrix that is widened inside the product, for few rows, where reading it dominates.
+"""Multiplies x with a 4-bit matrix, widened inside the product, for few rows, where reading it dominates.
 
     a program: BLOCK_M rows of x, BLOCK_N outputs, a share of the groups
 
@@ -25,7 +25,7 @@ from engine.kernels.triton.tile import start
 BLOCK_N = 64
 """Outputs per program."""
 MAX_BLOCK_J = 64
-"""Maximum number of bytes of an output that are widened at once."""
+"""Maximum number of bytes of an output that are widened together."""
 ROW_BLOCKS = (16, 32, 64)
 """Possible rows per program: the smallest that holds all rows, else the largest."""
 
@@ -103,7 +103,7 @@ def _int4_gemm(
     PDL: tl.constexpr,
 ):
     start(PDL)
-    # Triton's interpreter multiplies bfloat16 wrongly, so it computes in float32.
+    # Triton's interpreter multiplies bfloat16 wrongly, so it uses float32.
     dot_type: tl.constexpr = tl.float32 if INTERPRETED else x.dtype.element_ty
     share = tl.program_id(2)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

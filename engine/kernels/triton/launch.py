@@ -1,13 +1,13 @@
-"""Launches kernels: on the device of their tensors, whichever device the thread is on.
+"""Launches kernels on the device of their tensors, even if it is not the thread's current one.
 
-Within `compiling` launches only compile, all kernels beside each other: what a model needs is compiled before its
-first step, and Triton keeps it on disk (TRITON_CACHE_DIR) for the next start.
+Within `compiling`, launches only compile, all kernels in parallel: a model's kernels are compiled before its first
+step, and Triton keeps them on disk (TRITON_CACHE_DIR) for the next start.
 
-Triton finds out at each launch which variant of a kernel the arguments ask for, and takes longer for that than for
-launching it. So variants are kept here by all that they depend on, and launched without Triton's search.
+At each launch, Triton searches for the variant of a kernel that the arguments need, which takes longer than the
+launch itself. So variants are kept here under all that they depend on, and launched without this search.
 
-A kernel that takes `PDL` is launched while the kernel before it is still running, where the GPU and Triton can do
-that (programmatic dependent launch), and waits for it itself (`engine.kernels.triton.tile.start`).
+A kernel with the argument `PDL` is launched while the previous kernel still runs, if the GPU and Triton support it
+(programmatic dependent launch), and waits for it itself (`engine.kernels.triton.tile.start`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from triton.runtime.jit import JITFunction
 
 _MAX_COMPILERS = 16
 _PDL_CAPABILITY = (9, 0)
-"""Compute capability from which a kernel may be launched before the one before it has ended."""
+"""Compute capability from which a kernel may be launched before the previous one has ended."""
 _is_compiling: ContextVar[bool] = ContextVar("is_compiling", default=False)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: torch.Tensor, *args: Any, **options: Any) -> None:
-    """Launch `kernel` with `first`, a tensor on the device that all others are on, and the other arguments."""
+    """Launch `kernel` with `first`, a tensor on the device of all others, and the other arguments."""
     device = first.device
     if "PDL" in getattr(kernel, "arg_names", ()):
         options["PDL"] = launches_early(device)
@@ -65,19 +65,19 @@ def _launch_here(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], opti
 
 
 _variants: dict[tuple[Any, ...], tuple[Any, CompiledKernel]] = {}
-"""Kernels with what was compiled of them: a kernel's address stands for it as long as it lives."""
+"""Kernels with their compiled variants. A kernel's address identifies it as long as it lives."""
 
 
 def _is_told_by_kinds(kernel: JITFunction[Any], args: tuple[Any, ...]) -> bool:
-    """Whether a variant depends on nothing of `args` but their kinds, and all constants have names."""
+    """Whether a variant depends only on the kinds of `args`, and all constants have names."""
     is_constant = [param.is_constexpr for param in kernel.params]
     are_named = is_constant == [at >= len(args) for at in range(len(is_constant))]
     return are_named and not any(_kind_of(arg) is object for arg in args)
 
 
 def _kind_of(arg: Any) -> object:
-    """Return what a variant may depend on: of whole numbers whether they are 1, a multiple of 16, and of 32 bits,
-    of tensors their type and whether they begin at a multiple of 16 bytes; `object` of what is none of these.
+    """Return the properties on which a variant may depend: for integers whether they are 1, a multiple of 16, and
+    of 32 bits; for tensors their type and whether they begin at a multiple of 16 bytes; `object` for other values.
     """
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() % 16
@@ -89,8 +89,8 @@ def _kind_of(arg: Any) -> object:
 
 
 def empty_indices(device: torch.device, *shape: int) -> torch.Tensor:
-    """Return int64 memory for numbers that later operations index with. It is zero where kernels only compile and
-    so write nothing: a GPU ends a process's work when an index is out of bounds.
+    """Return int64 memory for numbers that later operations index with. It is zero if kernels only compile and so
+    write nothing, because an index out of bounds would abort the process's work on the GPU.
     """
     make = torch.zeros if _is_compiling.get() else torch.empty
     return make(shape, dtype=torch.int64, device=device)
@@ -98,7 +98,7 @@ def empty_indices(device: torch.device, *shape: int) -> torch.Tensor:
 
 @functools.cache
 def launches_early(device: torch.device) -> bool:
-    """Whether kernels may be launched on a device before those before them have ended."""
+    """Whether kernels may be launched on a device before the previous ones have ended."""
     if (
         device.type != "cuda"
         or torch.version.hip is not None
@@ -110,9 +110,9 @@ def launches_early(device: torch.device) -> bool:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Have this thread's launches compile their kernels and not run them. On leaving, all of them are compiled.
+    """Make this thread's launches only compile their kernels. On leaving, all of them are compiled.
 
-    Raises what a compiler raised. Early versions of Triton compile one kernel after the other.
+    Raises the error of a compiler. Early versions of Triton compile kernels in turn.
     """
     mode = getattr(triton, "AsyncCompileMode", None)
     token = _is_compiling.set(True)
@@ -129,10 +129,10 @@ def compiling() -> Iterator[None]:
 
 @contextmanager
 def _parsed_in_turn() -> Iterator[None]:
-    """Have one thread at a time parse kernels, as each compiler does.
+    """Let only one thread at a time parse kernels, as each compiler does.
 
-    Python 3.11 counts how deep `ast.parse` is for all threads together. When it collects garbage, another thread
-    may come between, and one of them raises SystemError, "AST constructor recursion depth mismatch"
+    Python 3.11 counts the depth of `ast.parse` for all threads together. If it collects garbage meanwhile, another
+    thread may interfere, and one of them raises SystemError, "AST constructor recursion depth mismatch"
     (python/cpython#106905).
     """
     parse, turn = JITFunction.parse, threading.Lock()

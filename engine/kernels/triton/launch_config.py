@@ -1,4 +1,4 @@
-"""How large an attention program may be on a GPU: its rows of queries and its tiles of KV in shared memory.
+"""The size of an attention program on a GPU: its rows of queries and its tiles of KV in shared memory.
 
     bytes  =  (rows + 2 (keys, values) * 64 * tiles held) * head_dim * bytes per number  +  a few KiB
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 
 _DEPTHS = (5, 3), (2, 2), (1, 1)
-"""num_stages and the maximum number of tiles held: the deepest that fits is taken."""
+"""num_stages and the maximum number of tiles held: the deepest that fits is used."""
 _ASYNCHRONOUS_ROWS = 64
 _BESIDE = 6 * 1024
-"""Bytes for weights on their way to the second product, and for page ids."""
+"""Bytes for the weights of the second product, and for page ids."""
 _MAX_PROGRAMS_PER_SM = 3
 _REGISTERS_PER_SM = 65_536
 _REGISTERS, _REGISTERS_WIDENING = 168, 208
-"""Registers that a thread of a decode program takes at most, as compiled; and if it widens numbers of 8 bits."""
+"""Most registers of a thread of a compiled decode program; the second if it widens numbers of 8 bits."""
 DECODE_THREADS = 128
 """Threads of a decode program."""
 _INTERPRETED_PROGRAMS = 3
@@ -62,7 +62,7 @@ def block_of(head_dim: int) -> int:
 
 
 def power_of_2(number: int) -> int:
-    """Return the least power of two that is no less than a positive number, as Triton's function does slowly."""
+    """Return the least power of two that is at least a positive number; Triton's function is slow."""
     return 1 << (number - 1).bit_length()
 
 
@@ -77,8 +77,8 @@ def shared_memory(device: torch.device) -> int:
 
 
 def num_programs(shared_bytes: int, device: torch.device, *, widens: bool = False) -> int:
-    """Return how many decode programs of such a size run at once on the whole GPU; `widens`: those that read pages
-    of 8 bits.
+    """Return how many decode programs of such a size run at the same time on the whole GPU; `widens`: those that
+    read pages of 8 bits.
     """
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
@@ -88,7 +88,7 @@ def num_programs(shared_bytes: int, device: torch.device, *, widens: bool = Fals
 
 
 def programs_per_sm(shared_bytes: int, shared_of_sm: int, *, widens: bool) -> int:
-    """Return how many decode programs share a multiprocessor: what its shared memory and its registers hold."""
+    """Return how many decode programs share a multiprocessor, by its shared memory and its registers."""
     registers = _REGISTERS_WIDENING if widens else _REGISTERS
     held = _REGISTERS_PER_SM // (registers * DECODE_THREADS)
     return max(1, min(shared_of_sm // shared_bytes, held, _MAX_PROGRAMS_PER_SM))

@@ -1,4 +1,4 @@
-"""Merges attention to two parts of a row's keys by their sums of weights (Milakov et al. 2018, arXiv:1805.02867).
+"""Merges attention to two parts of a row's keys by sums of weights (Milakov et al. 2018, arXiv:1805.02867).
 
     out = (out_1 e^(s_1 - m) + out_2 e^(s_2 - m)) / (e^(s_1 - m) + e^(s_2 - m)),   m = max(s_1, s_2)
 
@@ -21,7 +21,7 @@ _TOKENS = 16
 
 @triton.jit(do_not_specialize=["tokens"])
 def _merge(
-    first_ptr,  # [heads, tokens, size], of any strides but the last
+    first_ptr,  # [heads, tokens, size], any strides except the last
     first_sums_ptr,  # [heads, tokens]
     second_ptr,
     second_sums_ptr,

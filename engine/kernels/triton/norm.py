@@ -44,7 +44,7 @@ def _add_norm(
         branch = tl.load(branch_ptr + row * branch_stride + at, mask=is_in, other=0.0)
         x = (x.to(tl.float32) + branch.to(tl.float32)).to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + row * x_stride + at, x, mask=is_in)
-    wide = x.to(tl.float32)  # The sum is rounded as stored, as if the norm had read it.
+    wide = x.to(tl.float32)  # The sum is rounded as if the norm had read it.
     factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     weight = tl.load(weight_ptr + at, mask=is_in, other=0.0).to(tl.float32)
     normed = wide * factor * weight

@@ -21,7 +21,7 @@ from engine.kernels.triton.tile import start
 _HEADS = 8
 """Heads per program."""
 _LARGEST_FP8 = 448.0
-"""Largest float8_e4m3fn number, to which larger ones are clamped, as the type has no infinity."""
+"""Largest float8_e4m3fn number, to which larger ones are clamped, because the type has no infinity."""
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -12,7 +12,7 @@ from engine.kernels.triton.tile import start
 
 
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Implement `engine.models.experts.route`; of equally likely experts, the first is chosen."""
+    """Implement `engine.models.experts.route`; among equally likely experts, the first is chosen."""
     logits = logits.contiguous()
     rows, num_experts = logits.shape
     chosen = empty_indices(logits.device, rows, per_token)
@@ -53,7 +53,7 @@ def _route(
     scores = tl.load(logits + row * num_experts + expert, is_expert, float("-inf")).to(tl.float32)
     weights = tl.exp(scores - tl.max(scores, 0))
     share = weights / tl.sum(weights, 0)
-    # A row that is NaN still gets experts that exist.
+    # A row of NaN still gets experts that exist.
     left = tl.where(is_expert, tl.where(share == share, share, 1.0), -1.0)
     experts = tl.zeros((CHOICES,), tl.int32)
     taken = tl.zeros((CHOICES,), tl.float32)

@@ -1,4 +1,4 @@
-"""Enters and leaves a decode step: what its kernels read of the device's rows, and what its tokens make of them.
+"""Enters and leaves a decode step: prepares its inputs from the device's rows, and updates the rows by its tokens.
 
     words of the rows:  token  position  in use  prompt  table        (`engine.graphs.row_assignment`)
     enter               ids, positions, lengths, slots, outputs       before the layers
@@ -31,11 +31,11 @@ class RowWords(NamedTuple):
     """0 or 1."""
     num_prompt: torch.Tensor
     tables: torch.Tensor
-    """int32 [G, R, P], contiguous: of each group of layers."""
+    """int32 [G, R, P], contiguous, for each group of layers."""
 
 
 class RowInputs(NamedTuple):
-    """What a step reads: [R] each, but for the slots."""
+    """The inputs of a step: [R] each, except the slots."""
 
     ids: torch.Tensor
     """int64."""
@@ -105,7 +105,7 @@ def _enter(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_row = row < count
     position = tl.load(positions + row, mask=is_row, other=0)
-    place = tl.program_id(1).to(tl.int64) * max_rows + row  # of the row among those of all groups of layers
+    place = tl.program_id(1).to(tl.int64) * max_rows + row  # the row's place among those of all groups of layers
     page = tl.load(tables + place * MAX_PAGES + position // PAGE_SIZE, mask=is_row, other=0)
     tl.store(slots_out + place, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE, mask=is_row)
     is_row = is_row & (tl.program_id(1) == 0)

@@ -7,9 +7,9 @@
     draw     the chunk, then the token, that the noise selects           [R]
 
 Weights and their sums are float64, and tokens are cumulated in vocabulary order, so the rounding of sums hardly
-ever decides, and tokens are those of torch.
+ever decides, and tokens are the same as torch's.
 
-The host is not involved, and the launches are the same whatever rows ask for.
+The host is not involved, and the launches are the same for all sampling parameters.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from engine.kernels.triton.truncation import (
 )
 
 CHUNK = 4096
-"""Tokens per program, except when a cut is searched for."""
+"""Tokens per program, except in the search for a cut."""
 BLOCK = 64
 """Tokens that share a maximum: the k-th largest maximum is no larger than the k-th largest logit."""
 ROOM = 128
-"""Maximum number of tokens collected of a chunk; if there are more, the whole row is searched for a cut."""
+"""Maximum number of tokens collected from a chunk; if there are more, the whole row is searched for a cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class SamplingTensors:
 def choose(logits: torch.Tensor, tensors: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
     """Choose a token, int64 [R], for each row of `logits`, float32 [R, V], of any row stride.
 
-    The token is -1 if the largest logit is NaN or infinite, as no choice is valid then.
+    The token is -1 if the largest logit is NaN or infinite, because no choice is valid then.
     positions: int64 [R], numbers of tokens generated before, which determine the noise together with the seeds.
     """
     rows, size = logits.shape
@@ -119,7 +119,7 @@ def penalize(logits: torch.Tensor, counts: torch.Tensor, asked: torch.Tensor) ->
 
     counts: int32 [slots, V], as in `engine.sampling.token_counts`.
     asked: int64 [P, 5 + T]: each one's row and slot; the bits of its repetition, presence and frequency penalties
-    as float64; the tokens of its output that the slot does not count, padded with -1.
+    as float64; tokens of its output that the slot does not count, padded with -1.
     """
     if asked.shape[0]:
         grid = (asked.shape[0], -(-logits.shape[1] // CHUNK))
@@ -226,7 +226,7 @@ def _weigh(
     cuts_ptr,
     sums_ptr,  # weights of tokens above the cut
     equals_ptr,  # numbers of tokens that equal the cut
-    HAS_CUTS: tl.constexpr,  # whether cuts are known: then only rows with one are computed
+    HAS_CUTS: tl.constexpr,  # whether cuts are known; then only rows with one are computed
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -316,6 +316,6 @@ def _draw(
             weights = weight_of(x, best, inverse)
             weights = tl.where(stays & (weights >= least), weights, 0.0)
             passed = (tl.cumsum(weights, axis=0) + so_far > wanted) & (weights > 0)
-            last = tl.max(tl.where(weights > 0, token, 0), axis=0)  # In case rounding makes sums disagree.
+            last = tl.max(tl.where(weights > 0, token, 0), axis=0)  # If rounding makes sums disagree.
             result = tl.minimum(tl.min(tl.where(passed, token, size), axis=0), last)
     tl.store(tokens_ptr + row, result.to(tl.int64))

@@ -1,12 +1,12 @@
-"""Finds rows of a decode step that begin with the same pages, on the device, so that a CUDA graph holds it.
+"""Finds rows of a decode step that begin with the same pages, on the device, so that a CUDA graph can include it.
 
     block tables   row 0   4 9 2 | 7          rows 0, 2 and 3 are a group: they begin with the same pages.
                    row 1   5 1               A page that several rows have at one place holds the KV of the same
                    row 2   4 9 2 | 3 6        tokens, and so do all pages before it; it is not written any more.
                    row 3   4 9 2 | 8
 
-Each row prefers the prefix whose sharing would save most, by all rows that begin with it; rows that prefer the
-same one are its group. Groups with more rows than a program takes are divided into parts of about the same size.
+Each row prefers the prefix that saves most if all rows that begin with it share it; rows that prefer the same one
+are its group. Groups with more rows than a program can have are divided into parts of about the same size.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import TILE, start
 
 LEAST_SHARED = 512
-"""Positions that a group has in common at least, as on CPUs."""
+"""Least positions that a group shares, as on CPUs."""
 _ROWS = tl.constexpr(256)
-"""Rows that are examined, the first ones of a step: as many as the largest graph has."""
+"""Leading rows of a step that are examined: as many as the largest graph has."""
 
 
 class RowGroups:
-    """The groups of up to `max_rows` rows. Its tensors keep their addresses: `find` fills them anew."""
+    """The groups of up to `max_rows` rows. Its tensors have fixed addresses: `find` fills them again."""
 
     def __init__(self, max_rows: int, page_size: int, most_members: int, device: torch.device) -> None:
-        """`most_members`: rows that one program takes."""
+        """`most_members`: most rows of one program."""
         self.page_size, self.most_members = page_size, most_members
         self._preferred = torch.empty(max_rows, dtype=torch.int32, device=device)
         self.tiles = torch.empty(max_rows, dtype=torch.int32, device=device)
         """int32: tiles of KV that a row attends to with its group; 0 for a row in none."""
         self.leaders = torch.empty(max_rows, dtype=torch.int32, device=device)
-        """int32: the first row of the part of its group that a row is in; -1 for a row in none."""
+        """int32: the first row of a row's part of its group; -1 for a row in none."""
         self.members = torch.empty(max_rows, most_members, dtype=torch.int32, device=device)
-        """int32: the rows of the part that a row leads, itself the first, then -1; undefined for other rows."""
+        """int32: the rows of the part that a row leads, beginning with itself, then -1; undefined for other
+        rows."""
 
     def find(self, block_table: torch.Tensor, kv_lens: torch.Tensor) -> None:
         """Find the groups of rows with int32 [R, P] pages and [R] positions, and one query at the last."""
@@ -88,13 +89,13 @@ def _prefer(
     row = tl.program_id(0)
     others = tl.arange(0, _ROWS)
     is_row = others < num_rows
-    # A row's last position is its own, however many pages are full.
+    # A row's last position is always its own, even if its pages are full.
     own = (tl.load(kv_lens + row) - 1) // PAGE_SIZE
     most = tl.minimum(tl.load(kv_lens + others, mask=is_row, other=0) - 1, own * PAGE_SIZE + PAGE_SIZE - 1)
     most = tl.maximum(most, 0) // PAGE_SIZE
     mine = block_table + tl.cast(row, tl.int64) * table_stride
     theirs = block_table + others.to(tl.int64) * table_stride
-    alike = tl.zeros([_ROWS], dtype=tl.int32)  # at least, while `most` is at most
+    alike = tl.zeros([_ROWS], dtype=tl.int32)  # the lower bound; `most` is the upper one
     for _ in range(0, num_halvings):
         middle = (alike + most + 1) // 2
         page = tl.load(mine + middle - 1, mask=middle > 0, other=-1)

@@ -12,7 +12,7 @@ from engine.kernels.triton.launch_config import power_of_2
 from engine.kernels.triton.tile import start
 
 _BLOCK = 1024
-"""Outputs per program; a row that is rounded to float8 is one program's."""
+"""Outputs per program; a row that is rounded to float8 belongs to one program."""
 _MAX_WARPS = 32
 
 
@@ -65,7 +65,7 @@ def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def gated_fp8(
     gate_up: torch.Tensor, inputs: int | None = None, *, is_gelu: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute as `silu_mul` or `gelu_mul`; return that rounded, and scales, as `round_rows` does."""
+    """Compute as `silu_mul` or `gelu_mul` does; return the rounded result and scales, as `round_rows` does."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out, scale, each = rounded_like(rows, inner, inputs or inner, gate_up.device)
     block = power_of_2(inner)

@@ -1,9 +1,9 @@
 """The sum of all ranks' parts, residual addition and RMS norm in one kernel, over memory that all ranks can read.
 
-    part ─▶ own memory ─▶ tell the others ─▶ wait for them ─▶ sum of all parts ─▶ + x ─▶ norm (─▶ float8)
+    part ─▶ own memory ─▶ signal the others ─▶ wait for them ─▶ sum of all parts ─▶ + x ─▶ norm (─▶ float8)
 
-Each program has rows of its own, and waits for the programs with the same number on the other ranks alone. Parts
-of even and odd calls lie apart: who hears of a call knows that the one before was read.
+Each program has its own rows, and waits only for the programs with the same number on the other ranks. Parts of
+even and odd calls are separate: the signal of a call means that the one before was read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _sum_add_norm(
     for row in range(program, rows, num_programs):
         part = tl.load(part_ptr + row * part_stride + at, mask=is_in, other=0.0)
         tl.store((own + begin).to(kind, bitcast=True) + row * SIZE + at, part, mask=is_in)
-    tl.debug_barrier()  # All threads have written before one tells so.
+    tl.debug_barrier()  # All threads have written before one signals it.
     for other in tl.static_range(NUM_RANKS):
         if other != RANK:
             signals = tl.load(addresses_ptr + other).to(calls_ptr.dtype, bitcast=True)
@@ -71,7 +71,7 @@ def _sum_add_norm(
             parts = (tl.load(addresses_ptr + rank) + begin).to(kind, bitcast=True)
             total += tl.load(parts + row * SIZE + at, mask=is_in, other=0.0, cache_modifier=".cg").to(tl.float32)
         place = x_ptr + row * x_stride + at
-        total = total.to(x_ptr.dtype.element_ty).to(tl.float32)  # rounded, as a sum of its own would be
+        total = total.to(x_ptr.dtype.element_ty).to(tl.float32)  # rounded like a separate sum
         x = (tl.load(place, mask=is_in, other=0.0).to(tl.float32) + total).to(x_ptr.dtype.element_ty)
         tl.store(place, x, mask=is_in)
         wide = x.to(tl.float32)
@@ -100,12 +100,12 @@ def sum_add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Add all ranks' `part` to `x` in place; return the normed sum, and None. All are [N, size], weight [size].
 
-    With `inputs`, the norm is rounded to float8, and the second result has the scales of so many numbers each, as
-    `round_rows` returns them.
+    With `inputs`, the norm is rounded to float8, and the second result has a scale for so many numbers each, as in
+    `round_rows`.
 
-    addresses: int64 [num_ranks], of each rank's memory, laid out as `OneShotSum` says
-    calls: int64, how many sums each program has computed, which the kernel counts
-    max_bytes: of the memory for one call's part
+    addresses: int64 [num_ranks], of each rank's memory, in the layout of `OneShotSum`
+    calls: int64, the number of sums that each program has computed, counted by the kernel
+    max_bytes: bytes of the memory for one call's part
     """
     rows, size = part.shape
     out, scale, each = torch.empty((rows, size), dtype=x.dtype, device=x.device), None, 0

@@ -16,7 +16,7 @@ except ImportError:  # Then `launch` never sets PDL.
     gdc_launch_dependents = gdc_wait = None
 
 TILE = tl.constexpr(64)
-"""Positions of KV read at once. Pages may be smaller or larger."""
+"""Positions of KV read together. Pages may be smaller or larger."""
 LOWEST = tl.constexpr(-1e30)
 """Initial value of running maxima: finite, so that a row that has seen nothing yet subtracts no infinities."""
 LOG2_E = 1.4426950408889634
@@ -33,8 +33,8 @@ def is_interpreted(kernel: object) -> bool:
 
 @triton.jit
 def start(PDL: tl.constexpr):
-    """Wait for the kernel before, and have the next one launched meanwhile: first of all in a kernel with PDL
-    (programmatic dependent launch), which otherwise reads what is not written yet.
+    """Wait for the previous kernel, and let the next one be launched meanwhile. A kernel with PDL (programmatic
+    dependent launch) calls this first; otherwise it would read numbers that are not written yet.
     """
     if PDL:
         gdc_wait()
@@ -59,8 +59,8 @@ def scores_of_sinks(sinks, heads, is_head):
 
 @triton.jit
 def weighed(scores, highest, total):
-    """Return the weights of a tile's scores, the factor of what was summed before, and the new `highest` and
-    `total` (`attend`).
+    """Return the weights of a tile's scores, the factor of earlier sums, and the new `highest` and `total`
+    (`attend`).
     """
     risen = tl.maximum(highest, tl.max(scores, 1))
     weights = tl.exp2(scores - risen[:, None])
@@ -70,9 +70,10 @@ def weighed(scores, highest, total):
 
 @triton.jit
 def seen_tiles(offset, first, last, WINDOW: tl.constexpr, SIZE: tl.constexpr):
-    """Return what queries `first` to `last` of a row see, whose first one is at `offset`: the first position
-    that any of them sees; the first tile of SIZE positions of which all of them see everything, and the one after
-    the last; and the end of what any of them sees. WINDOW: 0 if there is none.
+    """Return the positions that queries `first` to `last` of a row see; its first query is at `offset`. The
+    results are the first position that any of them sees; the first tile of SIZE positions that all of them see
+    completely, and the one after the last such tile; and the end of the positions that any of them sees. WINDOW: 0
+    if there is none.
     """
     start = 0
     whole_start = 0

@@ -1,14 +1,14 @@
 """Finds the tokens that top-k and top-p keep of rows of logits, without a sort.
 
     bounds   a value: no token below it stays                            [R]
-    narrow   of rows with top-p alone: a range with the cut, twice       [R, C, thresholds]
+    narrow   rows with only top-p: a range with the cut, twice           [R, C, thresholds]
     collect  the tokens in the range                                     [R, C, few]
     cuts     among these, or in the whole row if there are too many      [R]
 
 A cut is a place in the order of logits: all tokens above a value stay, and the first few that equal it. The search
-reads the bits of floats as integers of the same order ("keys"): a pass over the tokens sums what is above each of
-16 thresholds, and narrows the range 17-fold. The bound of top-k leaves few tokens. That of top-p leaves most of a
-vocabulary where tokens are about equally likely, and one program would search these for milliseconds, so that all
+reads the bits of floats as integers of the same order ("keys"): a pass over the tokens sums the amounts above each
+of 16 thresholds, and narrows the range 17-fold. The bound of top-k leaves few tokens. That of top-p leaves most of
+a vocabulary if tokens are about equally likely, and one program would search these for milliseconds, so all
 chunks' programs narrow the range first. Rows without a cut are not touched.
 """
 
@@ -21,10 +21,10 @@ LOWEST_KEY = tl.constexpr(-(2**31))
 _TILE = tl.constexpr(1024)
 """Tokens examined together in the search."""
 _TILE_OF_CHUNK = tl.constexpr(512)
-"""The same where a program has a chunk alone, with fewer threads."""
+"""The same for a program with only one chunk, which has fewer threads."""
 _THRESHOLDS = tl.constexpr(16)
 THRESHOLDS = 16
-"""The same, of which each pass of `narrow` has partial sums."""
+"""Thresholds for which each pass of `narrow` has partial sums."""
 PASSES = 2
 """Number of passes of `narrow`: together they divide a row's range of values by 289."""
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
@@ -86,7 +86,7 @@ def _amounts(
     TILE: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    """For each of MANY thresholds, add up those of `size` logits that reach it and are in low .. high - 1.
+    """For each of MANY thresholds, sum up those of `size` logits that reach it and are in low .. high - 1.
 
     Returns float64: their number if COUNTS, else their weight.
     """
@@ -96,7 +96,7 @@ def _amounts(
         x = tl.load(logits + token, mask=token < size, other=float("-inf"))
         keys = key_of(x)
         is_in = (keys >= low.to(tl.int32)) & (keys < high.to(tl.int32)) & (token < size)
-        if tl.max(is_in.to(tl.int32), axis=0) > 0:  # later passes find little
+        if tl.max(is_in.to(tl.int32), axis=0) > 0:  # later passes often find none
             each = is_in.to(tl.float64)
             if not COUNTS:
                 each *= weight_of(x, best, inverse)
@@ -131,7 +131,7 @@ def _search(
     TILE: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    """Return the highest key from which on `size` logits add up to `wanted`, and the sum of those above it.
+    """Return the highest key from which on `size` logits sum up to `wanted`, and the sum of those above it.
 
     Searches from `low`, the result if there is no such key, to `high`, from which on they add up to `above`.
     """
@@ -144,14 +144,14 @@ def _search(
 
 @triton.jit
 def _is_narrowed(row, size, top_k_ptr):
-    """Whether a row that has a cut has top-p alone."""
+    """Whether a row with a cut has only top-p."""
     top_k = tl.load(top_k_ptr + row)
     return (top_k <= 0) | (top_k >= size)
 
 
 @triton.jit
 def _even_thresholds(low, high, MANY: tl.constexpr):
-    """Return keys that divide a range evenly by the values that they stand for."""
+    """Return keys whose values divide a range evenly."""
     share = (tl.arange(0, MANY) + 1).to(tl.float32) / (MANY + 1)
     lowest = tl.maximum(value_of(low.to(tl.int32)), _LOWEST)
     return key_of(lowest * (1 - share) + value_of((high - 1).to(tl.int32)) * share).to(tl.int64)
@@ -170,7 +170,7 @@ def _range_of(
     CHUNKS: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    """Return a row's range after so many passes, and the weight from its end on: what all chunks found."""
+    """Return a row's range after so many passes, by the results of all chunks, and the weight from its end on."""
     at = row * (PASSES + 1) + tl.maximum(passes - 1, 0)
     low, high = tl.load(ranges_ptr + 2 * at).to(tl.int64), tl.load(ranges_ptr + 2 * at + 1).to(tl.int64)
     above = tl.load(aboves_ptr + at)
@@ -241,14 +241,14 @@ def narrow(
     ranges_ptr,
     aboves_ptr,
     parts_ptr,
-    PASS: tl.constexpr,  # how many there were before
+    PASS: tl.constexpr,  # number of earlier passes
     PASSES: tl.constexpr,
     MANY: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Sum what is above each threshold, with one program per chunk. Each knows the range from all sums before."""
+    """Sum the weights above each threshold, one program per chunk. All earlier sums determine the range."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     best, is_valid = best_of_row(best_ptr, row, NUM_CHUNKS, CHUNKS)
     is_cut = has_cut(row, size, inverse_ptr, top_k_ptr, top_p_ptr)
@@ -279,7 +279,7 @@ def collect(
     ranges_ptr,
     aboves_ptr,
     parts_ptr,
-    candidates_ptr,  # [rows, chunks, ROOM]: logits in the range, in their order, then -inf
+    candidates_ptr,  # [rows, chunks, ROOM]: logits in the range, in order, then -inf
     counts_ptr,  # [rows, chunks]: their number, which may exceed ROOM
     ROOM: tl.constexpr,
     PASSES: tl.constexpr,

@@ -1,16 +1,16 @@
-"""The work list of a decode step, which assigns pieces of rows' KV to programs: made once per step, on the device.
+"""The work list of a decode step, which assigns pieces of rows' KV to programs. Made once per step, on the device.
 
     tiles of KV   row 0 ########   row 1 ###   row 2 #####          chunk: 3 tiles
     items         0,0  0,3  0,6    1,0         2,0  2,3             (row, first tile)
     row_parts     0                3           4           6
 
-Each item is computed for every KV head, and has room for a partial result of its row. Programs take items in
-turn, so the time of a step is the number of turns times the length of one. The chunk length minimizes it: many
-pieces for a few long rows, whole rows if there are many. The host is not involved: sizes of launches and buffers
-depend only on the number of rows.
+Each item is computed for every KV head, and has room for a partial result of its row. Programs take items in turn,
+so the time of a step is the number of turns times the length of one. The chunk length minimizes it: many pieces
+for a few long rows, whole rows if there are many. The host is not involved: sizes of launches and buffers depend
+only on the number of rows.
 
-What groups of rows share (`engine.kernels.triton.shared_prefixes`) is cut likewise, into items of a list of its
-own. Such an item gives a partial result for each row of the group, before those of the row's own items:
+Shared prefixes of groups of rows (`engine.kernels.triton.shared_prefixes`) are cut likewise, into items of a
+separate list. Such an item gives a partial result for each row of the group, before those of the row's own items:
 
     shared items  0,0  0,4   for rows 0 and 2, which share 8 tiles
     row_parts     0 (0,0) (0,4) (0,8) ...     row 0: two of the group, then its own
@@ -36,13 +36,13 @@ _CLEARED = tl.constexpr(1024)
 _ITEM_COST = tl.constexpr(1)
 """Cost of starting and merging an item, in tiles."""
 _TURNS = 4
-"""Maximum number of turns, beyond whole rows, that there is room for."""
+"""Maximum number of turns, beyond whole rows, for which there is room."""
 _SHARED_PARTS = 4
-"""Mean number of partial results of shared items that there is room for, for each row."""
+"""Mean number of partial results of shared items per row for which there is room."""
 
 
 class WorkList:
-    """The items of up to `max_rows` rows. Its tensors keep their addresses: `build` fills them anew."""
+    """The items of up to `max_rows` rows. Its tensors have fixed addresses: `build` fills them again."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class WorkList:
         groups: RowGroups | None = None,
         num_shared_programs: int = 1,
     ) -> None:
-        """The list is for launches of `num_programs` programs, and of others for what `groups` share."""
+        """The list is for launches of `num_programs` programs, and others for the shared prefixes of `groups`."""
         self.num_programs, self.num_shared_programs, self.groups = num_programs, num_shared_programs, groups
         self._num_kv_heads = num_kv_heads
         self._capacity = max_rows + _TURNS * -(-num_programs // num_kv_heads)
@@ -73,9 +73,9 @@ class WorkList:
         self.row_parts = numbers(max_rows + 1)
         """int32: row r's partial results are row_parts[r] .. row_parts[r + 1]."""
         self.sizes = numbers(4)
-        """int32: number of items, tiles per chunk; the same of shared items."""
+        """int32: number of items, tiles per chunk; the same for shared items."""
         self.arrived = numbers(max_rows, num_kv_heads)
-        """int32: items of a row and a KV head that are computed; zero again when all of them are."""
+        """int32: computed items of a row and a KV head; zero again when all are computed."""
 
     def build(self, kv_lens: torch.Tensor, window: int | None) -> None:
         """Make the items of rows with int32 [R] positions and one query at the last; empty rows get one without
@@ -118,7 +118,7 @@ def first_tile(kv_len, shared, WINDOW: tl.constexpr, HAS_GROUPS: tl.constexpr):
 
 @triton.jit
 def _own_tiles(kv_lens, tiles, rows, num_rows, WINDOW: tl.constexpr, HAS_GROUPS: tl.constexpr):
-    """Return first own tiles and their numbers, at least one of each row; zero of what is none."""
+    """Return the first own tile of each row, and the number of them, at least one; zero for missing rows."""
     is_row = rows < num_rows
     lengths = tl.load(kv_lens + rows, mask=is_row, other=0)
     shared = tl.load(tiles + rows, mask=is_row, other=0)
@@ -133,7 +133,7 @@ def _chunk_of(index):
 
 @triton.jit
 def _cheapest(counts, parts, capacity, num_programs, num_kv_heads):
-    """Return the chunk length with the least cost of those that make so many items and partial results."""
+    """Return the chunk length with the least cost, given the items and partial results of each."""
     index = tl.arange(0, _CHUNKS)
     chunks = _chunk_of(index)
     turns = tl.cdiv(counts * num_kv_heads, num_programs)
@@ -177,7 +177,7 @@ def _best_shared_chunk(tiles, leaders, num_rows, capacity, num_programs, num_kv_
 
 @triton.jit
 def _list_items(items, rows, tile, pieces, total, chunk):
-    """Write the items of these rows after `total` others, and return how many there are then."""
+    """Write the items of these rows after `total` others, and return the new total."""
     begins = total + tl.cumsum(pieces, 0) - pieces
     for piece in range(0, tl.max(pieces, 0)):
         item = items + 2 * (begins + piece)

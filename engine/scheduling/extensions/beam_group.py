@@ -32,8 +32,8 @@ def check(request: Request, width: int, cache: KVCacheManager, max_running: int)
         )
     if cache.tails is not None:
         raise NeverFits(
-            "beam search is not available where layers with a window have own pages, which it does not copy; "
-            "sample several answers instead (n), or set engine.windowed_kv to off"
+            "beam search is not available where layers with a window have their own pages, which it does not "
+            "copy; sample several answers instead (n), or set engine.windowed_kv to off"
         )
     if request.num_resumed:
         raise NeverFits("a beam search cannot resume from generated tokens; send only its prompt again")

@@ -136,5 +136,5 @@ def test_of_this_machines_gpu_it_says_why(monkeypatch: pytest.MonkeyPatch) -> No
         "flash_attn,triton (FlashAttention's kernels are made for Hopper GPUs; Triton for decodes"
     )
     said = attention_text(replace(SHAPE, soft_cap=50.0), torch.bfloat16, "cuda")
-    assert said.startswith("triton (nothing that runs is known to be quicker at compute capability 9.0)\n")
+    assert said.startswith("triton (no backend that runs is known to be faster at compute capability 9.0)\n")
     assert "not flash_attn: it is not used for scores with a soft cap" in said

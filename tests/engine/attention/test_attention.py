@@ -142,13 +142,13 @@ def test_two_names_are_two_backends_and_each_is_checked() -> None:
             "cudnn,triton",
             "cuDNN has kernels for Hopper GPUs, for many tokens",
         ),
-        ((9, 0), "triton reference", "triton", r"nothing .* compute capability 9\.0"),
+        ((9, 0), "triton reference", "triton", r"no backend .* compute capability 9\.0"),
         ((9, 0), "flash_attn flashinfer", "flash_attn", "the first that runs"),
         ((10, 0), "triton flash_attn flashinfer", "flashinfer,triton", "TensorRT-LLM's kernels for Blackwell"),
         ((10, 0), "triton flash_attn cudnn", "cudnn,triton", "cuDNN has kernels for Blackwell"),
-        ((10, 3), "triton flash_attn", "triton", r"nothing .* compute capability 10\.3"),
-        ((8, 0), "triton flash_attn flashinfer", "triton", r"nothing .* compute capability 8\.0"),
-        ((12, 0), "triton flash_attn flashinfer", "triton", r"nothing .* compute capability 12\.0"),
+        ((10, 3), "triton flash_attn", "triton", r"no backend .* compute capability 10\.3"),
+        ((8, 0), "triton flash_attn flashinfer", "triton", r"no backend .* compute capability 8\.0"),
+        ((12, 0), "triton flash_attn flashinfer", "triton", r"no backend .* compute capability 12\.0"),
         (None, "triton flash_attn flashinfer", "triton", "the first that runs"),
     ],
 )
@@ -174,7 +174,7 @@ def test_auto_says_of_what_is_passed_over_why(monkeypatch: pytest.MonkeyPatch) -
     ):
         taken, said = preferred(["triton", "flashinfer"], shape, torch.device("cuda"))
         assert taken == "triton"
-        assert re.match(f"not flashinfer for prompts, as .*{reason}", said)
+        assert re.match(f"not flashinfer for prompts, because .*{reason}", said)
 
 
 def test_an_unknown_backend_is_named() -> None:

@@ -110,7 +110,7 @@ def test_layers_with_a_window_and_recorded_steps_are_left_to_triton(asked: list[
         (replace(SHAPE, soft_cap=50.0), BF16, "scores with a soft cap"),
         (replace(SHAPE, has_sinks=True), BF16, "sinks"),
         (replace(SHAPE, windows=frozenset({128})), BF16, "all of these have one"),
-        (replace(SHAPE, kv_dtype=FP8), BF16, "no pages in fp8"),
+        (replace(SHAPE, kv_dtype=FP8), BF16, "does not support pages in fp8"),
         (replace(SHAPE, head_dim=256), BF16, "up to 128; the model's is 256"),
         (SHAPE, torch.float32, "not in float32"),
     ],

@@ -227,8 +227,8 @@ def test_a_package_that_is_broken_says_how(
 def test_a_version_with_another_signature_is_not_called(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = ModuleType("flash_attn")  # such as a namespace with only the fourth generation in it
     monkeypatch.setitem(sys.modules, "flash_attn", empty)
-    assert "there is no flash_attn_with_kvcache in it" in str(FlashAttention.unavailable(SHAPE, BF16, CUDA))
+    assert "it has no flash_attn_with_kvcache" in str(FlashAttention.unavailable(SHAPE, BF16, CUDA))
     old: Any = install("flash_attn")
     old.flash_attn_varlen_func = lambda q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: q
     reason = str(FlashAttention.unavailable(SHAPE, BF16, CUDA))
-    assert "its flash_attn_varlen_func takes no block_table, softmax_scale, causal, window_size" in reason
+    assert "its flash_attn_varlen_func has no argument block_table, softmax_scale, causal, window_size" in reason

@@ -150,5 +150,5 @@ def test_one_that_is_broken_or_too_old_says_so(
     reason = "it does not import: undefined symbol: _ZN3c10; reinstall it"
     assert reason in str(FlashInferAttention.unavailable(SHAPE, BF16, CUDA))
     (tmp_path / "flashinfer.py").write_text("class BatchDecodeWithPagedKVCacheWrapper: ...\n")
-    reason = "there is no BatchPrefillWithPagedKVCacheWrapper in it"
+    reason = "it has no BatchPrefillWithPagedKVCacheWrapper"
     assert reason in str(FlashInferAttention.unavailable(SHAPE, BF16, CUDA))

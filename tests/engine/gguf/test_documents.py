@@ -78,7 +78,7 @@ def test_it_says_what_it_was_made_for(tmp_path: Path, pooling: int | None, tasks
 
 
 @pytest.mark.parametrize(
-    ("pooling", "message"), [(1, "pooled as mean"), (4, "pooled as rank"), (9, "is 9, and 0 to 4")]
+    ("pooling", "message"), [(1, "pooled as mean"), (4, "pooled as rank"), (9, "is 9; expected 0 to 4")]
 )
 def test_a_kind_of_embeddings_that_is_not_known_is_refused(tmp_path: Path, pooling: int, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):

@@ -90,7 +90,7 @@ def test_a_header_says_its_keys_and_where_its_tensors_lie(tmp_path: Path) -> Non
         (FileOfBytes(entries=[entry("a", [4]), entry("b", [4])]), "begins at byte .*, and . ends at byte"),
         (FileOfBytes(entries=[entry("a", [33], kind=8)]), "rows of 33 numbers, and Q8_0 has whole blocks of 32"),
         (FileOfBytes(entries=[entry("a", [32], kind=20)]), "a is stored as IQ4_NL; supported are F32"),
-        (FileOfBytes(entries=[entry("a", [32], kind=77)]), "a is stored as type 77"),
+        (FileOfBytes(entries=[entry("a", [32], kind=77)]), "a is stored as the unknown type 77"),
     ],
 )
 def test_a_damaged_header_is_refused(tmp_path: Path, wrong: FileOfBytes, message: str) -> None:

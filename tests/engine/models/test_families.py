@@ -83,7 +83,7 @@ def test_what_runs_natively(model: Path) -> None:
         "queries scaled by position": config.architecture == "Ministral3ForCausalLM" or is_llama4,
         "scaled layers": is_gemma4,
         "embeddings for single layers": is_gemma4 and config.inputs is not None,
-        "experts beside an MLP": is_gemma4 and config.experts is not None,
+        "experts next to an MLP": is_gemma4 and config.experts is not None,
         "scaled inputs of experts": is_llama4 and config.experts is not None,
         "gates of shared experts": is_recurrent and config.experts is not None,
     }
