@@ -11,7 +11,23 @@ from tests.house.support.plain_english import REPLACEMENTS, faults, texts_of_mod
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("cache",)
 PAGES = (
+    "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/api.md",
+    "docs/batch.md",
+    "docs/clients.md",
+    "docs/dashboards.md",
+    "docs/engine.md",
+    "docs/index.md",
+    "docs/invariants.md",
+    "docs/kubernetes.md",
+    "docs/laptop.md",
+    "docs/routing.md",
+    "docs/security.md",
+    "docs/tour.md",
+    "docs/your-model.md",
+    "examples/README.md",
 )
 _LISTED = {f"| {word} | {other} |" for word, other in REPLACEMENTS.items()}
 
