@@ -23,9 +23,32 @@ PACKAGES = (
     "deployments/control",
     "deployments/replica",
     "deployments/telemetry",
+    "deployments/simulator",
     "deployments/wire",
 )
-PAGES = ("CONTRIBUTING.md",)
+PAGES = (
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/api.md",
+    "docs/batch.md",
+    "docs/clients.md",
+    "docs/dashboards.md",
+    "docs/engine.md",
+    "docs/index.md",
+    "docs/invariants.md",
+    "docs/kubernetes.md",
+    "docs/laptop.md",
+    "docs/routing.md",
+    "docs/security.md",
+    "docs/tour.md",
+    "docs/your-model.md",
+    "docs/frameworks.md",
+    "docs/tuning.md",
+    "docs/upgrade.md",
+    "examples/README.md",
+    "README.md",
+)
 _LISTED = {f"| {word} | {other} |" for word, other in REPLACEMENTS.items()}
 
 
