@@ -1,4 +1,4 @@
-"""The ingress deployment: the OpenAI API over the engines. It needs CPUs alone, and any number of them may run."""
+"""The ingress deployment: the OpenAI API over the engines. It needs only CPUs, and any number of them may run."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Ingress:
         """Take over the settings of a `user_config` (`deployments/config/live.py`); then begin to serve.
 
         Serve calls this once at the start, whether there is one or not, because `rank` is among its parameters.
-        When settings are wrong, a new ingress does not start, and one that serves goes on with those it has:
+        When settings are wrong, a new ingress does not start, and one that serves keeps those it has, because
         Serve would end it if this raised an exception.
         """
         asked, is_first = dict(user_config or {}), self._user_config is None
