@@ -37,7 +37,7 @@ MAX_UNPARSED_BYTES = READ_BYTES
 TURN_S = 0.1
 """Seconds until the next look at a connection whose time is over but that waits for its turn to parse."""
 SMALL_BYTES = 1024
-"""As much is parsed at once although others wait for their turn."""
+"""This much is parsed immediately although others wait for their turn."""
 CHUNK_FRAME_BYTES = 20
 """Bytes around each chunk that are not counted: its size and two line ends."""
 
@@ -99,12 +99,12 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """One connection, with what uvicorn leaves out.
+    """One connection, with checks and limits that uvicorn lacks.
 
-    A request is parsed when the one before it is answered, and little is held until then. What is too large, too
-    late or not HTTP/1.1 is refused, and the connection of a client that reads nothing for long is ended. When the
-    server drains, a request that its client sends before it has noticed is answered, as its last. A request to go
-    on in another protocol is answered in this one.
+    A request is parsed when the one before it is answered, and little is held until then. A request that is too
+    large, too late or not HTTP/1.1 is refused, and the connection of a client that stops reading is ended. When
+    the server drains, a request that its client sends before it has noticed is answered, as its last. A request to
+    switch to another protocol is answered in this one.
     """
 
     url = b""
@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed, self._has_to_wait = Unparsed(), False
         self._deadline = Deadline(self.loop)
         self._awaits: Literal["head", "request", None] = None
-        """What the deadline is for: the rest of a head, or the first byte of another request."""
+        """Purpose of the deadline: the rest of a head, or the first byte of another request."""
         self._is_in_head = False
         self._num_outside = 0  # bytes of the request that are no body's: its head, the sizes of chunks, trailers
         self._body_left = 0  # of a body of known length
@@ -146,7 +146,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         for watch in list(self._on_disconnect):
             self._tell(watch)
-        # What is left of a request refers to its connection. Without the reverse, no collection is needed.
+        # The old request still refers to its connection. Without a reference back there is no cycle to collect.
         self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
         self._writes.forget()
 
@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
         self._reader.begin()
 
     def resume_writing(self) -> None:
-        """Go on writing: the client has read everything, or the kernel has taken it."""
+        """Resume writing: the client has read everything, or the kernel has taken it."""
         super().resume_writing()
         self._reader.stop()
 
@@ -279,7 +279,8 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Trailers are dropped: whoever checked the headers did not see them (RFC 9110, 6.5.1)."""
+        """Take a header. Trailers are dropped, because they come after the headers were checked (RFC 9110,
+        6.5.1)."""
         if not self._is_in_head:
             return
         if len(self.headers) < self._bounds.max_headers:
@@ -352,7 +353,7 @@ class Connection(HttpToolsProtocol):
     # --- the end of a request --------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """Go on with the next request."""
+        """Continue with the next request."""
         self.server_state.total_requests += 1
         if self._is_over or self.transport.is_closing():
             return
@@ -363,7 +364,8 @@ class Connection(HttpToolsProtocol):
             self._await_request()
 
     def _is_to_close(self) -> bool:
-        """Return whether the connection may be closed now, as no more is to come of a body that nobody reads."""
+        """Return whether the connection may be closed now; linger first if the client still sends a body that is
+        not read."""
         if not self._is_over and self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
             self._linger()
             return False

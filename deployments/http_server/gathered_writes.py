@@ -36,7 +36,7 @@ class GatheredWrites:
         return self._num_written - self.num_unsent
 
     def forget(self) -> None:
-        """Ask nobody any more: the connection has ended."""
+        """Never ask `may_close` again, because the connection has ended."""
         self._may_close = lambda: True
 
     def write(self, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
     socket ──▶ one buffer of the server, READ_BYTES ──▶ a connection, which parses it or keeps a copy
 
-An event loop hands a plain protocol up to 256 KiB at once. Hundreds of clients could have the server hold as much
+An event loop hands a plain protocol up to 256 KiB per read. Hundreds of clients could make the server hold as much
 for each of them.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 READ_BYTES = 2**15
-"""Most bytes that a connection is given at once."""
+"""Most bytes that a connection receives per read."""
 
 
 class SmallReads(asyncio.BufferedProtocol):
