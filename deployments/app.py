@@ -41,17 +41,17 @@ logger = logging.getLogger("ray.serve")
 
 
 class ConfigRefused(RayServeException, ValueError):
-    """No replica could start with this config. Of an exception of its own, Serve shows the message alone, and it
-    does not try again.
+    """No replica could start with this config. Serve shows only the message of such an exception, and does not try
+    again.
     """
 
 
 def build(args: AppArgs | dict[str, Any]) -> Application:
     """Build the application that `args` describes. Raises ConfigRefused.
 
-    Serve calls this before it stops anything. After an exception the application goes on as it is, and
-    `serve status` shows the message. What `args`, as a file gives them, leave out is chosen for the cluster
-    (`deployments/config/chosen.py`); as `AppArgs` they are taken as they are.
+    Serve calls this before it stops anything. After an exception the application continues unchanged, and `serve
+    status` shows the message. Settings that a file omits are chosen for the cluster
+    (`deployments/config/chosen.py`); `AppArgs` are taken as they are.
     """
     try:
         checked = args if isinstance(args, AppArgs) else AppArgs.model_validate(_chosen(args))

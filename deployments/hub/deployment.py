@@ -59,7 +59,7 @@ class MetricsHub:
         self._level = LiveLevel()
         self._reconfigured = Reconfigured(self._level.take_over)
         mirrors = (gateway_gauges,) if settings.inference_gateway else ()
-        self._clock = SteadyClock(clock)  # nobody is silent because this process stood still
+        self._clock = SteadyClock(clock)  # silence counts only while this process runs
         self._hub = Hub(
             num_keepers=count_ingresses() or num_ingresses,
             born=self._clock.born,

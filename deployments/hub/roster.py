@@ -12,7 +12,7 @@ MAX_INGRESSES = 4096
 
 
 class Roster:
-    """Who is here. `now` is in seconds, on one clock, which should stand still while the hub does."""
+    """The present members. `now` is in seconds, on one clock, which should stand still while the hub does."""
 
     def __init__(self, born: float) -> None:
         """`born` is now, at the hub's start."""
