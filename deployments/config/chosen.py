@@ -33,7 +33,7 @@ largest step, graphs. An estimate: an engine measures what its own steps take be
 FEW_CPUS = 0.25
 """CPUs that Ray reserves for a process where there are few cores, or where the process shares all of them."""
 ROOMY_CORES = 8
-"""Cores beside one for each GPU from which ingresses and engines on GPUs reserve a whole CPU each."""
+"""Cores, besides one for each GPU, from which ingresses and engines on GPUs reserve a whole CPU each."""
 MOST_INGRESSES = 4
 CORES_PER_INGRESS = 4
 
@@ -65,7 +65,7 @@ class Effective:
     """Arguments with what was chosen."""
     choices: tuple[ChosenSetting, ...]
     warnings: tuple[str, ...] = ()
-    """What a cluster cannot meet as it is now."""
+    """Requirements that the cluster does not meet now."""
 
 
 def choose(
