@@ -11,6 +11,7 @@ from tests.house.support.plain_english import REPLACEMENTS, faults, texts_of_mod
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "cache",
+    "deployments/api",
     "deployments/app.py",
     "deployments/config",
     "deployments/http_server",

@@ -87,7 +87,7 @@ class ThinkingConfig(StrictModel):
 
 
 class OutputFormat(StrictModel):
-    """What an answer must match."""
+    """A format that an answer must match."""
 
     type: Annotated[Literal["json_schema"], one_of("json_schema")]
     schema_: dict[str, Any] = Field(alias="schema")

@@ -51,12 +51,12 @@ _NAMES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"^messages\.\d+\.tool_calls", "a message"),
     )
 ]
-"""What fields of OpenAI's API are called in errors about requests of Anthropic's."""
+"""Names of OpenAI's fields in errors about requests of Anthropic's API."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
-    """What a request of Anthropic's API asks for."""
+    """A request of Anthropic's API, translated to one of chat."""
 
     chat: ChatRequest
     thinking_budget: int | None

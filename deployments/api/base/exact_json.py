@@ -107,7 +107,7 @@ def write(value: Any, **options: Any) -> str:
 
 
 def closed(text: str) -> str:
-    """Return the JSON that `text` begins, as far as it was written. Raises ValueError if it begins none."""
+    """Return the JSON that `text` begins, closed where `text` ends. Raises ValueError if it begins none."""
     nonce = _nonce()
     value = pydantic_core.from_json(
         _STRING_OR_NUMBER.sub(lambda found: found[1] or f'"{nonce}{found[2]}"', text),
@@ -125,7 +125,7 @@ def ordinary(text: str) -> float:
 
 
 def _nonce() -> str:
-    """Return a text that nobody else writes. It marks what stands for a number."""
+    """Return a random text that occurs in no request. It marks a text that stands for a number."""
     return f"m{random_hex(8)}m"
 
 

@@ -1,6 +1,6 @@
-"""Ids that nobody can guess and seeds, from randomness of the kernel that is drawn for many of them at once.
+"""Draws unguessable ids and seeds from the kernel's randomness, many per system call.
 
-To ask the kernel takes up to fifteen microseconds on a virtual machine, and a request needs three such values.
+A system call takes up to fifteen microseconds on a virtual machine, and a request needs three such values.
 """
 
 from __future__ import annotations

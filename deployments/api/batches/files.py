@@ -60,7 +60,7 @@ def add_file_routes(table: RouteTable, service: ApiService) -> None:
 
 
 class FileContent(FileResponse):
-    """A file, which is read from disk as far as its client reads it."""
+    """A file, which is read from disk only as fast as its client reads it."""
 
     chunk_size = SMALL_BYTES
 
@@ -110,7 +110,7 @@ class _FileRoutes:
         return FileContent(path, media_type="application/octet-stream", filename=file.filename, stat_result=found)
 
     async def delete(self, request: Request, file_id: str) -> Response:
-        """Delete a file. Batches that read it go on."""
+        """Delete a file. Batches that read it continue."""
         if not await in_thread(self._files(request).delete, file_id):
             raise unknown_file(file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})

@@ -1,4 +1,4 @@
-"""What the endpoints of files and batches have in common: the spool, a tenant's part of it, and their errors."""
+"""Shared by the endpoints of files and batches: the spool, a tenant's part of it, and their errors."""
 
 from __future__ import annotations
 

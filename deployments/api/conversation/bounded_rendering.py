@@ -27,7 +27,7 @@ _LOOK_EVERY = 16
 _LOOK_AFTER = 4096
 """Steps between two looks at the clock, and values that are measured between two."""
 _ENTRY = 32
-"""Size of a value, or of a place in an array or object, beside its text."""
+"""Size of a value, or of a place in an array or object, besides its text."""
 _MAX_BITS = 4096
 _MAX_WIDTH = 100_000
 """Most that an integer may ask for: blanks to fill in, entries of a part."""
@@ -42,7 +42,7 @@ class TemplateLimit(Exception):
 
 @dataclass(slots=True)
 class _Budget:
-    """What one rendering may take, and has taken."""
+    """The limits of one rendering, and its use so far."""
 
     max_chars: int
     timeout_s: float
@@ -90,7 +90,7 @@ def _check(size: int) -> None:
 
 
 def _checked(value: Any) -> Any:
-    """Return a value that a step has made, if it is small enough. A text is measured at once."""
+    """Return a value that a step has made, if it is small enough. A text is measured immediately."""
     if isinstance(value, str):
         _check(len(value))
     elif isinstance(value, int):

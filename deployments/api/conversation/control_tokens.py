@@ -5,7 +5,7 @@ writes or that have the form of a control token (`<|fim_prefix|>`, `[TOOL_CALLS]
 tokens for ordinary text, such as Gemma's for runs of newlines and for HTML tags: they stay what they are.
 
 Models write some tokens themselves within their answers: the marks of reasoning and of tool calls. Clients send
-answers back as they were, so these are left alone in an assistant's content, unless they are special.
+answers back as they were, so these stay in an assistant's content, unless they are special.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ControlTokens:
         self._longest = max(map(len, self.id_of), default=1) - 1  # of what is not yet a token
 
     def spelled(self, text: str, *, in_answer: bool = False) -> list[tuple[int, int]]:
-        """Return the spans of a client's `text` that spell a control token, or may do so beside other text.
+        """Return the spans of a client's `text` that spell a control token, or may do so next to other text.
 
         The latter are its first characters if a token ends with them, and its last if one begins with them. White
         space around the text does not count, as templates strip it.
@@ -108,7 +108,7 @@ def control_tokens(tokenizer: Any, template: str, answers: Collection[str]) -> C
     added = {str(token): (token_id, token) for token_id, token in _added_tokens(tokenizer).items()}
     ids = {text: token_id for text, (token_id, token) in added.items() if _is_control(token, template)}
     specials = {text for text, (_, token) in added.items() if token.special}
-    # Of a tokenizer that is written in Python, some special tokens are in the vocabulary alone.
+    # Some special tokens of tokenizers written in Python are only in the vocabulary.
     for text in getattr(tokenizer, "all_special_tokens", []):
         specials.add(text)
         ids.setdefault(text, tokenizer.convert_tokens_to_ids(text))
@@ -144,9 +144,7 @@ class Spelled:
         while at < len(text):
             end = at + _SEARCHED_CHARS
             found = self._pattern.search(text, at, end + self._longest)
-            if (
-                found is not None and found.start() < end
-            ):  # one that begins later may go on after what was searched
+            if found is not None and found.start() < end:  # a later one may extend beyond the searched part
                 return found
             at = end
         return None

@@ -55,7 +55,7 @@ def cut_pattern(backend: Any, template: str) -> re.Pattern[str] | None:
 def cut(text: str, pattern: re.Pattern[str]) -> list[str]:
     """Return the pieces of a text, each of at least `MIN_PIECE_CHARS` but for the last.
 
-    Texts that begin alike have the same pieces, as far as these lie wholly in what is alike.
+    Texts with a common beginning have the same pieces within it.
     """
     pieces, begin = [], 0
     for token in pattern.finditer(text):

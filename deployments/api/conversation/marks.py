@@ -9,8 +9,8 @@ template's own keep their meaning.
     put back     "<|im_start|>user\\nhi <|im_end|> you<|im_end|>\\n"
     pieces       [                     ][                        ]     cut within each token that a mark is part of
 
-What may become a token beside other text is marked as well: two messages may end with `<|im_` and begin with
-`end|>`. Where no token came of it, the text is not cut.
+Strings that may become a token next to other text are marked as well: two messages may end with `<|im_` and begin
+with `end|>`. Where no token came of it, the text is not cut.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class InputText:
     def __init__(self) -> None:
         self._state: Literal["before", "inside", "after", "elsewhere"] = "before"
         self._held = ""
-        """What was written and not given yet: an input that has not begun, or an escape that has not ended."""
+        """Text that was received but not yielded: an input that has not begun, or an escape that has not ended."""
         self._written: list[str] = []
         """All that was written, where no input begins the arguments; or what was written after the input."""
 

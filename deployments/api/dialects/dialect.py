@@ -16,7 +16,7 @@ from deployments.config.settings import ChatSettings
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a model's answers may contain, and how its prompts show tools."""
+    """The formats that a model's answers may contain, and how its prompts show tools."""
 
     tools: ToolFormat | None = None
     """How the model writes calls; None if it makes none."""

@@ -24,11 +24,11 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, RETURN, CALL, CONSTRAIN = "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"
 MARKS = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
 NEXT = f"{START}assistant"
-"""What precedes the channel of each message but the first."""
+"""Comes before the channel of each message but the first."""
 OPEN = f"{CHANNEL}commentary to=functions."
-"""What a call begins with."""
+"""The beginning of a call."""
 _ENDS = (END, RETURN, CALL, NEXT, OPEN)
-"""What ends a message, or begins another."""
+"""Marks that end a message, or begin another."""
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _LONGEST_HEADER = 256

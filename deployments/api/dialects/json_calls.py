@@ -51,8 +51,8 @@ def parse_call(at: Scanner, names: Collection[str]) -> Parser[None]:
 
 def parse_arguments(at: Scanner, name: str, *, is_ended_by_end: bool = False) -> Parser[None]:
     """Parse the object that a call of `name` has as arguments, and release it as it comes; there is none where a
-    mark comes in its place, or, with `is_ended_by_end`, the end of the text. What was held before is dropped. If
-    the object is not complete, the text has ended in it, or the remainder is text.
+    mark comes instead, or, with `is_ended_by_end`, the end of the text. Text held before is dropped. If the object
+    is not complete, the text has ended in it, or the remainder is text.
 
     Raises `Malformed` for anything else, with all that was taken still held.
     """

@@ -47,22 +47,22 @@ class KeyedMarks:
     """OPENS (NAME (KEY VALUE)* END)* CLOSES, where each part has marks of its own."""
 
     opens: str
-    """What begins a call, or all calls of an answer. It may be missing where names have a mark."""
+    """Begins a call, or all calls of an answer. It may be missing where names have a mark."""
     closes: str
     key: str
-    """What comes before a key."""
+    """The mark before a key."""
     after_key: tuple[str, ...]
-    """What comes between a key and its value."""
+    """Marks between a key and its value."""
     ends_value: str
     name: str = ""
-    """What comes before a name; "" if nothing but `opens` does."""
+    """The mark before a name; "" if only `opens` comes before it."""
     after_name: str = ""
     ends_call: str = ""
-    """What ends a call; "" if nothing but `closes` does."""
+    """The mark that ends a call; "" if only `closes` does."""
     around_value: str = ""
-    """What a model writes on both sides of a value, beside the marks."""
+    """White space that a model writes on both sides of a value, between it and the marks."""
     layout: str = "\n"
-    """What a model writes between marks."""
+    """White space that a model writes between marks."""
     encloses_all: bool = False
     """Whether `opens` and `closes` stand around all calls, and not around each."""
 
@@ -168,7 +168,8 @@ class _Arguments:
         self._given: dict[str, str] = {}
         """The values as they are written, by their keys."""
         self._aside: list[str] = []
-        """What arguments have no place for: other values of the same keys, and what is no argument."""
+        """Text that has no place in the arguments: further values of the same keys, and text outside of
+        arguments."""
 
     def parse(self, found: str) -> Parser[None]:
         """Parse up to the mark that ends the call, or to what is no argument. The mark `found` is taken."""

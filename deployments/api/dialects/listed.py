@@ -40,7 +40,7 @@ def parse_listed(
 
 
 def parse_calls(at: Scanner, functions: Functions) -> Parser[None]:
-    """Parse calls in a list or one after the other, perhaps in a fenced block, up to what is no call.
+    """Parse calls in a list or in sequence, perhaps in a fenced block, up to the first text that is no call.
 
     Raises `Malformed` if the first is none, with all that was taken still held.
     """

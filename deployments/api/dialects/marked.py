@@ -22,7 +22,7 @@ def parse_marked(
     """Parse text, and calls that begin with one of `openings`. White space around calls is dropped.
 
     `call` parses what comes after the opening, which it is given, and raises `Malformed` if that is no call: then
-    the opening is text, and what comes after it is parsed anew. The marks `closings` may follow a call, in this
+    the opening is text, and the text after it is parsed again. The marks `closings` may follow a call, in this
     order, and any of them may be missing, or come late, after a text. Directly after a call any number of them may
     come, because models close again what is closed. At the end of the text, a truncated one suffices. `inner` are
     further marks that end a call. With `initial`, a text that begins with this character may begin with calls.

@@ -40,7 +40,7 @@ _TOKEN = re.compile(
 _NAMES = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _BRACKETS = {"(": "[", ")": "]"}
 _SIGNS = ("", "+", "-", ".")
-"""What a number may begin with."""
+"""Possible beginnings of a number."""
 _CUT_ESCAPE = re.compile(r"\\\w{0,7}\Z")
 
 

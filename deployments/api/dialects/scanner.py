@@ -39,7 +39,7 @@ class Scanner:
 
     @property
     def held(self) -> str:
-        """What was taken but not yet released."""
+        """Text that was taken but not yet released."""
         return "".join(self._held)
 
     @property

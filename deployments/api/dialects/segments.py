@@ -1,7 +1,7 @@
 """Incremental parsing of a model's text into segments of text, reasoning and tool calls.
 
-A parser is a generator that is sent one character at a time and yields each segment once it is certain. What it
-finds is a function of the text alone, however the text was cut into tokens:
+A parser is a generator that is sent one character at a time and yields each segment once it is certain. Its
+segments depend only on the text, not on how the text was cut into tokens:
 
     send "{"   ─▶ None                nothing is certain yet: this may be a call or text
     send "hm"  ─▶ Segment, Segment    it was text after all; then None asks for the next character

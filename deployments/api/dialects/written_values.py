@@ -1,6 +1,5 @@
-"""What schemas ask of values that a model writes in a syntax of its own, where no JSON schema holds them.
-
-Each format of calls holds what it can. Whatever else a schema asks is refused, and never left out in silence.
+"""Enforces schemas on values that a model writes in a syntax of its own, where no JSON schema applies. Each format
+of calls enforces the keywords that it can; other keywords are refused, never silently ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _DEFINITIONS = ("#/$defs/", "#/definitions/")
 _ALONE = ("$ref", *_CHOICES, "anyOf", "oneOf")
 """Keywords that are not held together with most others."""
 _MOVED = OF_TEXTS | OF_NUMBERS | {"type"}
-"""Keywords that mean the same beside alternatives and within each of them."""
+"""Keywords that mean the same next to alternatives and within each of them."""
 
 
 class Argument(NamedTuple):
@@ -151,7 +150,7 @@ def alternatives_of(schema: Schema, root: Mapping[str, Any]) -> list[Schema | bo
 
 
 def _joined(beside: Schema, one: Schema | bool, name: str) -> Schema | bool:
-    """Return a schema that asks for what stands beside alternatives, and what one of them asks for."""
+    """Return a schema that requires both the keywords next to alternatives and those of one alternative."""
     if isinstance(one, bool):
         return {**beside} or one
     for key in beside.keys() & one.keys():

@@ -1,7 +1,6 @@
-"""What a service's limits and models bound in bodies, as /openapi.json says it.
-
-The types of bodies are the same for all services. Their bounds are not, and are checked after the types, with
-messages that name the setting: `fields/counts.py`, `sampling/parameters.py`.
+"""Adds the bounds that a service's limits and models set on bodies to /openapi.json. The types of bodies are the
+same for all services. Their bounds differ, and are checked after the types, with messages that name the setting:
+`fields/counts.py`, `sampling/parameters.py`.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class ResponseFormat(StrictModel):
     structures: list[Structure] | None = None
     """The tags of a `structural_tag` in vLLM's older form."""
     triggers: list[str] | None = None
-    """What begins tags."""
+    """Texts that begin tags."""
     format: TriggeredTags | None = None
     """A `structural_tag` in XGrammar's form."""
 

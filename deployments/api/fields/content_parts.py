@@ -1,9 +1,9 @@
-"""Takes the parts of a content: what only a model with eyes or ears could use becomes a text that says so.
+"""Takes the parts of a content: images and sounds, which text models cannot read, become a text that says so.
 
     [{"type": "text", "text": "Look:"}, {"type": "image_url", …}]
     ─▶ [{"type": "text", "text": "Look:"}, {"type": "text", "text": "[image omitted: this model reads only text]"}]
 
-A conversation with one image must be able to go on: the client sends it again with each later turn.
+A conversation with one image must be able to continue, because the client sends it again with each later turn.
 """
 
 from __future__ import annotations

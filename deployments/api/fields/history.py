@@ -1,11 +1,11 @@
-"""Takes the messages of a conversation as clients send them: with what they kept of answers, and with labels.
+"""Takes the messages of a conversation as clients send them, with fields copied from answers, and with labels.
 
     {"role": "assistant", "content": null, "refusal": null, "parsed": {}, "tool_calls": [{"index": 0, ...}]}
     ─▶ {"role": "assistant", "content": "", "tool_calls": [{...}]}
 
-A client that cannot send back what it got cannot go on. So what the model is to read is taken, under each of the
-names that servers use for it, and everything else in a message is left out. Types are checked afterwards, by
-`protocol.Message`.
+A client must be able to send an answer back to continue. So the fields that the model reads are taken, under each
+of the names that servers use for them, and everything else in a message is omitted. Types are checked afterwards,
+by `protocol.Message`.
 """
 
 from __future__ import annotations

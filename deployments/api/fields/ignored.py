@@ -98,7 +98,7 @@ COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class IgnoredFields:
-    """What becomes of what this server does not know or cannot do, and the names of all that was left out."""
+    """Handles fields that this server does not know or support, and collects the names of those it ignores."""
 
     def __init__(self, rule: UnknownFields) -> None:
         self._rule = rule

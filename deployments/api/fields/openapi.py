@@ -1,7 +1,6 @@
-"""What /openapi.json says of requests' bodies, which the framework does not parse: it is told here.
-
-pydantic describes what the models take. Before them, `ignored.py` takes fields that are not supported as long as
-their value has no effect. What objects may have besides is the setting's: `document/bounds.py` adds it.
+"""Describes request bodies in /openapi.json, because the framework does not parse them. pydantic describes the
+fields of the models. Before them, `ignored.py` accepts unsupported fields whose values have no effect. A setting
+decides whether objects may have other fields: `document/bounds.py` adds that.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class RefusalPart(StrictModel):
 
 
 class OtherPart(LeftOut):
-    """A part that a text model cannot read: a text stands in its place."""
+    """A part that a text model cannot read: a text replaces it."""
 
     type: Annotated[str, other_than(*TEXT_OF)]
 
@@ -106,13 +106,13 @@ class Message(StrictModel):
     tool_call_id: str | None = None
     """Id of the call that a result answers."""
     name: str | None = None
-    """Who speaks, for templates that show it; in a result, the called function."""
+    """The speaker, for templates that show it; in a result, the called function."""
     reasoning: str | None = None
-    """What the assistant thought before it answered; also `reasoning_content`."""
+    """The assistant's thoughts before its answer; also `reasoning_content`."""
 
 
 class StreamOptions(StrictModel):
-    """What a stream carries besides its text."""
+    """Contents of a stream besides its text."""
 
     include_usage: bool | None = None
     """End the stream with a chunk that has no choices and the usage of the whole request."""
@@ -154,7 +154,7 @@ class SampledRequest(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = None
-    """What the answer must match; excludes a format given otherwise."""
+    """A format that the answer must match; excludes a format given otherwise."""
     guided_json: AnySchema = None
     """An older name of vLLM's for `structured_outputs.json`; those below are alike."""
     guided_regex: str | None = None
@@ -222,7 +222,7 @@ class _Rendered(StrictModel):
     add_generation_prompt: bool | None = None
     """End the rendered messages where the model's answer begins; the default."""
     continue_final_message: bool | None = None
-    """End them within the last message, which the model goes on with."""
+    """End them within the last message, which the model continues."""
 
 
 class _Conversing(_Rendered):

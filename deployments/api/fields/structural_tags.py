@@ -56,7 +56,7 @@ class Structure(StrictModel):
 
 
 class JsonContent(StrictModel):
-    """What is between the marks of a tag."""
+    """The content between the marks of a tag."""
 
     type: Annotated[Literal["json_schema"], one_of("json_schema")]
     json_schema: _Schema

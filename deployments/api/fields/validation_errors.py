@@ -1,4 +1,4 @@
-"""What is said of a body that does not fit the model of its endpoint."""
+"""Error messages for bodies that do not fit the model of their endpoint."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
 
 
 class _Checked(NamedTuple):
-    """What a request asks for, besides its prompts."""
+    """The checked fields of a request, besides its prompts."""
 
     max_tokens: int | None
     """None: by default, or fewer where the context has no room."""

@@ -1,4 +1,4 @@
-"""Bounds the bodies that an ingress reads and works on at once, and thereby the memory that they take.
+"""Bounds the bodies that an ingress reads and works on concurrently, and thereby their memory.
 
     arrives    1 byte a byte, as it arrives: an announced length takes no room
     parsed     and VALUE_BYTES for each value and name; what JSON becomes is counted before it is made

@@ -1,8 +1,8 @@
-"""Refuses requests while too many are open, where no proxy before the API does. No tenant gets all places.
+"""Refuses requests while too many are open, if no proxy before the API does. No tenant gets all places.
 
 A request takes its place when its body has arrived. Before that it costs little: a connection, and the room for
-what has arrived (`deployments/api/http/body_memory.py`). So bodies that never end keep nobody out. Unfinished ones
-are bounded too, by as many for each tenant, or for each address on an open server.
+what has arrived (`deployments/api/http/body_memory.py`). So bodies that never end keep no request out. Unfinished
+ones are bounded too, by as many for each tenant, or for each address on an open server.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Bounded:
 
 
 class _Place:
-    """What one request takes of the bounds."""
+    """A request's share of the bounds."""
 
     def __init__(self, bounds: Bounded, tenant: str, owner: str) -> None:
         self._bounds, self._counts = bounds, bounds._counts

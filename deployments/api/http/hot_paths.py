@@ -18,7 +18,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The route that matched, as far as metrics ask for it."""
+    """The part of the matched route that metrics read."""
 
     path: str
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 _NAMED, NESTED = 5, 10
-"""What a name, and an array or object, takes to parse, in numbers of an array."""
+"""Cost of parsing a name, and an array or object, in units of a number in an array."""
 _PIECE_BYTES = 64 * 1024
 
 

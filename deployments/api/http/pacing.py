@@ -1,7 +1,7 @@
 """Limits how often streams write, because the cost of sending a chunk does not grow with the tokens in it.
 
     tokens    t0   t1   t2   t3   t4   t5 ...      an ingress has 100 streams and writes 1000 chunks a second:
-    chunks    t0   t1      t2+t3     t4+t5         each stream gets 10 of them, the first two at once
+    chunks    t0   t1      t2+t3     t4+t5         each stream gets 10 of them, the first two immediately
 
 Whatever carries chunks on, Serve's proxy or a socket, merges none of them: one that waits there delays all later
 ones, including first tokens of new requests. An ingress therefore limits the chunks that it writes. While its

@@ -24,14 +24,14 @@ else:
     from backports import zstd
 
 PIECE_BYTES = 256 * 1024
-"""Most bytes that are unpacked at once; a piece of packed ones is as large."""
+"""Most bytes that are unpacked per step; a piece of packed ones is as large."""
 MAX_WINDOW_LOG = 23
 """The largest window of zstd that HTTP allows is 8 MiB (RFC 9659): what unpacking takes besides the body."""
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 class _Broken(Exception):
-    """What was sent is not what its encoding says; the message continues "The body is not ..., because"."""
+    """The body does not match its encoding; the message continues "The body is not ..., because"."""
 
 
 def packing_of(request: Request) -> str | None:

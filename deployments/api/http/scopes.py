@@ -1,4 +1,4 @@
-"""What an ASGI scope says of a request, by the names that the layers know."""
+"""Reads facts about a request from its ASGI scope, by the names that the layers know."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def address_of(scope: Scope) -> str:
 
 
 def note_send(scope: Scope, send: Send) -> None:
-    """Leave the server's own `send` for bodies: the layers around an endpoint look at heads alone."""
+    """Leave the server's own `send` for bodies, because the layers around an endpoint read only heads."""
     scope[_SEND] = send
 
 

@@ -1,10 +1,10 @@
-"""Bounds what an ingress holds of answers while their clients read them, as it bounds the bodies of requests.
+"""Bounds the bytes of answers that an ingress holds while clients read them, as it bounds requests' bodies.
 
     a whole answer     takes room for all of it before its head is sent, or the answer is a 429
     a stream           takes room for each event that is large, while that is read, or ends with an error
     SMALL_BYTES        are not counted, in one piece: a connection itself takes as much
 
-Room is given back when the kernel has taken the last byte. A client that reads at once takes it for milliseconds.
+Room is given back when the kernel has taken the last byte. A client that keeps reading takes it for milliseconds.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
     token_ids: Sequence[int]
     """The tokens behind the text, and the stop token that ended it; without those of a stop string."""
     logprobs: Sequence[TokenLogprobs]
-    """One per token id when requested, else empty. Beside a text, they are of the tokens that spell it
+    """One per token id when requested, else empty. With a text, they are those of the tokens that spell it
     (`spelled_text`)."""
     finish_reason: str | None = None
     """"stop", "length" or "tool_calls" on the choice's last delta."""
@@ -48,11 +48,11 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
 
     @property
     def stop_reason(self) -> int | str | None:
-        """What vLLM calls so: the stop string or the stop token that ended the choice; None for its own end."""
+        """The stop string or stop token that ended the choice, as in vLLM; None if the model ended it."""
         return self.stop_token if self.stop_string is None else self.stop_string
 
     def joined(self, later: ChoiceDelta) -> ChoiceDelta | None:
-        """Return this and the delta that follows it as one; None if tokens would come beside a text not theirs."""
+        """Return this and the delta that follows it as one; None if tokens would come with a text not theirs."""
         if bool(self.text) != bool(later.text) or bool(self.logprobs) != bool(later.logprobs):
             return None
         if self.calls or later.calls or (self.text and later.reasoning):
@@ -91,7 +91,7 @@ class Choice:
         self.index = index
         self.num_generated = 0
         self.num_cached = 0
-        """Number of prompt tokens whose KV was found in a cache, as far as the client may know."""
+        """Number of prompt tokens with KV in a cache, up to the number that the client may know."""
         self.finish_reason: str | None = None
         self._sum_logprobs = 0.0
         self._text, self._scores_only = text, scores_only

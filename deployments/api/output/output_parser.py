@@ -25,7 +25,7 @@ from engine.text.detokenizer import TextStream
 
 @dataclass(frozen=True, slots=True)
 class OutputParseSpec:
-    """What to look for in an answer's text."""
+    """The parts to find in an answer's text."""
 
     thoughts: Thoughts | None = None
     """The marks of reasoning; None looks for none."""
@@ -52,7 +52,7 @@ PLAIN_TEXT = OutputParseSpec()
 
 @dataclass(slots=True)
 class ToolCallDelta:
-    """What a stream gained of one tool call. The first delta of a call has its id and its name."""
+    """A stream's next piece of one tool call. The first delta of a call has its id and its name."""
 
     index: int
     """Position of the call among those of its choice."""

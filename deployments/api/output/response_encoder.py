@@ -20,7 +20,7 @@ encode_json = msgspec.json.Encoder().encode
 PIECE = 256
 """Values of a long list that are encoded in one step."""
 _LEFT_OUT = b"\0"
-"""Stands for what is put in its place afterwards: a byte that is nowhere in JSON."""
+"""A placeholder, which is replaced afterwards: a byte that never occurs in JSON."""
 _encode_without = msgspec.json.Encoder(enc_hook=lambda _: Raw(_LEFT_OUT)).encode
 _DONE = b"data: [DONE]\n\n"
 
@@ -36,7 +36,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What is the same in every object that is sent for one request."""
+    """Fields that are the same in every object sent for one request."""
 
     id: str
     created: int
@@ -153,7 +153,7 @@ class ResponseEncoder(Protocol):
         ...
 
     def end(self, extras: dict[str, Any]) -> bytes:
-        """Encode what ends a stream; `extras` are `usage` and `timings`, as far as the context includes them."""
+        """Encode the end of a stream; `extras` are `usage` and `timings`, if the context includes them."""
         ...
 
     def failure(self, error: ApiError, request_id: str) -> bytes:
@@ -238,7 +238,7 @@ class ChunkFraming:
         return self._head + encoded + usage % counts
 
     def first(self, encoded: bytes, fields: dict[str, Any]) -> bytes:
-        """Encode an event with one choice, and with `fields` beside the choices."""
+        """Encode an event with one choice, and with `fields` next to the choices."""
         event, end = self.choice(encoded), len(self._head) + len(encoded) + 1
         return event[:end] + b"," + encode_json(fields)[1:-1] + event[end:]
 

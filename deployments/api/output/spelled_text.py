@@ -35,7 +35,7 @@ class _Group:
 
     tokens: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
-    """What they are as text; "" of a token that is left out of texts."""
+    """Their text; "" for a token that texts omit."""
     is_mixed: bool = False
     """Whether a token that is left out of texts is among those that are not."""
 

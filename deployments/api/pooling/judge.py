@@ -15,7 +15,7 @@ from deployments.api.base.errors import invalid
 from deployments.api.served.text_codec import TextCodec
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""What documents are found for where a request says nothing else: the model was trained with it."""
+"""The default instruction, with which the model was trained."""
 _BEGIN = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'

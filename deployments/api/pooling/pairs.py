@@ -25,7 +25,7 @@ Pair = tuple[Text, Text]
 
 @dataclass(frozen=True, slots=True)
 class ScoredPairs:
-    """What is computed for pairs, and their scores."""
+    """The prompts that are computed for pairs, and the pairs' scores."""
 
     prompts: Sequence[EncodedPrompt]
     pooling: Pooling

@@ -1,4 +1,4 @@
-"""What the plans of requests that generate nothing have in common: the model's task, the prompts, the answer."""
+"""Shared by the plans of requests that generate nothing: the model's task, the prompts, the answer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Text:
 
 
 def numbered(field: str, texts: Sequence[str | Sequence[int]]) -> list[Text]:
-    """Name each text of a field, the only one by the field alone."""
+    """Name each text of a field; a single text has the field's name."""
     return [Text(text, f"{field}.{at}" if len(texts) > 1 else field) for at, text in enumerate(texts)]
 
 

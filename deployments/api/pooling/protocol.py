@@ -49,7 +49,7 @@ class PooledRequest(StrictModel):
 
     model: str
     instruction: str | None = None
-    """What the texts are to be found for, as the model was trained to be told."""
+    """Purpose of the search, in the form with which the model was trained."""
     truncate_prompt_tokens: Int | None = None
     """Most tokens of a prompt; of a longer one the last are taken. -1: as many as fit."""
     truncation_side: TruncationSide = None

@@ -93,7 +93,7 @@ def _said(message: Message, form: ToolFormat) -> str:
     called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
     if not called:
         return message.content
-    between = "\n" if form.separator.strip() else form.separator  # a comma stands between calls alone
+    between = "\n" if form.separator.strip() else form.separator  # a comma stands only between calls
     return between.join(filter(None, (message.content, form.spell_all(called))))
 
 

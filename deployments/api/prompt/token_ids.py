@@ -111,7 +111,7 @@ async def encode_messages(
         _weight(messages) + size_of(functions) + options.size, limits.inline_body_bytes, prepare
     )
     count_conversation(served.metrics, texts.num_chars, texts.num_new_chars)
-    # What a template leaves out does not count against the context: the rendered text decides.
+    # Text that a template omits does not count against the context: the rendered text decides.
     most = served.card.max_model_len if cut is None else limits.max_truncated_tokens
     refuse_hopeless(served, texts.num_chars, "messages", most)
     encode = functools.partial(texts.encode, most)

@@ -69,7 +69,7 @@ def _work(record: RequestRecord | None) -> str:
 
 
 def _end(record: RequestRecord, status: int) -> str:
-    """Tell how an answer ended that is not complete, as far as its status does not."""
+    """Say how an incomplete answer ended, if its status does not."""
     if record.error_type is not None:
         return f": ended with {record.reason or record.error_type}"
     return ": the client left" if record.finish_reason == "abort" or status == CLIENT_LEFT else ""

@@ -1,6 +1,7 @@
 """Conversations that clients keep with the server by name: items that they and responses add, oldest first.
 
-A conversation is one record, which is replaced as a whole; changes are made where the store lets nobody else in.
+A conversation is one record, which is replaced as a whole; changes are made while the store excludes other
+writers.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def joined(before: bytes, after: bytes) -> bytes:
 
 
 def unknown_conversation(name: str, param: str | None = None) -> ApiError:
-    """Create a 404 for a conversation that is not stored, whoever made it."""
+    """Create a 404 for a conversation that is not stored, or is another tenant's."""
     return ApiError(
         404,
         f"The conversation {quoted(name)} is not stored here: it was never made, was deleted or forgotten "

@@ -2,8 +2,8 @@
 
     DIRECTORY/TENANT-1a2b3c4d/resp_…    "RDX1", CRC-32 of the record, the record; its time is that of the last use
 
-Records are replaced as a whole, and what is cut off or somebody else's does not exist. When as much was written as
-may matter, or now and then, one process at a time forgets what is too old or too much.
+Records are replaced as a whole; a truncated record, or one of another tenant, counts as missing. From time to
+time, and after many writes, one process at a time deletes records that are too old or too many.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.base.files import make_folder, new_file, open_or_create, read_bytes
 
 MAGIC = b"RDX1"
 RECORD_BYTES = 4096
-"""What a record takes besides its bytes."""
+"""Overhead of a record."""
 SHARE = 16
 """The bound may be exceeded by this part of it, by each process."""
 SWEEP_S = 60.0

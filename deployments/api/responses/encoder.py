@@ -176,7 +176,7 @@ class ResponsesEncoder:
             head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,' % (kind, kind, self._num_events)
             encoded += (head, *fields, b"}\n\n")
             self._num_events += 1
-        return b"".join(encoded)  # which lets other threads go on where it is large
+        return b"".join(encoded)  # which lets other threads continue where it is large
 
 
 # Not a method, which would refer to the encoder that refers to it: what has ended is freed without a collection.

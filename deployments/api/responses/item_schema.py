@@ -63,14 +63,14 @@ class CustomToolCall(_OfCall):
 
 
 class ToolResult(_OfCall):
-    """What a called function or tool returned."""
+    """The result of a called function or tool."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     output: str | list[AnyPart] | None = None
 
 
 class Reasoning(_Named):
-    """What the model thought."""
+    """The model's thoughts."""
 
     type: Literal["reasoning"]
     summary: list[TextOfReasoning] | None = None

@@ -1,4 +1,4 @@
-"""What one process's API has of responses: where they are kept, and those that run in the background."""
+"""One process's access to responses: their store, and those that run in the background."""
 
 from __future__ import annotations
 

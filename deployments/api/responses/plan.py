@@ -149,7 +149,7 @@ def _with_end(
     keeper: ResponseKeeper,
     conversations: Conversations,
 ) -> GenerationPlan:
-    """Have a response stored, and added to its conversation, when it has ended, as far as it is asked for."""
+    """Have a response stored, and added to its conversation, when it has ended, if the request asks for that."""
     request = asked.request
     is_stored = request.is_stored and kept.settings.max_bytes > 0
     if request.is_stored and not is_stored:
@@ -270,7 +270,7 @@ async def begin_later(
 
 
 async def nothing() -> None:
-    """Close nothing: a response in the background goes on without its readers."""
+    """Close nothing, because a response in the background continues without its readers."""
 
 
 async def _chat_request(

@@ -27,7 +27,7 @@ BEAT_S = 1.0
 """Seconds between two times that a response in the background tells of itself, and looks for a mark."""
 CANCEL, DELETE = b"cancel", b"delete"
 INLINE_BYTES = 2**20
-"""What is larger is packed, and read again, in a thread."""
+"""Larger records are packed and unpacked in a thread."""
 
 
 def mark_of(name: str) -> str:

@@ -22,12 +22,12 @@ from deployments.api.base.errors import RETRY_AFTER_S, ApiError
 from deployments.api.responses.store import too_large
 
 RECORD_BYTES = 1024
-"""What a record takes besides its bytes, in Redis and in the two lists."""
+"""Overhead of a record, in Redis and in the two lists."""
 SHARE = 16
 """The bound may be exceeded by this part of it, by each process."""
 SWEEP_S = 60.0
 PAGE = 2048
-"""Names that are read or forgotten at once, so that the event loop goes on between."""
+"""Names that are read or deleted per step, so that the event loop can run between steps."""
 _TIMEOUT_S = 5.0
 _USED, _SIZES, _LOCK = "raydix:used", "raydix:sizes", "raydix:sweep"
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from deployments.api.base.errors import ApiError
 
 RECORD_BYTES = 512
-"""What a record takes besides its bytes."""
+"""Overhead of a record."""
 
 
 def too_large(num_bytes: int, max_bytes: int) -> ApiError:

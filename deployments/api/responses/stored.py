@@ -1,4 +1,4 @@
-"""What is kept of a response, and the conversation that it continues.
+"""The stored form of a response, and the conversation that it continues.
 
     resp_2: chain [resp_1], own input, response  ─▶  input 1 · output 1 · input 2 · output 2
 
@@ -61,7 +61,7 @@ class StoredResponse(msgspec.Struct):
 
 
 class Conversation(msgspec.Struct):
-    """What precedes a response's own input."""
+    """The items before a response's own input."""
 
     chain: list[str] = []
     items: list[Item] = []
@@ -227,7 +227,7 @@ def _as_it_is(stored: StoredResponse) -> StoredResponse:
 
 
 def not_found(name: str) -> ApiError:
-    """Create a 404 for a response that is not stored, whoever made it."""
+    """Create a 404 for a response that is not stored, or is another tenant's."""
     return ApiError(
         404,
         f"The response {quoted(name)} is not stored here: it was never stored, was deleted or forgotten "

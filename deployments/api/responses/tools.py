@@ -96,7 +96,7 @@ AnyFlatTool = Annotated[
 
 
 class ClientName(NamedTuple):
-    """What the client calls a tool in a namespace."""
+    """The client's name of a tool in a namespace."""
 
     namespace: str
     name: str
@@ -110,7 +110,7 @@ class ShownTool:
     place: str
     """Where it is in the request."""
     fields: dict[str, Any]
-    """What chat calls a function or a custom tool. Its name is the one that the model is shown."""
+    """The tool as chat's function or custom tool. Its name is the one that the model sees."""
     client: ClientName | None = None
     """None: the client calls it as the model does."""
 

@@ -16,7 +16,7 @@ from monitoring.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What clients are told of a served model."""
+    """Facts about a served model for clients."""
 
     id: str
     """The model's name in requests and responses."""
@@ -32,13 +32,13 @@ class ModelCard:
     eos_token_ids: frozenset[int] = frozenset()
     """Tokens with which the model ends an answer."""
     tasks: tuple[Task, ...] = ("generate",)
-    """What the model is served for."""
+    """Tasks that the model is served for."""
     hidden_size: int = 0
     """Dimensions of its embeddings."""
     is_encoder: bool = False
     """Whether it only embeds prompts, or scores pairs by a classification head."""
     sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
-    """Sampling parameters of requests that do not give them, by name; of `max_tokens`, chat requests' alone."""
+    """Default sampling parameters of requests, by name; `max_tokens` is only for chat requests."""
 
 
 class GrammarChecker(Protocol):

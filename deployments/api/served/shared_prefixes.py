@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from deployments.api.served.text_codec import TextCodec
 
 _FOLLOWING = ("a", " b", "C", "\n1", "2", "é", "<", "世")
-"""What may come next. The last characters of a prefix are often one token with those after them, so a prefix ends
-where the ids of prompts that go on differently begin to differ."""
+"""Possible continuations. The last characters of a prefix are often one token with those after them, so a prefix
+ends where the ids of prompts with different continuations begin to differ."""
 
 
 def shared_prefix_ids(codec: TextCodec, prefixes: Iterable[SharedPrefixSettings]) -> list[list[int]]:

@@ -135,7 +135,7 @@ class TextCodec:
         return self._detokenizer.decoder(self._detokenizer.specials if keep is None else keep, after)
 
     def context(self, keep: Collection[str] | None, after: Sequence[int]) -> list[int]:
-        """Return the last tokens of `after`, on which alone the text that follows depends."""
+        """Return the last tokens of `after`, the only ones on which the following text depends."""
         return self._detokenizer.context(self._detokenizer.specials if keep is None else keep, after)
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - lives as long as the process, like the codec

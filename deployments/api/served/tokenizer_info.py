@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _FILES = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path")
-"""Where files lie on the server is nobody's business."""
+"""Keys that would reveal paths of the server."""
 
 
 def tokenizer_info(tokenizer: Any) -> dict[str, Any]:
