@@ -1,4 +1,4 @@
-"""The arguments of the application, which `deployments.yaml` gives. Unknown keys are refused."""
+"""The arguments of the application, from `deployments.yaml`. Unknown keys are refused."""
 
 from __future__ import annotations
 

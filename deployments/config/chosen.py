@@ -1,13 +1,13 @@
-"""Chooses the settings that are left out and depend on the machine: the one place that does.
+"""Chooses the omitted settings that depend on the machine; no other module does.
 
     given settings + machine + model's size  ──choose──▶  settings in effect, each with its reason
 
 `raydix serve`, `raydix deploy` and `deployments.app:build` call this before they check the settings, and
-`raydix serve --dry-run` shows what it returns. What is given stays as it is: where the machine cannot meet it,
-that is an error, or a warning on a cluster, which may grow. All else has the default that docs/tuning.md lists.
+`raydix serve --dry-run` shows what it returns. Given settings stay unchanged: one that the machine cannot meet is
+an error, or a warning on a cluster, which may grow. All others have the defaults that docs/tuning.md lists.
 
 A choice that is part of a deployment's version must not depend on numbers of replicas, which change without a
-restart; what does is left to each process (`is_written`).
+restart; each process makes such choices itself (`is_written`).
 """
 
 from __future__ import annotations

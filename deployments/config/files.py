@@ -1,4 +1,4 @@
-"""The section `files` of `deployments.yaml`: files and batches that clients leave with the server."""
+"""The section `files` of `deployments.yaml`: files and batches that clients store on the server."""
 
 from __future__ import annotations
 

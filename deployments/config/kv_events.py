@@ -1,4 +1,5 @@
-"""The setting `engines.kv_events`: where engine replicas tell other programs which blocks of KV they hold."""
+"""The setting `engines.kv_events`: where engine replicas publish which blocks of KV they hold, for other
+programs."""
 
 from __future__ import annotations
 

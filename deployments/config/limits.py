@@ -1,6 +1,6 @@
 """Bounds of a single HTTP request. Each is a field with its unit, and can be set in the YAML.
 
-Where the engine has a bound of its own (`engine.values.sampling_params`), a limit can be set below it, not above.
+If the engine has its own bound (`engine.values.sampling_params`), a limit can be below it, but not above.
 """
 
 from __future__ import annotations

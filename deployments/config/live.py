@@ -1,4 +1,4 @@
-"""Which settings a running process takes over. Serve gives them to it as a deployment's `user_config`.
+"""Defines the settings that a running process takes over from a deployment's `user_config`.
 
     args                        part of every deployment's version: a change replaces all replicas
     deployments[].user_config   the same settings in the same form; a change restarts nothing

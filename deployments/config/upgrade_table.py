@@ -1,4 +1,4 @@
-"""Writes into docs/upgrade.md what a change of each setting restarts, as the code declares it.
+"""Writes a table into docs/upgrade.md: what a change of each setting restarts, from the code.
 
 python -m deployments.config.upgrade_table
 """

@@ -1,4 +1,4 @@
-"""One client's connection to an ingress: its bounds, its end, and what it says that is not HTTP/1.1.
+"""One client's connection to an ingress: its bounds, its end, and its errors in HTTP/1.1.
 
 bytes ──▶ `Unparsed` ──a piece──▶ httptools ──▶ head ─▶ checked ─▶ the endpoint's task begins
                                             └─▶ body ─▶ the task

@@ -1,8 +1,8 @@
-"""Gathers what is written to a connection in one turn of the event loop into one write.
+"""Gathers all writes to a connection in one turn of the event loop into one.
 
     turn n     head, events, end of the answer      turn n + 1     one system call, and one wake-up of the client
 
-uvicorn writes each of the three by itself, and writing is what costs most about a short answer.
+uvicorn writes each of the three separately, and writing is the largest cost of a short answer.
 """
 
 from __future__ import annotations

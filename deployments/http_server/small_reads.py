@@ -1,4 +1,4 @@
-"""Reads what clients send in small pieces, so that a connection that has to wait holds little.
+"""Reads what clients send in small pieces, so that a waiting connection holds little.
 
     socket ──▶ one buffer of the server, READ_BYTES ──▶ a connection, which parses it or keeps a copy
 

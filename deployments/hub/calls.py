@@ -1,8 +1,8 @@
-"""The hub as a process calls it: what its parts ask for at about the same time is one call through Serve.
+"""A process's client of the hub: it merges requests of the process's parts into one call through Serve.
 
-A call through a handle costs its two ends some milliseconds each, whatever it does, and an ingress has several
-parts that call the hub regularly. They all wait for the same beat, so they call together: once a second, and every
-other second while the process has no request.
+Every call through a handle costs each of its two ends some milliseconds, and an ingress has several parts that
+call the hub regularly. They all wait for the same beat, so they call together: once a second, and every other
+second while the process has no request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The hub deployment: every process pushes its metrics to it, and every ingress reads the page from it.
 
-Ingresses also report to it which prefixes are worth most, and new replicas ask it for them. It knows how many
-ingresses there are, because each says that it is here.
+Ingresses also report their most valuable prefixes to it, and new replicas request them. It counts the ingresses,
+because each reports its presence.
 """
 
 from __future__ import annotations

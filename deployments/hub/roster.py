@@ -1,4 +1,4 @@
-"""The hub's roster: which ingresses take requests, as each of them says at each beat (`calls.py`).
+"""The hub's roster of ingresses that take requests, as each of them reports at each beat (`calls.py`).
 
 Tenants' limits are divided by their number (`deployments/ingress/roll_call.py`).
 """

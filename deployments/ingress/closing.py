@@ -1,10 +1,10 @@
-"""How an ingress stops listening: each connection that the kernel has taken for it is accepted before.
+"""Stops listening, after accepting every connection that the kernel has taken for this ingress.
 
     client    SYN ─▶ handshake ─▶ queue of the listener ─▶ accept
 
-Closing a listener resets its queue, although other ingresses listen on the same port. So it first takes no new
-handshakes: a client whose SYN is dropped sends it again, to a listener that is left. Then the handshakes under way
-end, the queue is emptied, and it closes.
+Closing a listener resets its queue, although other ingresses listen on the same port. So it first drops new
+handshakes: a client with a dropped SYN sends it again, to a remaining listener. Then the pending handshakes
+complete, the queue is emptied, and the listener closes.
 """
 
 from __future__ import annotations

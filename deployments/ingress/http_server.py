@@ -4,7 +4,7 @@
 
 The kernel gives each new connection to one of the ingresses that listen. A new one takes the port first, so that
 it fails immediately if another program has it, and listens when it can answer (`opening.py`). An ingress that is
-stopped says so at /ready, closes its listener after `shutdown_delay_s`, and ends when its streams have.
+being stopped says so at /ready, closes its listener after `shutdown_delay_s`, and ends when its streams have.
 """
 
 from __future__ import annotations

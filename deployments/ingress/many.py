@@ -3,7 +3,7 @@
     handle.generate_many ─▶ BatchRunner ─▶ the API, within this process ─▶ admission ─▶ router ─▶ engines
 
 A call is one request to Serve, and each of its prompts is a request to the API: it is checked, waits for its turn,
-goes where its prefix is cached, and moves to another engine when its own is lost, like any other.
+is routed to its cached prefix, and moves to another engine when its own is lost, like any other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tells the hub, every few seconds, which prefixes of this ingress's prompts new replicas should compute."""
+"""Reports to the hub, every few seconds, the prefixes of this ingress's prompts that new replicas should
+compute."""
 
 from __future__ import annotations
 

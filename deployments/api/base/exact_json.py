@@ -1,6 +1,6 @@
-"""JSON whose numbers keep the text with which they were written, as 9007199254740993, 0.10 and 1e400 do.
+"""JSON in which numbers keep their text, such as 9007199254740993, 0.10 and 1e400.
 
-A number that all writers of JSON write as it was read is an ordinary int or float; any other is a `WrittenNumber`.
+A number that every JSON encoder writes as it was read is an int or float; any other is a `WrittenNumber`.
 """
 
 from __future__ import annotations

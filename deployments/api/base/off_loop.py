@@ -2,7 +2,7 @@
 
 The share of a request's tenant goes with its task, as the request's id does for the log. A thread gives way to the
 loop every 5 ms (`sys.getswitchinterval`), but only between steps of the interpreter: no single call into C may be
-long. What bounds those calls are the limits that are checked first (`limits.max_json_values`, the context).
+long. The limits that are checked first bound those calls (`limits.max_json_values`, the context).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Knows which failures are the machine's: no room on a disk, no file descriptor, no memory, a disk that fails.
+"""Identifies failures of the machine: a full or failing disk, no file descriptors, no memory.
 
-They are the operator's to end, and no defect: the client gets a status that says so, and the log gets one line.
+They are no defect, and the operator has to fix them: the client gets a status that says so, the log one line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The endpoints of /v1/files: uploads for batches, and what batches have answered."""
+"""The endpoints of /v1/files: uploads for batches, and the answers of batches."""
 
 from __future__ import annotations
 

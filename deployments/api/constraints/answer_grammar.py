@@ -4,7 +4,7 @@
     start:    thoughts? ( call (SEPARATOR call)* | answer )    calls are optional, and other answers have a schema
     start:    thoughts? ( free call )* text                    calls are optional but have schemas (`strict`)
 
-Special tokens are referred to by their ids, because no text matches them.
+Rules name special tokens by their ids, because no text matches them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     start: analysis? (calls | final? answer)              the answer has a schema; calls may be made instead
     start: analysis? preamble? (calls | final? text)      calls are optional but have schemas (`strict`)
 
-A message's header is left out where the model has begun it already, and `final` where it writes the bare answer.
+A message's header is omitted if it has already begun, and `final` if the model writes the bare answer.
 """
 
 from __future__ import annotations

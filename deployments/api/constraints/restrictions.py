@@ -1,4 +1,4 @@
-"""`bad_words` and `allowed_token_ids`: which words or tokens an answer may have, whatever its form.
+"""`bad_words` and `allowed_token_ids`: which words or tokens an answer may have.
 
 They are grammars of any text, so they cannot be combined with another one.
 """

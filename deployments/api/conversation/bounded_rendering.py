@@ -1,8 +1,8 @@
-"""Bounds what a chat template may do: the processor time of a rendering, and the size of every value it makes.
+"""Bounds chat templates: the processor time of a rendering, and the size of every value that it makes.
 
-A template comes from a model's files, and runs on what clients send. It cannot be interrupted from outside, so the
-environment that it is compiled in counts from inside. Each turn of a loop, each filter, call, operator and output
-is a step. Each step is short because its values are, and between steps the time is looked at.
+A template comes from a model's files, and runs on clients' data. It cannot be interrupted from outside, so the
+environment in which it is compiled counts its steps: each iteration of a loop, each filter, call, operator and
+output. Each step is short because its values are small, and the time is checked between steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Encodes parts of conversations so that their control tokens are exactly those that they spell.
 
-Tokenizers nearly always do so by themselves. Where they do not, a token came of text that does not spell it: one
-that is looked for after normalization, say, or a word of the vocabulary. Such text is cut until it makes none. A
-token may also have lost its first character to another added token before it; then it is encoded apart.
+Tokenizers nearly always do so by themselves. Otherwise text that does not spell a token became one, such as a
+token that is matched after normalization, or a word of the vocabulary. Such text is cut until it becomes none. A
+token may also have lost its first character to another added token before it; then it is encoded separately.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 These are all special tokens, wherever they are declared, and those of the other added tokens that the template
 writes or that have the form of a control token (`<|fim_prefix|>`, `[TOOL_CALLS]`). Tokenizers also have added
-tokens for ordinary text, such as Gemma's for runs of newlines and for HTML tags: they stay what they are.
+tokens for ordinary text, such as Gemma's for runs of newlines and for HTML tags: these keep their meaning.
 
 Models write some tokens themselves within their answers: the marks of reasoning and of tool calls. Clients send
-answers back as they were, so these stay in an assistant's content, unless they are special.
+answers back unchanged, so these stay in an assistant's content, unless they are special.
 """
 
 from __future__ import annotations

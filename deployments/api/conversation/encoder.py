@@ -1,4 +1,4 @@
-"""Encodes conversations, of which most was encoded for the last turn already."""
+"""Encodes conversations, reusing the parts that were encoded for the last turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps what clients write apart from control tokens, through the chat template.
+"""Keeps clients' text distinct from control tokens, through the chat template.
 
 A conversation is rendered to text first, so a user who writes `<|im_end|>` would end the message and could speak
 as the assistant. Such strings in messages and tools are therefore tokenized as plain characters, while the
@@ -10,7 +10,7 @@ template's own keep their meaning.
     pieces       [                     ][                        ]     cut within each token that a mark is part of
 
 Strings that may become a token next to other text are marked as well: two messages may end with `<|im_` and begin
-with `end|>`. Where no token came of it, the text is not cut.
+with `end|>`. Where they become no token, the text is not cut.
 """
 
 from __future__ import annotations

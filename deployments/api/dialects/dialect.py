@@ -1,4 +1,5 @@
-"""Detects from a chat template and vocabulary how a model writes calls and reasoning, and what it is shown."""
+"""Detects from a chat template and vocabulary how a model writes calls and reasoning, and how its prompts show
+tools."""
 
 from __future__ import annotations
 

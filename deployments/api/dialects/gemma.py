@@ -2,9 +2,9 @@
 
     <|tool_call>call:NAME{city:<|"|>Oslo<|"|>,days:[1,2],by:{hour:true,unit:null}}<tool_call|>
 
-Keys have no quotes, and texts stand between marks as they are, with nothing escaped; the rest is as in JSON. Keys
-and texts in JSON's quotes are taken too, and Python's names for true, false and null. Other words are texts.
-Format: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
+Keys have no quotes, and texts are between marks, without escapes; the rest is as in JSON. Keys and texts in JSON's
+quotes are accepted too, and Python's names for true, false and null. Other words are texts. Format:
+https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules of a grammar for Gemma 4's arguments: JSON schemas over a syntax that is not JSON.
 
 Numbers are left to llguidance's own schemas. An object has the properties that its schema names, in their order,
-or any where it names none. What cannot be enforced is refused.
+or any if it names none. Keywords that cannot be enforced are refused.
 """
 
 from __future__ import annotations

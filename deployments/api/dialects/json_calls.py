@@ -1,4 +1,4 @@
-"""Parses a call that is an object of JSON, and the arguments of one that has its name before them."""
+"""Parses a call that is a JSON object, and the arguments of a call with its name before them."""
 
 from __future__ import annotations
 

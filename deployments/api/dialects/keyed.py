@@ -10,17 +10,17 @@ VALUE                              </invoke>                                    
 
 Qwen3-Coder; nearly so Seed-OSS    MiniMax-M2                                   GLM-4.5 to 4.7
 
-A value is a text where its schema allows nothing else. Elsewhere it is JSON, or a text if it is not.
+A value is a text if its schema allows nothing else. Otherwise it is parsed as JSON, or is a text if that fails.
 
 A value may lack its closing mark. It ends before a key that the call lacks, or before a mark at the call's end or
 of another call. But such a mark is part of the value if a text comes after it, and then the value's own mark
 before another key. The value's own mark is part of it if a text comes after it, and then the same mark before any
-other. So a value that has its own mark at its end, or before another mark, cannot be told from one that ends
-there. What decides is held back: it reaches to the next key or the next of these marks, or to the end of the
+other. So a value that has its own mark at its end, or before another mark, cannot be distinguished from one that
+ends there. The text that decides is held: up to the next key or the next of these marks, or to the end of the
 text.
 
 If a key comes again, its first value stays, because that has been sent by then (parsers that wait for the whole
-call take the last). Another value becomes text after the call, and so does what stands between arguments.
+call take the last). Another value becomes text after the call, and so does text between arguments.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Phi-4      functools[{"name": NAME, "arguments": {...}}]
 Mistral    [TOOL_CALLS][{"name": NAME, "arguments": {...}}]
 Llama 3    {"name": NAME, "parameters": {...}}; {"name": NAME, "parameters": {...}}
 
-Llama's calls stand at the beginning of an answer, or after <|python_tag|>; those of Qwen are as Hermes'.
+Llama's calls are at the beginning of an answer, or after <|python_tag|>; Qwen's are like Hermes'.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parses text in which calls stand between marks, whatever is between them."""
+"""Parses text in which calls are between marks, with any syntax of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions that an answer may call, and what their schemas say of arguments."""
+"""The functions that an answer may call, and their schemas of arguments."""
 
 from __future__ import annotations
 

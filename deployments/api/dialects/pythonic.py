@@ -1,10 +1,11 @@
-"""Calls in Python's syntax: parsed, written, and as rules of a grammar. JSON's true, false and null are taken too.
+"""Calls in Python's syntax: parsed, written, and as rules of a grammar. JSON's true, false and null are accepted
+too.
 
 Llama 3.2 and 4   [NAME(key="a text", other=[1, True, None]), ...]
 OLMo 3            <function_calls>NAME(key="a text")
                   NAME(other=1)</function_calls>
 
-Llama's list stands at the beginning of an answer or after a mark, OLMo's marks anywhere; anything else is text.
+Llama's list is at the beginning of an answer or after a mark, OLMo's marks are anywhere; other text is text.
 
 A key may come twice. The first value has been sent by then, so it stays, and another one is text after the call.
 """

@@ -5,11 +5,10 @@ A model may call without closing its reasoning, and it may draft calls while it 
     <think>Rain? <tool_call>...</tool_call>                        a call: nothing closes the reasoning
     <think>Rain? <tool_call>...</tool_call> or so </think>No.      a draft: what is before the mark is reasoning
 
-So what follows the opening mark of a call is held until one of two things decides. If the closing mark comes
+So text from the opening mark of a call on is held until one of two events decides. If the closing mark comes
 outside of calls, all of it was reasoning. If the text ends first, the answer begins with the call. Where the
-format's parser finds no call after the mark, the mark is released as reasoning immediately. What is held is
-bounded by `max_tokens`. A closing mark in a text of a call's arguments is part of it, if the text is closed after
-it.
+format's parser finds no call after the mark, the mark is released as reasoning immediately. `max_tokens` bounds
+the held text. A closing mark in a text of a call's arguments is part of that text, if the text is closed after it.
 """
 
 from __future__ import annotations

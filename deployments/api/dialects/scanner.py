@@ -1,4 +1,4 @@
-"""Scans marks and JSON one character at a time, holding back what it took until its kind is known."""
+"""Scans marks and JSON one character at a time, holding the text that it took until its kind is known."""
 
 from __future__ import annotations
 

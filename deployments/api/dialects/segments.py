@@ -5,11 +5,11 @@ segments depend only on the text, not on how the text was cut into tokens:
 
     send "{"   ─▶ None                nothing is certain yet: this may be a call or text
     send "hm"  ─▶ Segment, Segment    it was text after all; then None asks for the next character
-    send ""    ─▶ Segment, None       the text has ended: what was held back is released
+    send ""    ─▶ Segment, None       the text has ended: held text is released
 
-Letters and digits in a row are sent together and count as one character, as no syntax begins or ends between them,
-but where a mark that is a word may begin.
-When a parser returns, everything from the last character it was sent is text.
+Letters and digits in a row are sent together and count as one character, because no syntax begins or ends between
+them, except where a mark that is a word may begin. When a parser returns, everything from the last character it
+was sent is text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields `response_format` and `structured_outputs`, and what has their form under other names."""
+"""The fields `response_format` and `structured_outputs`, and fields of the same form with other names."""
 
 from __future__ import annotations
 

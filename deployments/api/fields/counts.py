@@ -1,6 +1,6 @@
-"""Checks how much a request has of everything, on plain JSON, before objects are made of it.
+"""Checks the counts and sizes of a request's parts on plain JSON, before objects are made of it.
 
-What has a wrong type is passed over: the models of `deployments/api/fields/protocol.py` say so.
+Values of a wrong type are skipped: the models of `deployments/api/fields/protocol.py` refuse them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How the fields of requests are taken where several forms mean the same, and what is said of a wrong one.
+"""Normalizes fields of requests that have several forms with one meaning, and describes wrong ones.
 
-Pydantic calls these functions with what the body has, before it checks the field's type.
+Pydantic calls these functions with the body's value, before it checks the field's type.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Decides about what this server does not use of a request: taken as harmless, left out and named, or refused.
+"""Decides whether a field that this server does not use is accepted as harmless, ignored and named, or refused.
 
 Silently ignoring a constraint is worse than an error: the client would get an unconstrained answer and a 200. So
-fields that are known to change the answer, and are not supported, are refused by name. What is not known at all is
-mostly another server's hint. That, and what clients send to any server (tools that the server would run, images),
-is left out and named; the setting `limits.unknown_fields` can turn it into an error.
+fields that are known to change the answer, and are not supported, are refused by name. Unknown fields are mostly
+hints for another server. They, and parts that clients send to any server (tools that the server would run,
+images), are ignored and named; the setting `limits.unknown_fields` can make them an error.
 """
 
 from __future__ import annotations

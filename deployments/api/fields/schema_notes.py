@@ -1,7 +1,7 @@
-"""Names what constrains nothing in the JSON schemas that an answer is held to, as other unknown fields are named.
+"""Names unknown keywords of enforced JSON schemas, because they constrain nothing, like other unknown fields.
 
-These are the schemas of an answer, and those of the functions that it may call, where calls are held to them: they
-are `strict` or forced, or the answer has a schema.
+Enforced are the schemas of an answer, and those of the functions that it may call if they are `strict` or forced,
+or if the answer has a schema.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One generating request from its plan to its answer: the same for all endpoints, streamed or whole.
+"""Runs one generating request from its plan to its answer, in the same way for all endpoints, streamed or whole.
 
 Nothing is sent before the first event arrives, so an error until then has its proper status. After that a stream
 can only report an error as its last event.

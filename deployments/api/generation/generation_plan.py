@@ -1,4 +1,4 @@
-"""The plan of an answer, and what follows from it: requests to engines, and parsers of what they generate."""
+"""The plan of an answer, from which requests to engines and parsers of their output are made."""
 
 from __future__ import annotations
 

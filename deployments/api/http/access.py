@@ -1,7 +1,7 @@
 """Authentication: every request passes `Gate`, which finds its tenant by the API key or answers 401.
 
-Access is denied by default: only the paths in `OPEN_PATHS` need no key, whatever routes exist. No response and no
-log contains keys, or texts that were sent as keys.
+Access is denied by default: only the paths in `OPEN_PATHS` need no key. No response and no log contains keys, or
+texts that were sent as keys.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     planned    nothing: only token ids are left, which admission bounds (`admission.max_waiting_tokens`), and what
                an answer repeats of its request, where it is more than the prompt explains (`BodyRoom.another`)
 
-What is read of stored responses counts as if it were in the body.
+Stored responses that a request reads count as if they were in the body.
 
 A byte counted here is `MEMORY_FACTOR` bytes of memory at most, while texts are parsed, rendered and tokenized.
 """

@@ -1,4 +1,5 @@
-"""Calls the endpoints that generate without a framework between, whose layers cost as much as an endpoint."""
+"""Calls the endpoints that generate directly, bypassing the framework's layers, which cost as much as an
+endpoint."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How much a JSON text will be, counted before any of it is made, as each value costs far more than its bytes.
+"""Estimates the size of a parsed JSON text before parsing, because each value costs far more than its bytes.
 
     {"prompt":[[1],[2]],"user":"a, b"}      marks outside texts: { : [ [ , [ , :
 
-Every value and every name follows one of the marks `,` `:` `[` `{`, so these bound their number. Each weighs as
-much as what it begins takes to parse, in numbers of an array. Marks inside texts are counted too at first, because
-that is fastest; only if there are too many, the texts are left out, piece by piece, so that no step holds the
-interpreter's lock for long.
+Every value and every name follows one of the marks `,` `:` `[` `{`, so these bound their number. Each mark weighs
+the cost of parsing the value that it begins, in units of a number in an array. Marks inside texts are counted too
+at first, because that is fastest; only if there are too many, texts are excluded, piece by piece, so that no step
+holds the interpreter's lock for long.
 """
 
 from __future__ import annotations

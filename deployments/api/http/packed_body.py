@@ -1,8 +1,8 @@
-"""Bodies that are sent packed (Content-Encoding): unpacked in pieces of bounded size, in a thread.
+"""Unpacks compressed bodies (Content-Encoding) in pieces of bounded size, in a thread.
 
     packed, at most max_body_bytes ──▶ piece ──▶ piece ──▶ ... ──▶ body, or 413 as soon as it exceeds the bound
 
-However small a bomb is, no more of it is unpacked than the bound and one piece.
+At most the bound and one piece are unpacked, even of a small body that expands enormously.
 """
 
 from __future__ import annotations

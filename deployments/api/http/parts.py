@@ -1,4 +1,4 @@
-"""Cuts what is sent into parts: a server copies what it sends in one turn of its event loop."""
+"""Cuts sent bytes into parts, because a server copies each write within one turn of its event loop."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     a stream           takes room for each event that is large, while that is read, or ends with an error
     SMALL_BYTES        are not counted, in one piece: a connection itself takes as much
 
-Room is given back when the kernel has taken the last byte. A client that keeps reading takes it for milliseconds.
+Room is released when the kernel has taken the last byte. A client that keeps reading takes it for milliseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers to paths that do not exist, and to methods that a path does not take: they say what was meant."""
+"""Answers requests with a wrong path or method, and suggests the right one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choices of one request: its generations are opened together, read as they arrive, and always closed.
+"""The choices of one request. Its generations are opened together, read as they arrive, and always closed.
 
 Chat and completions differ in how a choice is encoded, not in how it is generated:
 

@@ -1,4 +1,4 @@
-"""Encodes answers as JSON and events: what endpoints share. Chunks are built from prebuilt bytes."""
+"""Encodes the parts of answers that endpoints share, as JSON and events. Chunks are built from prebuilt bytes."""
 
 from __future__ import annotations
 

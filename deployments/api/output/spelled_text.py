@@ -5,7 +5,7 @@
     pieces    "Hel"                     "lo ENx."  ""
               [Hel]                     [lo E, N, x.]  [<|im_end|>]
 
-A client may show the tokens of log-probabilities in place of the text. So a piece is one of three: text with the
+A client may show the tokens of log-probabilities instead of the text. So a piece is one of three: text with the
 tokens whose bytes are this text; tokens that are no part of the text, such as the end, marks, reasoning, calls and
 stop strings; or text without tokens, where only a part of a token is text. The pieces' texts are the text, and
 their tokens all tokens, in order.

@@ -1,7 +1,7 @@
 """How a cross-encoder (bge-reranker-v2-m3) reads a query and a document: as one prompt, with marks between them.
 
     <s> query </s> </s> document </s> ▶ score
-    ╰b╯       ╰between╯          ╰e╯           whatever the tokenizer puts there
+    ╰b╯       ╰between╯          ╰e╯           the tokenizer's own marks
 
 The score is the sigmoid of the classification head's output.
 """

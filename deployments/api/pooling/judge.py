@@ -3,7 +3,7 @@
     system: judge ... user: <Instruct>: I  <Query>: Q  <Document>: D  assistant: <think></think> ▶ yes | no
     ╰──────── begin ───────╯╰────────── the client's texts ─────────╯╰────────── end ─────────╯
 
-The score is the probability of "yes" against "no". What documents of one query share is computed once.
+The score is the probability of "yes" against "no". The common part of one query's documents is computed once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns what a client sent into token ids that fit the model, off the event loop where that takes long."""
+"""Turns prompts and conversations into token ids that fit the model, off the event loop if that takes long."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A line for each answered request, for people who watch a server: how it was answered, and what was wrong.
+"""Prints a line for each answered request, for people who watch a server: its status, its size, and its fault.
 
     POST /v1/chat/completions 200 12 + 34 tokens, 8 cached, 523 ms
     POST /v1/chat/completions 400 2 ms: messages must have at least one message.
 
-The layer is installed only where the lines are wanted. A probe has a line when it finds a fault; those of
-`raydix serve` itself never have one.
+The layer is installed only if the lines are wanted. A probe gets a line when it finds a fault; the probes of
+`raydix serve` itself never get one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The output of a response while it grows: items of reasoning, text and calls, and the events that tell of them.
+"""The output of a response while it grows: items of reasoning, text and calls, and the events that report them.
 
     reasoning ──▶ added · part added · delta … · text done · part done · item done
     text      ──▶ added · part added · delta … · text done · part done · item done
     a call    ──▶ added · delta … · arguments done · item done
 
-One item is open at a time. What has been encoded is kept in pieces, as an answer's last events repeat all of it
-and copies would hold up other threads. A thread may do that, and the event loop may look at the output meanwhile.
+One item is open at a time. The encoded output is kept in pieces, because an answer's last events repeat all of it
+and copies would delay other threads. A thread may encode it while the event loop reads the output.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Responses that are generated in the background: each is a request to the API itself, and its client is here.
+"""Generates responses in the background: each is a request to the API itself, with a client in this module.
 
     POST, background ─▶ checked, planned, admitted ─▶ job ─▶ "queued"
                                                        └─▶ the API, with the plan ─▶ events ─▶ job ─▶ readers
 
-So it is limited, counted and logged like any other, and cancelled as one whose client leaves.
+So it is limited, counted and logged like any other, and cancelled like a request with a disconnected client.
 """
 
 from __future__ import annotations

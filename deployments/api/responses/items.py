@@ -3,7 +3,7 @@
     "hi"                                     {"id": "msg_…", "type": "message", "status": "completed",
     {"role": "user", "content": "hi"}    ─▶   "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
 
-What this server has sent is always taken back. What the model is to read is kept, and labels are left out.
+Items that this server has sent are always accepted. Fields that the model reads are kept, labels are omitted.
 """
 
 from __future__ import annotations

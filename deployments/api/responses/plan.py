@@ -1,4 +1,4 @@
-"""Plans POST /v1/responses: what the response continues, the chat request that it is, and what is kept of it."""
+"""Plans POST /v1/responses: the conversation that it continues, its chat request, and its stored form."""
 
 from __future__ import annotations
 

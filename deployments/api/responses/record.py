@@ -1,7 +1,7 @@
 """The record of one response, written when it begins, while it runs in the background, and when it has ended.
 
-Where ingresses share a store, the record tells the others how a response is that runs here, and a mark that one of
-them leaves ends it:
+If ingresses share a store, the record shows the others the state of a response that runs here, and each of them
+can end it with a mark:
 
     here          "queued" ── beat ── beat ── beat ──▶ "completed"     a record without beats is a dead ingress's
     elsewhere                   └ reads        └ leaves a mark ──▶ "cancelled"

@@ -1,8 +1,8 @@
 """Keeps records in Redis, which several ingresses share.
 
-raydix:T:resp_…     the record of a tenant, which Redis itself forgets when it was not used for long
+raydix:T:resp_…     the record of a tenant, which expires in Redis if it is not used for long
 raydix:used         names by the time of their last use
-raydix:sizes        names and their sizes, by which one process at a time forgets what is too much
+raydix:sizes        names and their sizes, by which one process at a time deletes excess records
 """
 
 from __future__ import annotations

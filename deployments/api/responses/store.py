@@ -1,4 +1,4 @@
-"""Where responses are kept, by tenant: what one tenant has stored does not exist for another."""
+"""Stores responses by tenant: one tenant's responses do not exist for another."""
 
 from __future__ import annotations
 

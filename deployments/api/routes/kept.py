@@ -1,4 +1,4 @@
-"""Registers what the server keeps for its clients: responses, conversations, files and batches."""
+"""Registers the endpoints of stored objects: responses, conversations, files and batches."""
 
 from __future__ import annotations
 

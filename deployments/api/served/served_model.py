@@ -1,4 +1,4 @@
-"""A model that the API serves, with what answers the requests that name it."""
+"""A model that the API serves, with its engines and its tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token ids of shared prefixes: those with which all prompts begin that begin with a prefix's text."""
+"""The token ids of shared prefixes: those that begin every prompt that begins with a prefix's text."""
 
 from __future__ import annotations
 
