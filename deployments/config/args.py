@@ -111,7 +111,7 @@ class ModelArgs(Settings):
     def _events_need_a_cache(self) -> Self:
         if self.engines.kv_events is not None and not self.engine.prefix_cache:
             raise ValueError(
-                "engines.kv_events tells of a prefix cache, which engine.prefix_cache: false turns off; remove one"
+                "engines.kv_events reports a prefix cache, which engine.prefix_cache: false turns off; remove one"
             )
         return self
 
@@ -226,7 +226,7 @@ class AppArgs(AccessSettings):
         counts = Counter(model.name for model in self.models)
         duplicates = sorted(name for name, count in counts.items() if count > 1)
         if duplicates:
-            raise ValueError(f"several models are named {duplicates}; tell them apart with engine.served_name")
+            raise ValueError(f"several models are named {duplicates}; distinguish them with engine.served_name")
         return self
 
     def placer(self, model: ModelArgs) -> PlacerSettings:

@@ -81,7 +81,7 @@ class RoleSettings(BaseModel):
         for pool in self.pools:
             if pool.least < 1:
                 raise ValueError(
-                    f"{pool.role}.min is 0, but work is told by the replicas that do it: a role that has none "
+                    f"{pool.role}.min is 0, but replicas report the work of their role, so a role with none "
                     f"never gets one. Set it to at least 1; to stop a model's last replicas, unload the model"
                 )
         return self

@@ -37,7 +37,7 @@ class SharedPrefixSettings(Settings):
             text = read_text(self.file, _MAX_BYTES)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"shared_prefixes: {self.file} cannot be read ({error}); name a UTF-8 file that is there where "
+                f"shared_prefixes: {self.file} cannot be read ({error}); name a UTF-8 file that exists where "
                 "the application is built"
             ) from None
         return SharedPrefixSettings(text=text, kind=self.kind)

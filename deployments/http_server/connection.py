@@ -66,7 +66,7 @@ class ConnectionBounds:
     def too_large(self) -> ApiError:
         """Create the error of headers that are larger."""
         size = f"{self.max_header_bytes} bytes{_by(self.max_header_bytes_setting)}"
-        return ApiError(431, f"The headers, with what is between and after chunks, are larger than {size}.")
+        return ApiError(431, f"The headers, with chunk extensions and trailers, are larger than {size}.")
 
     def too_late(self) -> ApiError:
         """Create the error of headers that come later."""

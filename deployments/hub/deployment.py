@@ -28,7 +28,7 @@ from monitoring.page import CONTENT_TYPE
 from router.fetch.hot_prefixes import HotPrefix
 from router.ray_internals import keep_calls_on_this_machine, target_replicas
 
-NOT_READY = "The metrics hub is new and still asks what was counted before it; try again in a few seconds."
+NOT_READY = "The metrics hub is new and still collects earlier counts; try again in a few seconds."
 RenderedPage = tuple[bytes, str, Kept | None]
 """The page's text, its content type, and the checkpoint it was made from."""
 

@@ -179,7 +179,7 @@ class Ingress:
         if is_first:
             await self._open()
         else:
-            logger.info("requests that come from now on have the new settings of user_config")
+            logger.info("new requests use the new settings of user_config")
 
     async def _take_over(self, args: AppArgs) -> None:
         if args.logging.access_log != self._args.logging.access_log:

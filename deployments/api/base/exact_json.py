@@ -152,7 +152,7 @@ def _is_ordinary(number: float, text: str) -> bool:
 
 def _text_of(number: object) -> str:
     if not isinstance(number, WrittenNumber):
-        raise TypeError(f"{type(number).__name__} is no type of JSON")
+        raise TypeError(f"{type(number).__name__} is not a JSON type")
     return str(number)
 
 
@@ -161,4 +161,4 @@ encode = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(_text_of(numbe
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

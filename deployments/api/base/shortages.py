@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Shortage(NamedTuple):
-    """How a request is answered that failed for want of something."""
+    """The answer to a request that failed because a resource of the machine is exhausted."""
 
     status: int
     code: str
@@ -22,11 +22,11 @@ _FULL = Shortage(
     507, "disk_full", "The server's disk, or its quota there, is full, so nothing was stored" + _LATER
 )
 _READ_ONLY = Shortage(
-    507, "disk_read_only", "The server's disk can only be read, so nothing was stored; ask the operator."
+    507, "disk_read_only", "The server's disk is read-only, so nothing was stored; ask the operator."
 )
-_FAILS = Shortage(503, "storage_unavailable", "The server's disk does not answer as it should" + _LATER)
+_FAILS = Shortage(503, "storage_unavailable", "The server's disk reports errors" + _LATER)
 _DESCRIPTORS = Shortage(
-    503, "too_many_open_files", "The server has as many files and connections open as it may" + _LATER
+    503, "too_many_open_files", "The server has reached its limit of open files and connections" + _LATER
 )
 _MEMORY = Shortage(
     503, "out_of_memory", "The server has no memory, thread or process left for this request" + _LATER

@@ -77,4 +77,4 @@ def _name_grammar(tool: dict[str, Any], ignored: IgnoredFields, path: str) -> No
         tool, path = custom, f"{path}.custom"
     form = tool.get("format")
     if isinstance(form, dict) and form.get("type") == "grammar":
-        ignored.leave_out(f"{path}.format", "grammar", "is a grammar, which the model is told but not held to")
+        ignored.leave_out(f"{path}.format", "grammar", "is a grammar, shown to the model but not enforced")

@@ -89,12 +89,12 @@ class AccessControl:
         return self._keys.by_name.get(name)
 
     def check_may_explain(self, tenant: Tenant) -> None:
-        """Raise `ApiError` 403 where a router's record would tell one tenant of others: it holds the load of every
+        """Raise `ApiError` 403 if a router's record would reveal other tenants: it holds the load of every
         replica and what each has cached.
         """
         if len(self._keys.tenants) > 1 and tenant is not ADMIN:
             message = (
-                "x-raydix-explain shows what all tenants make of the replicas, so where there is more than one "
+                "x-raydix-explain shows the load of all tenants on the replicas, so with more than one "
                 "tenant it needs the admin key (admin_key_hash); leave the header out."
             )
             raise ApiError(403, message, code="admin_key_needed")
@@ -142,8 +142,8 @@ def unauthenticated(message: str) -> ApiError:
 
 def _no_admin_for_metrics() -> ApiError:
     message = (
-        "/metrics shows the names of tenants and what they use, so it needs the admin key, and none is set: give "
-        "admin_key_hash, or protect_metrics: false to open the page to everybody."
+        "/metrics shows the names of tenants and their usage, so it needs the admin key, and none is set: give "
+        "admin_key_hash, or protect_metrics: false to open the page to every client."
     )
     return ApiError(403, message, code="admin_key_not_configured")
 

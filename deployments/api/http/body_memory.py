@@ -64,9 +64,9 @@ class BodyMemory:
                 del self._taken[tenant]
 
     def _refusal(self, num_bytes: int) -> ApiError:
-        """Create the error of what finds no room for so many bytes."""
+        """Create the error for a body that has no room for so many bytes."""
         message = (
-            f"The server is working on as many bodies as it takes ({self._max_bytes} bytes, "
+            f"The server is working on as many bytes of bodies as it accepts ({self._max_bytes}, "
             "limits.max_total_body_bytes); retry later."
         )
         return overloaded(message)

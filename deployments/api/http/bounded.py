@@ -73,7 +73,7 @@ class Bounded:
         is_full = num_open >= self._max_open
         if is_full or self._counts.num_open_of[tenant] >= self._max_each:
             whose = "The server has" if is_full else f"The tenant {tenant!r} has"
-            limit = f"as many as it takes{'' if is_full else ' of one tenant'} (ingresses.max_ongoing)"
+            limit = f"the most{'' if is_full else ' for one tenant'} (ingresses.max_ongoing)"
             raise _refused(f"{whose} {num_open if is_full else self._max_each} open requests, {limit}")
 
 
@@ -89,7 +89,7 @@ class _Place:
         """Count a body that has not arrived. Raises `ApiError` 429 when its owner has too many of them."""
         max_open = self._bounds._max_open
         if self._counts.num_unfinished_of[self._owner] >= max_open:
-            most = f"{max_open} bodies that have not arrived, as many as may be (ingresses.max_ongoing)"
+            most = f"{max_open} bodies that have not arrived, the most that are allowed (ingresses.max_ongoing)"
             raise _refused(f"You are sending {most}; finish them")
         self._counts.num_unfinished_of[self._owner] += 1
         self._is_unfinished = True

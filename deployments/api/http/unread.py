@@ -28,11 +28,11 @@ class UnreadMemory(BodyMemory):
         if num_bytes > self._most_each:
             message = (
                 f"The answer has {num_bytes} bytes, more than may wait for one client to read them "
-                f"({self._most_each}, a share of limits.max_unread_bytes): ask for less at once."
+                f"({self._most_each}, a share of limits.max_unread_bytes): request less per answer."
             )
             return invalid(message, code="answer_too_large")
         return overloaded(
-            "As many bytes of answers wait for their clients to read them as may be held "
+            "The answers that clients have not read take all the room for them "
             f"({self._most_each} for one client, {self._max_bytes} for all; limits.max_unread_bytes): read the "
             "answers that were asked for, and retry later."
         )

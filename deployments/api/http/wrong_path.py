@@ -21,7 +21,7 @@ _COMPARED_CHARS = 128
 """Characters of a path that are compared with others, which takes time that grows with their square."""
 _LEAST_LIKENESS = 0.55
 _NOT_HERE = {
-    "/v1/responses/compact": "this server does not compact conversations; send what the model is to read, or "
+    "/v1/responses/compact": "this server does not compact conversations; send the items that the model reads, or "
     'truncation: "auto".'
 }
 """Paths of OpenAI's API that this server does not have, whose last part must not be read as an id."""

@@ -216,10 +216,10 @@ def _without_output(delta: StreamDelta) -> StreamDelta:
 def failure_of(end: StreamDelta | None) -> ApiError:
     """Log the failure, and return an error without its details; an abort's suggests a retry.
 
-    What is wrong with the client's grammar is told.
+    The error does name a fault of the client's grammar.
     """
     if end is not None and (advice := _ADVICE.get(end.error_code or "")):
-        return invalid(f"The answer cannot go on: {end.error}. {advice}", code=end.error_code)
+        return invalid(f"The answer cannot continue: {end.error}. {advice}", code=end.error_code)
     if end is None or end.finish_reason == "error":
         logger.error("generation failed: %s", end.error if end else "it ended without a finish reason")
         return ApiError(500, "The engine failed on this request.", code="engine_error")

@@ -35,13 +35,13 @@ class Judge:
 
     @classmethod
     def of(cls, codec: TextCodec, model: str) -> Judge:
-        """Make the judge of a model. Raises `ApiError` 400 if its tokenizer has not the tokens."""
+        """Make the judge of a model. Raises `ApiError` 400 if its tokenizer lacks the tokens."""
         answers = [codec.single_token(text) for text in ("yes", "no", "<|im_start|>", "<|im_end|>")]
         yes, no = answers[:2]
         if yes is None or no is None or None in answers:
             raise invalid(
-                f"The model {model} cannot judge documents: its tokenizer has not the tokens yes, no, "
-                "<|im_start|> and <|im_end|>, by which Qwen3-Reranker is asked; take rerank out of its "
+                f"The model {model} cannot judge documents: its tokenizer lacks the tokens yes, no, "
+                "<|im_start|> and <|im_end|>, which Qwen3-Reranker's prompts need; take rerank out of its "
                 "engine.tasks, or name another model.",
                 "model",
                 "model_not_supported",

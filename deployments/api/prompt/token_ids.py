@@ -209,7 +209,7 @@ def hopeless(served: ServedModel, least: int, param: str, most: int) -> ApiError
     """Create the 400 for text that has `least` tokens or more, and so more than `most`."""
     if most != served.card.max_model_len:
         return context_exceeded(
-            f"{param} has at least {least} tokens, but at most {most} are taken to be shortened "
+            f"{param} has at least {least} tokens, but at most {most} can be truncated "
             "(limits.max_truncated_tokens).",
             param,
         )

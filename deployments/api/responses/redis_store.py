@@ -109,7 +109,7 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise ApiError(
                 503,
-                "What is stored cannot be reached now: Redis (responses.store) does not answer; retry later.",
+                "Stored responses are unavailable now: Redis (responses.store) does not answer; retry later.",
                 code="store_unavailable",
                 headers={"retry-after": f"{RETRY_AFTER_S:.0f}"},
             ) from error

@@ -15,7 +15,7 @@ RECORD_BYTES = 512
 
 def too_large(num_bytes: int, max_bytes: int) -> ApiError:
     """Create a 507 for a record that is larger than all that a store keeps."""
-    message = f"{num_bytes} bytes are to be stored, and at most {max_bytes} are kept (responses.max_bytes)."
+    message = f"The record has {num_bytes} bytes, but at most {max_bytes} can be stored (responses.max_bytes)."
     return ApiError(507, message, code="storage_full")
 
 

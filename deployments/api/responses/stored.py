@@ -131,8 +131,8 @@ class Shelf:
             )
         if last.conversation is not None:
             raise invalid(
-                f"previous_response_id is {quoted(previous)}, whose conversation {last.conversation} has what "
-                "precedes it; give conversation instead.",
+                f"previous_response_id is {quoted(previous)}, which continues the conversation "
+                f"{last.conversation}; give conversation instead.",
                 "previous_response_id",
             )
         packed = await self._before(last)
@@ -241,7 +241,7 @@ def _too_large(limits: Limits, param: str) -> ApiError:
     what = "names items of other responses" if param in ("input", "items") else "is the end of a conversation"
     return invalid(
         f"{param} {what} with more than {limits.max_body_bytes} bytes in all, which is as much as a body may have "
-        "(limits.max_body_bytes); send what the model is to read.",
+        "(limits.max_body_bytes); send only the items that the model needs.",
         param,
     )
 
