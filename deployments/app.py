@@ -193,7 +193,7 @@ def _autoscaling(pool: Pool, load_at_start: bool = True) -> AutoscalingConfig:
 
 
 def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float, num_ranks: int = 1) -> dict[str, Any]:
-    """Serve's options for a deployment, whatever the number of its replicas."""
+    """Serve's options for a deployment with any number of replicas."""
     return {
         "max_surge_percent": surge_percent(replicas.surge_percent, replicas.reserved(num_gpus), num_ranks),
         "user_config": {},  # not None: Serve tells replicas when the file has none any more

@@ -33,7 +33,7 @@ LAST_CALL_S = 1
 LINGER_S = 2.0
 """Seconds that a client has to read the last answer of its connection while it may still send; then the end."""
 MAX_UNPARSED_BYTES = READ_BYTES
-"""As much as waits to be parsed when no more is read."""
+"""Bytes waiting to be parsed at which reading pauses."""
 TURN_S = 0.1
 """Seconds until the next look at a connection whose time is over but that waits for its turn to parse."""
 SMALL_BYTES = 1024
@@ -48,7 +48,7 @@ class ConnectionBounds:
 
     header_timeout_s: float
     max_header_bytes: int
-    """Bytes of a request that are not its body's: its head, and what is between and after chunks."""
+    """Bytes of a request outside its body: its head, chunk extensions and trailers."""
     max_headers: int
     unread_s: float
     """Time in which a client must read enough of what waits for it."""
@@ -75,9 +75,8 @@ class ConnectionBounds:
 
 
 def protocols(bounds: Callable[[], ConnectionBounds]) -> Callable[..., asyncio.BaseProtocol]:
-    """Return what makes the protocol of each connection of one server, from uvicorn's options.
-
-    `bounds` are asked for at each connection's beginning.
+    """Return a factory for the protocol of each connection of one server, from uvicorn's options. `bounds` are
+    read at each connection's beginning.
     """
     turns, buffer = ParseTurns(), memoryview(bytearray(READ_BYTES))
     return lambda **options: SmallReads(Connection(bounds=bounds(), turns=turns, **options), buffer)
@@ -151,7 +150,7 @@ class Connection(HttpToolsProtocol):
         self._writes.forget()
 
     def pause_writing(self) -> None:
-        """Write no more for now, as the client does not read."""
+        """Pause writing, because the client does not read."""
         super().pause_writing()
         self._reader.begin()
 
@@ -182,7 +181,7 @@ class Connection(HttpToolsProtocol):
         self._set_deadline(seconds, self.transport.close)
 
     def _set_deadline(self, seconds: float, end: Callable[[], None]) -> None:
-        """Call `end` in so many seconds. What has arrived by then is parsed before."""
+        """Call `end` in so many seconds. Bytes that have arrived by then are parsed before."""
         self._deadline.set(seconds, lambda: self._set_deadline(TURN_S, end) if self._has_to_wait else end())
 
     # --- parsing -------------------------------------------------------------------------------------------
@@ -251,8 +250,8 @@ class Connection(HttpToolsProtocol):
     def _feed(self, piece: bytes) -> None:
         """Have a piece parsed.
 
-        Of a request that asks for another protocol (RFC 9110, 7.8), the parser takes the headers for all of it, as
-        if what follows, its body, were the other protocol's. So its headers are parsed again, without that.
+        If a request asks for another protocol (RFC 9110, 7.8), the parser ends it after the headers, and treats
+        its body as bytes of the other protocol. So its headers are parsed again, without that request.
         """
         try:
             self.parser.feed_data(piece)
@@ -407,7 +406,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _unreadable(url: bytes, error: httptools.HttpParserError) -> ApiError:
-    """Create the error of what cannot be parsed as HTTP/1.1. `url` is what was parsed before."""
+    """Create the error of bytes that cannot be parsed as HTTP/1.1. `url` was parsed before them."""
     if url == b"*" and "PRI" in str(error):
         return ApiError(400, "This server speaks HTTP/1.1, and the connection began with HTTP/2: use HTTP/1.1.")
     if isinstance(error.__context__, httptools.HttpParserInvalidURLError):

@@ -18,7 +18,8 @@ class SmallReads(asyncio.BufferedProtocol):
     """Between one connection's transport and its protocol."""
 
     def __init__(self, protocol: asyncio.Protocol, buffer: memoryview) -> None:
-        """All connections of an event loop may share a buffer: what was read is handed on before the next read."""
+        """All connections of an event loop may share a buffer, because its bytes are handed on before the next
+        read."""
         self._protocol, self._buffer = protocol, buffer
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -90,12 +90,12 @@ class MetricsHub:
         return await asyncio.gather(*called, return_exceptions=True)
 
     async def push(self, process: str, snapshot: bytes) -> str | None:
-        """Take a process's snapshot of its metrics. Return the level at which it is to log, if it is told one."""
+        """Take a process's snapshot of its metrics. Return the level at which it is to log, if one is set."""
         self._hub.push(process, snapshot, self._clock.now())
         return self._level.told
 
     async def render(self) -> RenderedPage | None:
-        """Render the page; None while this hub is new and does not know yet what was counted before it."""
+        """Render the page; None while this hub is new and does not know the earlier counts yet."""
         try:
             return self._hub.render(self._clock.now()), CONTENT_TYPE, self._hub.checkpoint
         except NotReady:

@@ -55,7 +55,8 @@ logger = logging.getLogger("ray.serve")
 
 
 def directly_served(service: ApiService, max_open: int) -> ApiService:
-    """Return the service for clients without a proxy between: it does what Serve's proxy and replica do else."""
+    """Return the service for clients that connect without a proxy: it does the work of Serve's proxy and
+    replica."""
     return replace(
         service,
         is_named_outside=False,
@@ -128,7 +129,7 @@ class Ingress:
         return not any(link.num_streams for link in self._links)
 
     def _of_process(self, snapshot: Callable[[], bytes]) -> bytes:
-        """Add what is the whole process's to a snapshot."""
+        """Add the metrics of the whole process to a snapshot."""
         self._garbage.report(self._metrics)
         self._lag.report(self._metrics)
         self._metrics.set("refuses_settings", float(self._refuses_settings))
@@ -218,7 +219,7 @@ class Ingress:
         tenant: str | None = None,
         max_in_flight: int | None = None,
     ) -> AsyncGenerator[list[Answer]]:
-        """Yield the answers as they come, in lists: for programs that call this through a Serve handle.
+        """Yield the answers as they come, in lists, for programs that call this through a Serve handle.
 
         `fields` are for bodies that lack them. Raises `BatchStopped` when this ingress is to stop, or when the
         engines take nothing for too long.

@@ -93,7 +93,7 @@ class GrammarCheck:
         return replace(grammar, compiled_bytes=verdict.compiled_bytes, matcher=verdict.matcher)
 
     def take_over(self, limits: Limits, weights: Mapping[str, float] | None) -> None:
-        """Use other limits and shares from now on. What was tried within other limits is tried again.
+        """Use other limits and shares from now on. Grammars that were tried within other limits are tried again.
 
         The number of processes and the memory for verdicts stay.
         """

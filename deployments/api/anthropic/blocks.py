@@ -66,7 +66,7 @@ class AnswerBlocks:
             yield from self._gain("text", text)
 
     def _call(self, call: ToolCallDelta) -> Iterator[BlockStep]:
-        """Yield what a call gains, which has begun before unless it has a name."""
+        """Yield the text that a call gains; the call has begun before unless it has a name."""
         if call.name is not None:
             yield from self.end()
             self._open = "tool_use"

@@ -46,13 +46,13 @@ class OtherBlock(LeftOut):
 
 
 class OtherThanText(LeftOut):
-    """A block in place of which a text stands, where only text can be."""
+    """A block that a text replaces where only text is allowed."""
 
     type: Annotated[str, other_than("text")]
 
 
 class _ReadAsText(StrictModel):
-    """A block that is read as its text. What else it has is left out."""
+    """A block that is read as its text; its other fields are omitted."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -147,7 +147,8 @@ class CountTokensRequest(StrictModel):
 
 
 class MessagesRequest(CountTokensRequest):
-    """Body of POST /v1/messages. What Anthropic's has not is as in the body of POST /v1/chat/completions."""
+    """Body of POST /v1/messages. Fields that Anthropic's API lacks are as in the body of POST
+    /v1/chat/completions."""
 
     max_tokens: Int
     stop_sequences: list[str] | None = None

@@ -130,7 +130,7 @@ def _chat(request: CountTokensRequest, **fields: Any) -> ChatRequest:
 
 
 def _variables(request: CountTokensRequest) -> dict[str, Any]:
-    """Return what the chat template is told of thinking; it looks at the names that it knows."""
+    """Return the chat template's variables about thinking; it reads the names that it knows."""
     variables: dict[str, Any] = {}
     if request.thinking is not None:
         variables["enable_thinking"] = request.thinking.type != "disabled"
@@ -192,7 +192,7 @@ def _answer(blocks: Sequence[Block]) -> Message:
 
 
 def _of_user(blocks: Sequence[Block]) -> Iterator[Message]:
-    """Yield what a user says and what tools returned, in the order of the blocks."""
+    """Yield the user's texts and the tools' results, in the order of the blocks."""
     said: list[Block] = []
     for block in blocks:
         if not isinstance(block, ToolResultBlock):

@@ -104,7 +104,7 @@ def unexpected(error: BaseException, request_id: str) -> ApiError:
 
 
 def log_failure(error: Exception, what: str) -> None:
-    """Log why `what` failed: a defect with where it happened, and all else in one line."""
+    """Log why `what` failed: a defect with its traceback, any other failure in one line."""
     if shortage(error) is None and not isinstance(error, ApiError):
         logger.error("%s failed", what, exc_info=error)
     else:

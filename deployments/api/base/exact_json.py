@@ -62,8 +62,8 @@ class TooDeep(ValueError):
 
 
 def parse(text: str, members: Callable[[list[tuple[str, Any]]], object] | None = None) -> Any:
-    """Return what this JSON means, with objects as `members` makes them. Raises ValueError for what is none, and
-    `TooDeep`.
+    """Return the value of this JSON, with objects as `members` makes them. Raises ValueError for text that is no
+    JSON, and `TooDeep`.
     """
     try:
         return json.loads(

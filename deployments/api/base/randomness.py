@@ -12,7 +12,7 @@ POOL_BYTES = 4096
 
 
 class RandomPool:
-    """Hands out each byte of `os.urandom` once, in whatever thread; a forked process draws its own."""
+    """Hands out each byte of `os.urandom` once. Thread-safe; a forked process draws its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

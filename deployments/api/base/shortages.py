@@ -43,7 +43,7 @@ _SHORTAGES = {
 
 
 def shortage(error: BaseException) -> Shortage | None:
-    """Return what the machine is short of, if that is why an exception was raised, or the one that caused it."""
+    """Return the machine's shortage that caused an exception, or its cause, if any."""
     if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and "can't start new thread" in str(error)
     ):

@@ -96,7 +96,7 @@ class _FileRoutes:
         return json_response(page_of(request, kept, limit, lambda file: file.id, shown))
 
     async def retrieve(self, request: Request, file_id: str) -> Response:
-        """Return what is known of a file."""
+        """Return the description of a file."""
         return json_response(shown(await self._find(request, file_id)))
 
     async def content(self, request: Request, file_id: str) -> Response:

@@ -196,7 +196,7 @@ def _shown(boundary: bytes) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a file's own name, without its folders and without what cannot be printed."""
+    """Return a file's own name, without its folders and unprintable characters."""
     last = name.replace("\\", "/").rpartition("/")[2]
     return "".join(char for char in last if char.isprintable())[:MAX_NAME_CHARS]
 

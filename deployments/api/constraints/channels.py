@@ -45,7 +45,7 @@ def channel_rules(
     rules.append(f"final: {literal(f'{CHANNEL}final{MESSAGE}')}")
     body = f"final? {answer}"
     if answer is None:
-        # Where marks are text, what begins with one is a header.
+        # Where marks are text, text that begins with one is a header.
         body, bare = "(final anything | bare)", "anything" if has_specials else "/([^<](?s:.*))?/"
         rules += ["anything: /(?s:.*)/" if budget is None else f"anything: {budget.anything}", f"bare: {bare}"]
     if calls is not None:

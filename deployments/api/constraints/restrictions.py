@@ -19,7 +19,7 @@ from engine.grammar.spec import Grammar
 async def restricted(
     limits: Limits, served: ServedModel, request: ChatRequest | CompletionRequest, grammar: Grammar | None
 ) -> Grammar | None:
-    """Return the grammar of an answer that must match `grammar`, if any, and what the request restricts.
+    """Return the grammar of an answer that must match `grammar`, if any, and the request's restrictions.
 
     Raises `ApiError` 400 that names the field.
     """

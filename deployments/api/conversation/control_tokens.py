@@ -37,7 +37,7 @@ class ControlTokens:
         self._outer_characters = tuple(sorted(self._first_characters | self._last_characters))
         self._beginnings = frozenset(text[:end] for text in self.id_of for end in range(1, len(text)))
         self._ends = frozenset(text[at:] for text in self.id_of for at in range(1, len(text)))
-        self._longest = max(map(len, self.id_of), default=1) - 1  # of what is not yet a token
+        self._longest = max(map(len, self.id_of), default=1) - 1  # of characters that are not yet a token
 
     def spelled(self, text: str, *, in_answer: bool = False) -> list[tuple[int, int]]:
         """Return the spans of a client's `text` that spell a control token, or may do so next to other text.
@@ -75,8 +75,8 @@ class ControlTokens:
     def without_forged(self, text: str, foreign: Sequence[tuple[int, int]]) -> list[str]:
         """Cut `text` within each control token that is spelled by some of its `foreign` spans, which are in order.
 
-        Cut after its first character, the text of a token is no longer that token. One of a single character is
-        left out, as nothing else spells it.
+        Cut after its first character, the text of a token is no longer that token. A token of a single character
+        is omitted, because it cannot be spelled differently.
         """
         pieces, begin, at, span = [], 0, 0, 0
         while found := self._spelled.find(text, at):
@@ -132,7 +132,7 @@ class Spelled:
     """Finds some texts within others: the first that is there, and the longest of those that begin there.
 
     Texts that begin alike share that part of the pattern, so a text that nearly spells many of them costs no more
-    than one that nearly spells one. A search looks at so much at a time that other threads need not wait for it.
+    than one that nearly spells one. A search covers little at a time, so that other threads need not wait for it.
     """
 
     def __init__(self, texts: Collection[str]) -> None:

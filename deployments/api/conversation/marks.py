@@ -24,7 +24,7 @@ from deployments.api.conversation.control_tokens import ControlTokens
 
 
 class Marks:
-    """Replaces what a client's strings spell of control tokens by marks, and finds it after rendering.
+    """Replaces control tokens that a client's strings spell by marks, and restores them after rendering.
 
     A mark is a number between two nonces of letters and digits, which no template escapes and no client knows.
     Equal texts have equal marks, because templates compare some strings.

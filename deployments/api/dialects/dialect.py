@@ -28,7 +28,7 @@ class Dialect:
     thoughts: Thoughts | None = None
     """The marks of reasoning, with which the model's answers may begin; None if it does not think."""
     merges_systems: bool = False
-    """Whether what the system says later in a conversation is moved to its first message."""
+    """Whether later system messages of a conversation are merged into its first message."""
 
 
 def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:

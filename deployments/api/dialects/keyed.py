@@ -142,7 +142,7 @@ def parse_keyed(marks: KeyedMarks, functions: Functions, until: str = "") -> Par
 def _name(at: Scanner, marks: KeyedMarks, functions: Functions) -> Parser[tuple[str, str]]:
     """Take a name, and return it with the mark that was taken after it, if that is one of its arguments'.
 
-    Raises `Malformed` for unknown names, and where nothing tells the name from text.
+    Raises `Malformed` for unknown names, and where no mark distinguishes the name from text.
     """
     name, found = "", ""
     while len(char := (yield from at.look())) and all(one in _IN_NAMES for one in char):
@@ -172,7 +172,7 @@ class _Arguments:
         arguments."""
 
     def parse(self, found: str) -> Parser[None]:
-        """Parse up to the mark that ends the call, or to what is no argument. The mark `found` is taken."""
+        """Parse up to the mark that ends the call, or to text that is no argument. The mark `found` is taken."""
         is_over = False
         while not is_over:
             found = found or (yield from self._mark())
@@ -187,7 +187,7 @@ class _Arguments:
 
     def _mark(self) -> Parser[str]:
         """Return the mark of the next argument, or one at the call's end; "" if neither comes. It is taken if it
-        is part of the call. What is between arguments is put aside.
+        is part of the call. Text between arguments is put aside.
         """
         at, marks = self._at, self._marks
         expected = (marks.key, marks.ends_value, *marks.ends)
@@ -369,11 +369,11 @@ def written(marks: KeyedMarks, arguments: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Write a value: a text as it is, and all else as JSON."""
+    """Write a value: a text unchanged, any other value as JSON."""
     compact = (",", ":")
     return value if isinstance(value, str) else exact_json.write(value, ensure_ascii=False, separators=compact)
 
 
 def before_value(marks: KeyedMarks, key: str) -> str:
-    """Write what comes before the value of a key."""
+    """Write the text before the value of a key."""
     return f"{marks.key}{key}{marks.layout.join(marks.after_key)}{marks.around_value}"

@@ -60,7 +60,8 @@ def _parse(
 ) -> Parser[None]:
 
     def calls(at: Scanner, opening: str) -> Parser[None]:
-        """Parse calls, in a list or not, up to what is no call. Raises `Malformed` if the first is none."""
+        """Parse calls, in a list or not, up to the first text that is no call. Raises `Malformed` if the first is
+        none."""
         if (yield from at.spaces()) == "[":
             at.take()
         yield from at.spaces()
@@ -220,7 +221,7 @@ def _beginning(literal: str) -> str:
 
 
 def _parts(literal: str) -> tuple[list[str], str]:
-    """Return the tokens of a literal as those of JSON, and what is none."""
+    """Return the tokens of a literal as those of JSON, and the remaining text."""
     parts: list[str] = []
     end = 0
     for token in _TOKEN.finditer(literal):

@@ -81,7 +81,7 @@ def parse_reasoning(
 ) -> Parser[None]:
     """Parse reasoning, then text. With `is_open`, the prompt ended with the opening mark: the text begins inside.
 
-    White space around the marks is dropped. What nothing closes extends to a call, or to the end of the text.
+    White space around the marks is dropped. Unclosed reasoning extends to a call, or to the end of the text.
     """
     if isinstance(thoughts, Channels):
         return (yield from harmony.parse_channels())

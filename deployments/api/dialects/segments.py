@@ -31,9 +31,9 @@ class Segment:
     """A stretch of an answer that is all of one kind."""
 
     kind: SegmentKind
-    """ "hold": the reasoning may have ended before what was sent last. "answer": it has ended, there if this
-    has a text. "call" begins a call of the function that `text` names, "arguments" continues its JSON, and "end"
-    completes it."""
+    """ "hold": the reasoning may have ended before the text that was sent last. "answer": it has ended, there if
+    this has a text. "call" begins a call of the function that `text` names, "arguments" continues its JSON, and
+    "end" completes it."""
     text: str = ""
 
 
@@ -46,7 +46,7 @@ class ParserDriver:
         next(parser)
 
     def push(self, text: str) -> list[Segment]:
-        """Return what `text` made certain, with neighbours of one kind joined. O(len(text)).
+        """Return the segments that `text` made certain, with neighbours of one kind joined. O(len(text)).
 
         No text, as of a token that ends within a character, is not the end.
         """

@@ -64,5 +64,5 @@ class ToolFormat:
         return self.opens + self.separator.join(spelled) + self.closes
 
     def heads(self, name: str) -> list[str]:
-        """Write what comes before the arguments of a call, in the parts between which its number stands."""
+        """Write the text before the arguments of a call, as the parts around the call's number."""
         return [part.replace(NAME, name) for part in self.head.split(NUMBER)]

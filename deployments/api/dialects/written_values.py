@@ -31,9 +31,8 @@ class Argument(NamedTuple):
 
 
 def arguments_of(schema: Schema) -> list[Argument] | None:
-    """Return the arguments of a function; None if they may have any names, and what values `values_of` says.
-
-    Raises InvalidGrammar for what cannot be enforced where arguments are written one by one.
+    """Return the arguments of a function; None if they may have any names; `values_of` then describes their
+    values. Raises InvalidGrammar for keywords that cannot be enforced where arguments are written one by one.
     """
     for keyword in binding(schema, ("object",)):
         if keyword not in _OF_MEMBERS:
@@ -80,7 +79,7 @@ def _with_definitions(one: Schema | bool, root: Schema) -> Schema:
 
 
 def _references_in(schema: object) -> Iterator[str]:
-    """Yield what a schema refers to, in all its parts."""
+    """Yield the schemas to which any part of a schema refers."""
     nodes = [schema]
     while nodes:
         node = nodes.pop()
