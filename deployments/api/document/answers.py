@@ -319,7 +319,7 @@ class DeletedResponse(Struct):
 
 
 class InputItems(Struct):
-    """A page of what a response answers."""
+    """A page of a response's input items."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

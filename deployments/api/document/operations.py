@@ -39,7 +39,7 @@ def _of(kind: Any, **options: Any) -> EndpointAnswers:
 
 
 def _keeps(kind: Any, *errors: int) -> EndpointAnswers:
-    """Describe an endpoint that stores something, or changes what is stored."""
+    """Describe an endpoint that stores an object, or changes a stored one."""
     return EndpointAnswers({200: AnswerType(kind)}, errors=(*errors, 507))
 
 

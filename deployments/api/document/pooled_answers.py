@@ -39,7 +39,7 @@ class Embeddings(Struct):
 
 
 class RankedText(Struct):
-    """A document that was ranked, if it was asked for."""
+    """A ranked document, if the request asked for documents."""
 
     text: str
 

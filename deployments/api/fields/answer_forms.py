@@ -84,7 +84,7 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's field for what an answer must match."""
+    """OpenAI's field for the format of an answer."""
 
     type: Annotated[FormatType, BeforeValidator(_parse_type)]
     json_schema: JsonSchemaFormat | None = None
@@ -102,7 +102,7 @@ AnyChoice = Annotated[list[str] | None, BeforeValidator(_parse_choice, json_sche
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's field for what an answer must match; exactly one key is allowed."""
+    """vLLM's field for the format of an answer; exactly one key is allowed."""
 
     unsupported = STRUCTURED_OUTPUTS_UNSUPPORTED
 

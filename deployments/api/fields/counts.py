@@ -20,7 +20,7 @@ _COUNTED = (
     ("max_stop_token_ids", "stop_token_ids", "ids"),
     ("max_logit_bias", "logit_bias", "entries"),
 )
-"""Settings, the fields that they bound, and what they count."""
+"""Settings, the fields that they bound, and the units that they count."""
 
 
 def check_counts(fields: Mapping[str, Any], limits: Limits) -> None:

@@ -15,7 +15,7 @@ from deployments.api.fields.strict_model import StrictModel
 
 _PREFIX = "#/components/schemas/"
 _OF_PARTS = {"StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
-"""Fields without effect of what bodies consist of, by the model's name."""
+"""Fields without effect of objects within bodies, by the model's name."""
 
 
 @cache  # making it takes most of the time in which an application is put together
@@ -40,9 +40,7 @@ def _schema(kind: type[StrictModel]) -> dict[str, Any]:
 
 
 def _as_cleaned(message: dict[str, Any]) -> None:
-    """Describe a message as it is before `history.taken_messages` has taken it, which leaves out what is another
-    role's.
-    """
+    """Describe a message before `history.taken_messages`, which omits fields of other roles."""
     fields, text = message["properties"], {"required": ["content"]}
     content, calls, reasoning, result = (
         fields.pop(name) for name in ("content", "tool_calls", "reasoning", "tool_call_id")

@@ -100,7 +100,7 @@ class Message(StrictModel):
 
     role: Annotated[Role, taking(parse_role, _AnyRole)]
     content: Annotated[str, taking(join_content, str | _Some[AnyPart] | None)]
-    """ "" of an assistant's message without an answer, where it may be null or left out."""
+    """ "" in an assistant's message without an answer, where it may be null or omitted."""
     tool_calls: Annotated[list[ToolCall], FailFast(), described_as(list[AnyCall])] = Field(default_factory=list)
     """Functions that the assistant called."""
     tool_call_id: str | None = None
@@ -231,7 +231,7 @@ class _Conversing(_Rendered):
     tools: Annotated[list[AnyTool], FailFast(), taking(none_as_empty, list[AnyTool] | None)] = Field(
         default_factory=list
     )
-    """The functions and custom tools that the model may call, and is shown. Other tools are left out."""
+    """The functions and custom tools that the model sees and may call. Other tools are omitted."""
 
     @classmethod
     def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
@@ -267,7 +267,7 @@ class ChatRequest(_Generating, _Conversing):
     thinking_token_budget: Int | None = None
     """Tokens of reasoning after which its end is forced; -1: as many as the model wants."""
     include_reasoning: bool | None = None
-    """false: the answer leaves out what the model thought."""
+    """false: the answer omits the model's thoughts."""
     verbosity: Verbosity = None
     """How much the model is to say, for templates that know it."""
     parallel_tool_calls: bool | None = None
@@ -334,7 +334,7 @@ def parse(body: dict[str, Any], limits: Limits, kind: type[Parsed]) -> tuple[Par
 def taken_fields(
     kind: type[StrictModel], body: Mapping[str, Any], limits: Limits, ignored: IgnoredFields
 ) -> dict[str, Any]:
-    """Return a body's fields as a request of `kind` has them; `ignored` names what is left out.
+    """Return a body's fields as those of a request of `kind`; `ignored` names omitted fields.
 
     Raises `ApiError` 400 that names the first field at fault. Types are checked afterwards.
     """

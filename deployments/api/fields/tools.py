@@ -206,7 +206,8 @@ FunctionCall = Annotated[Literal["none", "auto"] | NamedFunction | None, BeforeV
 
 
 def _parse_arguments(value: object) -> object:
-    """Return arguments as text. Some servers give an object, and some clients send nothing for no arguments."""
+    """Return arguments as text. Some servers return an object, and some clients send null or "" for no
+    arguments."""
     if value is None or value == "":
         return "{}"
     return exact_json.encode(value).decode() if isinstance(value, dict) else value

@@ -42,7 +42,7 @@ class ChatResponseEncoder:
         self.context = context
         self._codec, self._names = codec, names or codec
         self.shows_reasoning = True
-        """Whether answers have what the model thought."""
+        """Whether answers contain the model's thoughts."""
         self.has_old_calls = False
         """Whether an answer has its call in OpenAI's older form."""
         self._num_top = logprobs

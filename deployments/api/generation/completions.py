@@ -95,8 +95,8 @@ async def _tokenize(
 
 
 def _check_fits(request: CompletionRequest, served: ServedModel, checked: _Checked, ids: list[int]) -> None:
-    """Raise `ApiError` for a prompt that leaves no room for its answer, or is none. The default of `max_tokens` is
-    cut to what fits. A prompt that is only scored or echoed may take all of the context.
+    """Raise `ApiError` for a prompt that leaves no room for its answer, or is empty. The default of `max_tokens`
+    is cut to the room. A prompt that is only scored or echoed may take all of the context.
     """
     check_prompt(served.card, ids, "prompt", is_continued=not checked.is_silent)
     if checked.max_tokens is None:

@@ -82,7 +82,7 @@ def _priority(request: ChatRequest | CompletionRequest) -> int:
 
 
 def reported_stops(plan: GenerationPlan) -> Collection[int]:
-    """Return the tokens that are an answer's `stop_reason`: those asked for that are not the model's own end."""
+    """Return the tokens that can be an answer's `stop_reason`: requested ones that are not the model's own end."""
     ids = plan.sampling.stop_token_ids
     if not ids or plan.sampling.ignore_eos:
         return ids

@@ -47,7 +47,7 @@ class AccessControl:
         self._limits: dict[str, TenantLimits] = {}
 
     def take_over(self, keys: KeyRing, *, protects_metrics: bool, admin_key_hash: str | None) -> None:
-        """Use other keys and tenants from now on. What a tenant has used of its limits stays used."""
+        """Use other keys and tenants from now on. The used part of a tenant's limits stays used."""
         self._keys, self._protects_metrics, self._admin_key_hash = keys, protects_metrics, admin_key_hash
         for name, limits in self._limits.items():
             limits.enforce(self.tenant(name) or limits.tenant, self._num_shares)

@@ -31,13 +31,13 @@ class BodyMemory:
         """
         self.bound(max_bytes, has_tenants=has_tenants)
         self.lock = threading.RLock()
-        """Held while what is taken changes."""
+        """Held while the taken bytes change."""
         self._taken: Counter[str] = Counter()  # bytes by tenant or address
         self.num_bytes = 0
         """Number of bytes that are taken now."""
 
     def bound(self, max_bytes: int, *, has_tenants: bool) -> None:
-        """Let bodies take this much from now on; what is taken stays taken."""
+        """Let bodies take this much from now on; room in use stays in use."""
         self._max_bytes, self._most_each = max_bytes, max_bytes // 2 if has_tenants else max_bytes - max_bytes // 4
 
     def open(self, tenant: str) -> BodyRoom:
@@ -73,12 +73,12 @@ class BodyMemory:
 
 
 def overloaded(message: str) -> ApiError:
-    """Create a 429 for what finds no room now."""
+    """Create a 429 for bytes that find no room now."""
     return ApiError(429, message, code="overloaded", headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
 
 
 class RoomClosed(Exception):
-    """The request has ended for whose body a thread still works."""
+    """The request has ended while a thread still works on its body."""
 
 
 class BodyRoom:
@@ -98,7 +98,7 @@ class BodyRoom:
             self._num_bytes += num_bytes
 
     def another(self) -> BodyRoom:
-        """Return a room for the same tenant, which has taken nothing."""
+        """Return an empty room for the same tenant."""
         return BodyRoom(self._memory, self._tenant)
 
     def close(self) -> None:

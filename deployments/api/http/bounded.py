@@ -39,7 +39,7 @@ class Bounded:
     def __init__(
         self, app: ASGIApp, max_open: int, *, num_tenants: int = 0, counts: OpenRequests | None = None
     ) -> None:
-        """Of several tenants, which are in the scope by now, each may have half of the places."""
+        """With several tenants, each may have half of the places. The scope has the tenant by now."""
         self._app, self._max_open, self._has_tenants = app, max_open, num_tenants > 0
         self._max_each = max_open - max_open // 2 if num_tenants > 1 else max_open
         self._counts = counts or OpenRequests()
@@ -115,7 +115,7 @@ class _Place:
         self._is_taken = True
 
     def leave(self) -> None:
-        """Give back what was taken."""
+        """Release the place."""
         self._has_arrived()
         if self._is_taken:
             self._counts.num_open -= 1

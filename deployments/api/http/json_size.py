@@ -43,12 +43,12 @@ def count_names(body: bytes | bytearray) -> int:
 
 
 def _outside_texts(body: bytes | bytearray) -> Iterator[bytes]:
-    """Yield what is outside of texts, piece by piece."""
+    """Yield the parts outside of texts, piece by piece."""
     begin, is_inside = 0, False
     while begin < len(body):
         piece = body[begin : begin + _PIECE_BYTES]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = body[begin : begin + len(piece) + 1]  # an escape and what it escapes stay together
+            piece = body[begin : begin + len(piece) + 1]  # an escape and the escaped character stay together
         begin += len(piece)
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -72,7 +72,7 @@ def note_send(scope: Scope, send: Send) -> None:
 
 
 def forget_send(scope: Scope) -> None:
-    """Take it back at the request's end: it refers to what has the scope, so both would wait for a collection."""
+    """Remove it at the request's end: it refers back to the scope, so both would wait for a garbage collection."""
     scope.pop(_SEND, None)
 
 
@@ -83,11 +83,11 @@ def send_for_bodies(scope: Scope, send: Send) -> Send:
 
 
 def note_error(scope: Scope, message: str) -> None:
-    """Leave what was wrong with a request for the layers around."""
+    """Leave a request's fault for the layers around."""
     scope[_ERROR] = message
 
 
 def error_of(scope: Scope) -> str | None:
-    """Return what was wrong with a request; None if it was not answered with an error object."""
+    """Return a request's fault; None if it was not answered with an error object."""
     found: str | None = scope.get(_ERROR)
     return found

@@ -97,7 +97,7 @@ _OF_STREAMS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-"""Headers of event streams, which nothing between may hold back."""
+"""Headers of event streams, which no proxy may buffer."""
 
 
 class EventStream(Response):
@@ -124,7 +124,7 @@ class EventStream(Response):
         self._num_kept, self._slow_reader_timeout_s = num_kept, slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all chunks, or an error when there is no room for what is kept."""
+        """Send all chunks, or an error when there is no room for the kept bytes."""
         self._limit = TimeLimit(math.inf if ON_DISCONNECT in scope else self._slow_reader_timeout_s)
         try:
             # Servers report a disconnect to a sender as OSError.
@@ -150,7 +150,7 @@ class EventStream(Response):
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 else:
                     await self._send_large(chunk, send, room)
-            except (TimeoutError, ApiError):  # nothing can be said to who does not read
+            except (TimeoutError, ApiError):  # the client does not read, so no error can be sent
                 raise ClientGone from None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

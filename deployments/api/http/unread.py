@@ -39,7 +39,7 @@ class UnreadMemory(BodyMemory):
 
 
 class Readers:
-    """Middleware that gives each request of a client a room for what its answer holds."""
+    """Middleware that gives each request of a client a room for the memory of its answer."""
 
     def __init__(self, app: ASGIApp, memory: UnreadMemory, *, has_tenants: bool) -> None:
         """The room belongs to the request's tenant, or to its address where there are no tenants."""
@@ -57,7 +57,8 @@ _OF_NOBODY = BodyMemory(2**62, has_tenants=False)
 
 
 def unread_room(scope: Scope) -> BodyRoom:
-    """Return a room for what an answer to the request of this scope holds. `take` raises `ApiError` 400 or 429."""
+    """Return a room for the memory of an answer to the request of this scope. `take` raises `ApiError` 400 or
+    429."""
     found: tuple[BodyMemory, str] = scope.get(_ROOM, (_OF_NOBODY, ""))
     memory, owner = found
     return memory.open(owner)

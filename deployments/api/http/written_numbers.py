@@ -21,7 +21,7 @@ _SHOWN = frozenset({"parameters", "input_schema", "documents"})
 """Fields with other JSON that the model is shown. The server reads it, too, so Python must have its numbers."""
 _SHOWN_CHARS = 64
 Place: TypeAlias = tuple[Union["Place", None], str | int]
-"""Where something is: in what, and under which name or index. A path would take memory for each."""
+"""A value's place: its container, and its name or index there. A path would take memory for each."""
 
 
 def settle(body: dict[str, Any]) -> None:

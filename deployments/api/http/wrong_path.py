@@ -28,7 +28,7 @@ _NOT_HERE = {
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Answer what the framework refuses: unknown paths, and methods that a path does not take."""
+    """Answer requests that the framework refuses: unknown paths, and methods that a path does not support."""
     assert isinstance(error, HTTPException)
     routes: Sequence[BaseRoute] = request.app.routes
     path = route_path(request.scope)
@@ -64,7 +64,7 @@ def _allowed(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
 
 
 def _unknown(request: Request, routes: Sequence[BaseRoute]) -> ApiError:
-    """Create a 404 that names the paths which are most like the one that was asked for, with their methods."""
+    """Create a 404 that names the paths most similar to the requested one, with their methods."""
     methods: dict[str, list[str]] = {}
     for route in routes:
         if isinstance(route, Route):

@@ -104,7 +104,7 @@ class Choice:
 
     @property
     def tells_cache(self) -> bool:
-        """Whether the client may know all of what was found in a cache."""
+        """Whether the client may know the full number of cached tokens."""
         return self._max_cached is None
 
     def take(self, delta: StreamDelta) -> list[ChoiceDelta]:

@@ -53,7 +53,7 @@ class ResponseContext:
     system_fingerprint: str | None = None
     """Names the model's files and the server's version."""
     num_result_chars: int = 0
-    """Characters, about, of what was computed of a prompt: the numbers of an embedding."""
+    """Approximate characters of a prompt's computed values: the numbers of an embedding."""
 
     @classmethod
     def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
@@ -91,7 +91,7 @@ class ResponseContext:
         return self.with_token_ids and bool(delta.token_ids)
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the usage object. A prompt and its cached tokens count once, whatever its number of choices."""
+        """Return the usage object. A prompt and its cached tokens count once for any number of choices."""
         prompt_tokens = self.num_prompt_tokens
         completion_tokens = sum(choice.num_generated for choice in choices)
         reasoning_tokens = sum(choice.num_reasoning for choice in choices)
@@ -143,8 +143,8 @@ class ResponseEncoder(Protocol):
     context: ResponseContext
 
     def opening(self, index: int, num_cached: int) -> bytes:
-        """Encode what precedes a choice's first delta; empty if there is nothing. `num_cached` prompt tokens were
-        cached.
+        """Encode the events before a choice's first delta; empty if there are none. `num_cached` prompt tokens
+        were cached.
         """
         ...
 
@@ -157,7 +157,7 @@ class ResponseEncoder(Protocol):
         ...
 
     def failure(self, error: ApiError, request_id: str) -> bytes:
-        """Encode what ends a stream that fails after it has begun."""
+        """Encode the end of a stream that fails after it has begun."""
         ...
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
@@ -175,7 +175,7 @@ class Pieces:
 
 
 def in_pieces(value: dict[str, Any]) -> list[bytes]:
-    """Encode an object in which some values are `Pieces`, at whatever depth: they stay as they are."""
+    """Encode an object in which some values are `Pieces`, at any depth: they stay unchanged."""
     short = _encode_without(value)
     if _LEFT_OUT not in short:
         return [short]
@@ -202,8 +202,8 @@ def encode_whole(head: dict[str, Any], choices: Iterable[dict[str, Any]], extras
 def encoded_list(
     values: Sequence[T], spell: Callable[[Sequence[T]], Sequence[Any]] = lambda piece: piece, size: int = PIECE
 ) -> Pieces:
-    """Encode a list whose values may be large, such as log-probabilities, in steps of `size` that hold up other
-    threads for some milliseconds at most. `spell` says what is encoded of a few of them.
+    """Encode a list whose values may be large, such as log-probabilities, in steps of `size` that delay other
+    threads by some milliseconds at most. `spell` returns the objects to encode for a few of them.
     """
     pieces = [b"["]
     for at in range(0, len(values), size):

@@ -37,7 +37,7 @@ class _Group:
     text: str = ""
     """Their text; "" for a token that texts omit."""
     is_mixed: bool = False
-    """Whether a token that is left out of texts is among those that are not."""
+    """Whether a token that texts omit is among those that they contain."""
 
 
 class SpelledText:
@@ -77,7 +77,7 @@ class SpelledText:
         group.text += self._decoder.push([token.token_id])
 
     def _matched(self) -> Iterator[Piece]:
-        """Yield what is certain of the tokens, in order."""
+        """Yield the certain pieces of the tokens, in order."""
         while self._groups:
             group = self._groups[0]
             if group.text and group.text.startswith(self._text) and group.text != self._text:

@@ -35,5 +35,6 @@ class CrossPrompt:
         return len(self.head) + len(self.end)
 
     def encode(self, document: str, most: int) -> list[int]:
-        """Return the prompt of a document, in which nothing that it spells is a mark. Raises TooManyTokens."""
+        """Return the prompt of a document, in which no text of the document becomes a mark. Raises
+        TooManyTokens."""
         return [*self.head, *self.codec.encode_plain(document, most), *self.end]

@@ -66,7 +66,7 @@ def asked(query: str, document: str, instruction: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CutWithin:
-    """Shortens a prompt within the client's texts: what is lost is the end of the document."""
+    """Shortens a prompt within the client's texts, from the end of the document."""
 
     num_tokens: int
     num_after: int

@@ -26,7 +26,7 @@ from engine.values.sampling_params import SamplingParams
 NUMBER_CHARS = 22
 """Characters that a number takes in an answer, about."""
 _TEXT_CHARS = 64
-"""Characters whose tokenizing takes about as long as what each text costs besides."""
+"""Characters whose tokenizing takes about as long as the other work for each text."""
 _USAGE = ("prompt_tokens", "total_tokens", "prompt_tokens_details")
 
 

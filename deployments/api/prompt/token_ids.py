@@ -25,7 +25,7 @@ from deployments.config.limits import Limits
 
 logger = logging.getLogger(__name__)
 _MESSAGE_CHARS = 512
-"""Characters whose rendering takes about as long as what each message and each call costs besides its text."""
+"""Characters whose rendering takes about as long as the other work for each message and each call."""
 
 
 class Shortened(Protocol):
@@ -95,7 +95,7 @@ async def encode_messages(
 ) -> list[int]:
     """Return the token ids of a conversation that shows `functions` to the model.
 
-    What other requests with the same `salt` have sent already is not tokenized again.
+    Text that other requests with the same `salt` have sent is not tokenized again.
     """
     prepare = functools.partial(
         _rendered,
@@ -199,7 +199,7 @@ def check_prompt(model: ModelCard, ids: list[int], param: str, *, is_continued: 
 
 
 def refuse_hopeless(served: ServedModel, chars: int, param: str, most: int) -> None:
-    """Refuse text with more than `most` tokens whatever they are, without spending seconds on tokenizing it."""
+    """Refuse text that must have more than `most` tokens, without spending seconds on tokenizing it."""
     least = chars // served.codec.max_token_chars
     if least > most:
         raise hopeless(served, least, param, most)

@@ -48,7 +48,7 @@ class RequestTimings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prompt tokens that were found in the first replica's cache."""
     recomputed_tokens: int | None
     """Tokens computed again, after a preemption or at another replica after a loss. Null for a tenant whose cache
-    others share: what need not be computed again may be theirs."""
+    others share, because tokens that need no computation may be theirs."""
     output_tokens: int
     preemptions: int | None
     """Number of times it was preempted."""

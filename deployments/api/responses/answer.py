@@ -141,7 +141,7 @@ class _Called(_OutputItem):
     prefix, type, event, field = "fc", b"function_call", b"response.function_call_arguments", b"arguments"
 
     def __init__(self, response: str, index: int, call: ToolCallDelta, client: ClientName | None) -> None:
-        """`client` is what the client calls the tool, where that is not what the model does."""
+        """`client` is the client's name of the tool, if it is not the model's."""
         super().__init__(response, index)
         self.number = call.index
         named = {"call_id": call.id, "name": call.name} | ({} if client is None else client._asdict())

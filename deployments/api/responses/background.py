@@ -60,7 +60,7 @@ class ResponseJob:
         *,
         keeps_events: bool,
     ) -> None:
-        """`plan` is what the API generates by."""
+        """The API generates by `plan`."""
         self.plan, self.ticket = plan, ticket
         self._encoder, self._keeper, self._keeps_events = encoder, keeper, keeps_events
         self._events: list[bytes] = []
@@ -113,7 +113,7 @@ class ResponseJob:
 
     @property
     def num_kept(self) -> int:
-        """Number of bytes that its readers keep alive: of its events, and of those to come, what is large."""
+        """Number of bytes that its readers keep alive: its events, and the large ones of those to come."""
         num_held: int = self.plan.num_held
         return max(self._num_bytes, num_held, 0)
 

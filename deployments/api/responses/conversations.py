@@ -66,7 +66,7 @@ class Conversations:
         return _unpack(record)
 
     async def read(self, name: str, param: str) -> Conversation:
-        """Return what precedes a response in a conversation. Raises `ApiError` 400, 404 or 429."""
+        """Return the items before a response in a conversation. Raises `ApiError` 400, 404 or 429."""
         stored = await self.find(name, param)
         return Conversation([], *await self._shelf.read(len(stored.items), [stored.items], param))
 
@@ -75,7 +75,7 @@ class Conversations:
         return (await self._shelf.read(len(stored.items), [stored.items]))[0]
 
     async def set_metadata(self, name: str, metadata: dict[str, str]) -> StoredConversation:
-        """Replace what a client has written about a conversation. Raises `ApiError` 404."""
+        """Replace the metadata of a conversation. Raises `ApiError` 404."""
 
         def change(stored: StoredConversation) -> None:
             stored.metadata = metadata

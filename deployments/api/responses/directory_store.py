@@ -64,7 +64,7 @@ class DirectoryStore:
         return await in_thread(lambda: [self._get(self._path(tenant, name)) for name in names])
 
     async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
-        """Replace a record by what `change` makes of it, in a thread. Raises OSError."""
+        """Replace a record by `change`'s result, in a thread. Raises OSError."""
         return await in_thread(self._update, self._path(tenant, name), change)
 
     async def delete(self, tenant: str, name: str) -> bool:
@@ -120,7 +120,7 @@ class DirectoryStore:
         return record
 
     def _sweep(self, now: float) -> None:
-        """Forget what is too old; then, of the tenant who has most, what was not used for longest."""
+        """Delete records that are too old; then the least recently used ones of the tenant with the most."""
         held = lock(self._directory / "lock")
         if held is None:  # another process does it
             return

@@ -13,7 +13,7 @@ from deployments.api.responses.items import KNOWN
 
 
 class TextOfReasoning(StrictModel):
-    """A text that the model thought, or what sums it up. Only the text is read."""
+    """A text of the model's thoughts, or a summary. Only the text is read."""
 
     model_config = ConfigDict(extra="allow")
 

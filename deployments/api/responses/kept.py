@@ -21,7 +21,7 @@ class KeptResponses:
         self.background = BackgroundResponses(self.settings.max_background)
 
     async def aclose(self) -> None:
-        """End what runs in the background, and leave the store."""
+        """End responses in the background, and leave the store."""
         await self.background.aclose()
         await self.store.aclose()
 

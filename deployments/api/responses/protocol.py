@@ -138,7 +138,7 @@ class ResponsesRequest(SampledRequest):
     tools: Annotated[list[AnyFlatTool], taking(none_as_empty, list[AnyFlatTool] | None)] = Field(
         default_factory=list
     )
-    """The functions and custom tools that the model may call. Other tools are left out."""
+    """The functions and custom tools that the model may call. Other tools are omitted."""
     tool_choice: Annotated[
         Any,
         BeforeValidator(
@@ -154,7 +154,7 @@ class ResponsesRequest(SampledRequest):
     """Variables for the chat template."""
     top_logprobs: Int | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    """"auto" leaves out the oldest items of a conversation that does not fit the context."""
+    """"auto" omits the oldest items of a conversation that does not fit the context."""
     user: str | None = None
     safety_identifier: str | None = None
 

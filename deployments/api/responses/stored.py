@@ -43,10 +43,10 @@ class StoredResponse(msgspec.Struct):
     events: bytes = b""
     """The events of its stream, where they may be read again."""
     conversation: str | None = None
-    """The conversation that it is a part of, which has what precedes it."""
+    """The conversation that contains it and the items before it."""
     beat_at: float | None = None
-    """When the ingress that generates it in the background last told of it, in Unix seconds; None where it has
-    ended, or where no other ingress can read this."""
+    """When the ingress that generates it in the background last reported it, in Unix seconds; None if it has
+    ended, or if no other ingress can read this."""
 
     def packed(self) -> bytes:
         """Return it as bytes, in MessagePack. Its encoder would hold up other threads while it copies."""
@@ -103,7 +103,7 @@ def output_of(response: bytes) -> bytes:
 
 
 class Shelf:
-    """The responses of one tenant, for one request. What it reads of conversations takes room as a body does."""
+    """The responses of one tenant, for one request. The conversations that it reads take room as a body does."""
 
     def __init__(self, store: ResponseStore, tenant: str, limits: Limits, room: BodyRoom) -> None:
         self._store, self._tenant, self._limits, self._room = store, tenant, limits, room
@@ -120,7 +120,7 @@ class Shelf:
         return is_response_id(name) and await self._store.delete(self._tenant, name)
 
     async def conversation(self, previous: str | None) -> Conversation:
-        """Return what a response continues. Raises `ApiError` 400, 404 or 429."""
+        """Return the conversation that a response continues. Raises `ApiError` 400, 404 or 429."""
         if previous is None:
             return Conversation()
         last = await self.find_previous(previous)
@@ -168,7 +168,7 @@ class Shelf:
         for record in await self._store.get(self._tenant, responses):
             if record is None:
                 continue
-            with self._room.another() as room:  # most of what is read is not named, and soon forgotten
+            with self._room.another() as room:  # most of the records read are not named, and soon dropped
                 items, _ = await self.read(len(record), _texts([_unpack(record)]), room=room)
                 for item in items:
                     if (count := counts.pop(item["id"], 0)) > 0:
@@ -217,7 +217,7 @@ class Shelf:
 
 
 def _as_it_is(stored: StoredResponse) -> StoredResponse:
-    """Return a response that runs elsewhere as failed if its ingress tells nothing of it any more."""
+    """Return a response that runs elsewhere as failed if its ingress no longer reports it."""
     if stored.beat_at is None or time.time() - stored.beat_at < LOST_AFTER_S:
         return stored
     fields = msgspec.json.decode(stored.response)

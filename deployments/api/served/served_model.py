@@ -45,7 +45,7 @@ class GrammarChecker(Protocol):
     """Checks whether a model's engines can enforce a grammar."""
 
     async def check(self, grammar: Grammar) -> Grammar:
-        """Return the grammar, and what was learnt of it, if they can.
+        """Return the grammar, with the results of its check, if they can enforce it.
 
         Raises InvalidGrammar, or Overloaded when too many checks are waiting.
         """

@@ -35,7 +35,7 @@ def _prompt(codec: TextCodec, prefix: SharedPrefixSettings, following: str) -> l
 
 
 def _common(prompts: Sequence[list[int]]) -> list[int]:
-    """Return what all prompts begin with."""
+    """Return the ids with which all prompts begin."""
     first, last = min(prompts), max(prompts)
     length = 0
     while length < min(len(first), len(last)) and first[length] == last[length]:
