@@ -5,7 +5,8 @@
     t = max(W / (s bandwidth), 2 P B / (s rate)) + KV / (s bandwidth) + n g + m h
 
 Of a mixture of experts, those are read that rows choose if all choices are as likely. W, P, B and KV are those of
-`benchmarks/gpu_sections/limits.py`, bandwidth and rate the maker's (`deployments/simulator/planning/gpus.yaml`). The
+`benchmarks/gpu_sections/limits.py`, bandwidth and rate the maker's (`deployments/simulator/planning/gpus.yaml`).
+The
 kernels of a step are counted on the engine's own code: n that are launched when the kernel before has ended, as
 the library's products are, and m that are launched while it runs (programmatic dependent launch, from compute
 capability 9.0 on). Three numbers are assumed, not measured: s, the share of the maker's rates that a kernel

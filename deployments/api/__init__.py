@@ -1,6 +1,7 @@
-"""The OpenAI-compatible HTTP API over any `EngineClient`. It knows neither Ray nor how engines are reached.
+"""The OpenAI-compatible HTTP API over any `EngineClient`. It depends neither on Ray nor on the transport to
+engines.
 
-What it exports is imported when it is asked for: the metrics hub needs one of the API's modules, and not the API.
+Its exports are imported on first use, because the metrics hub needs one of the API's modules, but not the API.
 """
 
 from __future__ import annotations

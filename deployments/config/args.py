@@ -1,4 +1,4 @@
-"""The arguments of the application, which `deployments.yaml` gives. Unknown keys are refused."""
+"""The arguments of the application, from `deployments.yaml`. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ModelArgs(Settings):
     engines: EngineDeploymentSettings = EngineDeploymentSettings()
     """Number of engine replicas, and what each reserves."""
     chat: ChatSettings = ChatSettings()
-    """What its answers contain besides text."""
+    """Contents of its answers besides text."""
     load_at_start: bool = True
     """Whether the model has replicas from the start; False: only after POST /v1/models/{name}/load."""
 
@@ -90,7 +90,7 @@ class ModelArgs(Settings):
 
     @property
     def rank_resources(self) -> dict[str, float]:
-        """What Ray reserves for each rank of an engine replica."""
+        """Resources that Ray reserves for each rank of an engine replica."""
         return self.engines.reserved(self.gpus_per_rank)
 
     @property
@@ -112,7 +112,7 @@ class ModelArgs(Settings):
     def _events_need_a_cache(self) -> Self:
         if self.engines.kv_events is not None and not self.engine.prefix_cache:
             raise ValueError(
-                "engines.kv_events tells of a prefix cache, which engine.prefix_cache: false turns off; remove one"
+                "engines.kv_events reports a prefix cache, which engine.prefix_cache: false turns off; remove one"
             )
         return self
 
@@ -141,10 +141,10 @@ class ModelArgs(Settings):
 
 
 class AccessSettings(Settings):
-    """Who may send requests, and who may administer the service."""
+    """Tenants that may send requests, and the keys for administration."""
 
     tenants: Annotated[tuple[TenantSettings, ...], AfterValidator(distinct_tenants)] = ()
-    """Who may send requests. Empty: everybody who can reach the service may, without limits."""
+    """Tenants that may send requests. Empty: every client that reaches the service may, without limits."""
     admin_key_hash: KeyHash | None = None
     """SHA-256 of the key that administration needs, in hex (`raydix hash-key`). None: administration is off."""
 
@@ -164,11 +164,11 @@ class AppArgs(AccessSettings):
     engines: EngineDeploymentSettings = EngineDeploymentSettings()
     """Number of engine replicas, and what each reserves, for an application with one model."""
     chat: ChatSettings = ChatSettings()
-    """What answers contain besides text, for an application with one model."""
+    """Contents of answers besides text, for an application with one model."""
     models: tuple[ModelArgs, ...] = ()
     """Several models, each with engine replicas of its own; given instead of `engine`, `engines` and `chat`."""
     ingresses: IngressSettings = IngressSettings()
-    """Ingress replicas, which handle HTTP, the chat template and the tokenizer on CPUs alone."""
+    """Ingress replicas, which handle HTTP, the chat template and the tokenizer, only on CPUs."""
     limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
     """Bounds of a single HTTP request."""
     router: RouterSettings = RouterSettings()
@@ -178,9 +178,10 @@ class AppArgs(AccessSettings):
     wire: WireSettings = WireSettings()
     """Ports on which engine replicas listen for ingresses."""
     warm_up: WarmUpSettings = WarmUpSettings()
-    """What a new engine replica computes before it takes requests."""
+    """Prompts that a new engine replica computes before it takes requests."""
     shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
-    """What the operator puts in front of prompts: every engine replica computes it once, for all tenants."""
+    """Texts that the operator puts in front of prompts: every engine replica computes each once, for all
+    tenants."""
 
     cpu_policy: CpuPolicy = "batch"
     """How the kernel gives cores to the threads of engines and ingresses: `engine.base.machine.use_cpu_policy`."""
@@ -188,9 +189,9 @@ class AppArgs(AccessSettings):
     admission: AdmissionSettings = AdmissionSettings()
     """When requests wait in the ingress, and for how long."""
     responses: ResponseSettings = ResponseSettings()
-    """What is kept of the Responses API's answers."""
+    """Storage of the Responses API's answers."""
     batch: BatchSettings = BatchSettings()
-    """How ingresses send the prompts of programs that give them thousands at once."""
+    """How ingresses send the prompts of batches, files of up to thousands of requests."""
     files: FileSettings = FileSettings()
     """Files and batches that clients leave with the server."""
     access_file: str | None = None
@@ -206,7 +207,7 @@ class AppArgs(AccessSettings):
     metrics: MetricsSettings = MetricsSettings()
     """Where the metrics can be read besides /metrics."""
     logging: LogSettings = LogSettings()
-    """What is logged, and in which format."""
+    """Contents and format of logs."""
     tracing: TracingSettings = TracingSettings()
     """Where OpenTelemetry traces go."""
 
@@ -228,7 +229,7 @@ class AppArgs(AccessSettings):
         counts = Counter(model.name for model in self.models)
         duplicates = sorted(name for name, count in counts.items() if count > 1)
         if duplicates:
-            raise ValueError(f"several models are named {duplicates}; tell them apart with engine.served_name")
+            raise ValueError(f"several models are named {duplicates}; distinguish them with engine.served_name")
         return self
 
     def placer(self, model: ModelArgs) -> PlacerSettings:
@@ -291,7 +292,7 @@ class AppArgs(AccessSettings):
 
 
 def _kept(kv_fetch: KvFetchSettings | None) -> dict[str, int]:
-    """What of a placer's settings says which prefixes outlive a replica."""
+    """The settings of a placer that decide which prefixes outlive a replica."""
     if kv_fetch is None:
         return {"keep_tokens": 0}
     return {"keep_tokens": kv_fetch.keep_tokens, "keep_at_once": kv_fetch.max_transfers}

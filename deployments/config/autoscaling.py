@@ -1,4 +1,5 @@
-"""The setting `engines.autoscaling`: how many engine replicas the work needs, and how soon there are as many."""
+"""The setting `engines.autoscaling`: how many engine replicas the work needs, and how soon their number
+changes."""
 
 from __future__ import annotations
 

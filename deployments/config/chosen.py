@@ -1,13 +1,13 @@
-"""Chooses the settings that are left out and depend on the machine: the one place that does.
+"""Chooses the omitted settings that depend on the machine; no other module does.
 
     given settings + machine + model's size  ──choose──▶  settings in effect, each with its reason
 
 `raydix serve`, `raydix deploy` and `deployments.app:build` call this before they check the settings, and
-`raydix serve --dry-run` shows what it returns. What is given stays as it is: where the machine cannot meet it,
-that is an error, or a warning on a cluster, which may grow. All else has the default that docs/tuning.md lists.
+`raydix serve --dry-run` shows what it returns. Given settings stay unchanged: one that the machine cannot meet is
+an error, or a warning on a cluster, which may grow. All others have the defaults that docs/tuning.md lists.
 
 A choice that is part of a deployment's version must not depend on numbers of replicas, which change without a
-restart; what does is left to each process (`is_written`).
+restart; each process makes such choices itself (`is_written`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ largest step, graphs. An estimate: an engine measures what its own steps take be
 FEW_CPUS = 0.25
 """CPUs that Ray reserves for a process where there are few cores, or where the process shares all of them."""
 ROOMY_CORES = 8
-"""Cores beside one for each GPU from which ingresses and engines on GPUs reserve a whole CPU each."""
+"""Cores, besides one for each GPU, from which ingresses and engines on GPUs reserve a whole CPU each."""
 MOST_INGRESSES = 4
 CORES_PER_INGRESS = 4
 
@@ -65,7 +65,7 @@ class Effective:
     """Arguments with what was chosen."""
     choices: tuple[ChosenSetting, ...]
     warnings: tuple[str, ...] = ()
-    """What a cluster cannot meet as it is now."""
+    """Requirements that the cluster does not meet now."""
 
 
 def choose(

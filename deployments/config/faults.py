@@ -1,4 +1,4 @@
-"""What is wrong with settings, in one line without the values that were given: some are secrets."""
+"""Describes faults in settings in one line, without the values, because some are secrets."""
 
 from __future__ import annotations
 

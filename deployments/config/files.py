@@ -1,4 +1,4 @@
-"""The section `files` of `deployments.yaml`: files and batches that clients leave with the server."""
+"""The section `files` of `deployments.yaml`: files and batches that clients store on the server."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class FileSettings(Settings):
     max_batches: int = Field(default=1000, ge=1)
     """Most batches of a tenant. The oldest that has ended is forgotten for a new one; its files stay."""
     max_running: int = Field(default=4, ge=1)
-    """Most batches that an ingress works on at once. Tenants share these places at all times."""
+    """Most batches that an ingress works on concurrently. Tenants share these places at all times."""
     max_window_s: int = Field(default=7 * DAY_S, ge=1)
     """Longest `completion_window`, in seconds."""
     keep_s: int = Field(default=30 * DAY_S, ge=1)
     """Seconds after which a file is deleted for which no time was given, and an ended batch is forgotten."""
     poll_s: float = Field(default=2.0, gt=0)
-    """Seconds between two looks of an ingress for batches that nobody works on, and for batches that clients
+    """Seconds between two looks of an ingress for batches that no ingress works on, and for batches that clients
     cancelled at another ingress."""
 
     @field_validator("directory")

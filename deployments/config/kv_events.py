@@ -1,4 +1,5 @@
-"""The setting `engines.kv_events`: where engine replicas tell other programs which blocks of KV they hold."""
+"""The setting `engines.kv_events`: where engine replicas publish which blocks of KV they hold, for other
+programs."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class KvEventSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     endpoint: EventEndpoint = "tcp://127.0.0.1:5557"
-    """Where each replica publishes (ZeroMQ, PUB). Whoever reaches it reads prompts: see docs/security.md."""
+    """Where each replica publishes (ZeroMQ, PUB). Any client that reaches it can read prompts: see
+    docs/security.md."""
     replay_endpoint: EventEndpoint | None = None
     """Where it sends events again that a subscriber missed (ROUTER). None: nowhere."""
     num_ports: int = Field(default=16, ge=1)

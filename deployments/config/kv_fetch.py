@@ -16,10 +16,10 @@ class KvFetchSettings(BaseModel):
     """How pages go: "zmq", encrypted over the wire's sockets, or "nixl", read in the other's memory by NIXL, for
     RDMA; needs the extra `nixl` where the replicas run. A replica without it is fetched from as with "zmq"."""
     max_transfers: int = Field(default=8, ge=1)
-    """Transfers that a replica asks another one for at once, and most that it sends; it declines further ones,
-    whose prompts are computed."""
+    """Most concurrent transfers that a replica requests from another, and most that it sends; it declines further
+    ones, whose prompts are computed."""
     window_mib: float = Field(default=8.0, gt=0, le=1024)
-    """MiB of pages that are on their way at once, for each transfer."""
+    """MiB of pages in transit per transfer."""
     silence_s: float = Field(default=2.0, gt=0)
     """Seconds without a page after which either end gives a transfer up."""
     retry_s: float = Field(default=10.0, ge=0)
@@ -27,8 +27,8 @@ class KvFetchSettings(BaseModel):
     expected_mib_per_s: float = Field(default=200.0, gt=0)
     """Rate by which routers judge a fetch until a replica has measured its own."""
     keep_tokens: int = Field(default=65_536, ge=0)
-    """Most tokens of shared prefixes that others fetch from a replica that is being stopped, where it alone holds
+    """Most tokens of shared prefixes that others fetch from a replica that is being stopped, if no other holds
     them; 0: none."""
     linger_s: float = Field(default=1.0, ge=0)
     """Seconds for which a replica that is being stopped stays after its last stream and transfer, so that others
-    can fetch these prefixes; 0: it goes at once."""
+    can fetch these prefixes; 0: it stops immediately."""

@@ -1,6 +1,6 @@
 """Bounds of a single HTTP request. Each is a field with its unit, and can be set in the YAML.
 
-Where the engine has a bound of its own (`engine.values.sampling_params`), a limit can be set below it, not above.
+If the engine has its own bound (`engine.values.sampling_params`), a limit can be below it, but not above.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Limits(BaseModel):
     max_body_bytes: int = Field(default=8 * MIB, ge=1024)
     """Largest request body, in bytes, packed and unpacked; a larger one is refused with 413 while it is read."""
     max_total_body_bytes: int = Field(default=64 * MIB, ge=4096)
-    """Bytes of all bodies that an ingress reads and works on at once, each value in them counted as 8 more; beyond
-    it a request gets a 429. At least 4 times `max_body_bytes`. Each tenant may use half; where there are none,
-    each address three quarters."""
+    """Bytes of all bodies that an ingress reads and works on concurrently, each value in them counted as 8 more;
+    beyond it a request gets a 429. At least 4 times `max_body_bytes`. Each tenant may use half; where there are
+    none, each address three quarters."""
     max_json_values: int = Field(default=400_000, ge=1024)
     """Most values in a body, and in all arguments of its tool calls, counted before any is made. A value with a
     name counts 5 more, an array or object 10."""
     max_json_depth: int = Field(default=64, ge=8)
     """Deepest nesting of arrays and objects in a body."""
     unknown_fields: UnknownFields = "warn"
-    """What becomes of fields that this server does not know, and of tools and images that it cannot use: a 400
-    ("refuse"), left out and named in the header x-raydix-ignored-fields and the request's log line ("warn"), or
-    left out."""
+    """Treatment of fields that this server does not know, and of tools and images that it cannot use: a 400
+    ("refuse"), omitted and named in the header x-raydix-ignored-fields and the request's log line ("warn"), or
+    omitted."""
     max_header_bytes: int = Field(default=64 * 1024, ge=1024)
     """Most bytes of a request outside its body: request line, headers, what is between and after chunks."""
     max_headers: int = Field(default=100, ge=10)

@@ -1,4 +1,4 @@
-"""Which settings a running process takes over. Serve gives them to it as a deployment's `user_config`.
+"""Defines the settings that a running process takes over from a deployment's `user_config`.
 
     args                        part of every deployment's version: a change replaces all replicas
     deployments[].user_config   the same settings in the same form; a change restarts nothing
@@ -31,7 +31,7 @@ LIVE = (
     "tenants",
     "tokenizer_info",
 )
-"""What ingresses take over; with a section, all of its settings but those `AT_START`."""
+"""Settings that ingresses take over; a section stands for all of its settings except those `AT_START`."""
 AT_START = (
     "limits.grammar_processes",
     "limits.known_grammar_bytes",
@@ -40,7 +40,7 @@ AT_START = (
 )
 """Settings of these sections that size what a process makes at its start."""
 LIVE_IN_HUB = ("logging.level",)
-"""What the hub takes over, and tells engines. Engines take over no `user_config`."""
+"""Settings that the hub takes over and sends to engines. Engines take over no `user_config`."""
 COUNTS = ("engines.count", "engines.roles.decode", "engines.roles.prefill", "ingresses.count")
 """Numbers of replicas, which Serve takes over as `num_replicas`, where nothing scales them."""
 

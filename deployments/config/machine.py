@@ -1,4 +1,4 @@
-"""What the settings that are left out depend on: the cores and GPUs of each node, as values."""
+"""The cores and GPUs of each node, on which the defaults of omitted settings depend."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ REMOVED: Mapping[str, str] = {
     "engine.max_grammars": "engine.grammar_cache_bytes",
     "limits.max_known_grammars": "limits.known_grammar_bytes",
 }
-"""Path of each setting that 0.2.0 removed, and the fixed value or the setting in its place."""
+"""Path of each setting that 0.2.0 removed, and its fixed value or its replacement."""
 
 
 @cache

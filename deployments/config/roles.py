@@ -60,8 +60,8 @@ class RoleSettings(BaseModel):
     """Replicas that compute long prompts, and generate only their first tokens: a number, or `min`, `max` and the
     other fields of `engines.autoscaling`, by which the number follows the prompts that come and wait."""
     decode: PoolSize
-    """Replicas that go on with these, and do all of short prompts: a number, or such fields, by which it follows
-    the streams and their KV memory."""
+    """Replicas that continue these, and do all of short prompts: a number, or such fields, by which it follows the
+    streams and their KV memory."""
     disaggregate_above_tokens: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Tokens of a prompt, cached on no replica that generates, above which it is computed apart. "auto": what
     takes a quarter of a second at the measured rate."""
@@ -81,7 +81,7 @@ class RoleSettings(BaseModel):
         for pool in self.pools:
             if pool.least < 1:
                 raise ValueError(
-                    f"{pool.role}.min is 0, but work is told by the replicas that do it: a role that has none "
+                    f"{pool.role}.min is 0, but replicas report the work of their role, so a role with none "
                     f"never gets one. Set it to at least 1; to stop a model's last replicas, unload the model"
                 )
         return self

@@ -75,7 +75,7 @@ class HealthSettings(Settings):
     """Longest silence of a replica on the wire, in seconds, while it has requests. Without any it speaks five
     times a second, or five times in `lost_after_s`."""
     status_timeout_s: float = Field(default=3.0, gt=0)
-    """Seconds that an ingress waits for Ray or Serve to report their state; then it goes on without."""
+    """Seconds that an ingress waits for Ray or Serve to report their state; then it continues without."""
     lost_after_s: float = Field(default=3.0, gt=0)
     """Seconds of silence on the wire after which an ingress moves a replica's streams to another."""
     max_retries: int = Field(default=2, ge=0)
@@ -101,7 +101,7 @@ class WireSettings(Settings):
     encrypt: bool = True
     """Whether they are encrypted (CURVE). Without it, ingresses show their key in clear."""
     handshake_s: float = Field(default=10.0, gt=0)
-    """Seconds in which whoever connects must have proved to be an ingress, or is disconnected."""
+    """Seconds in which a new connection must prove to be an ingress's, or is closed."""
     ports: tuple[int, int] | None = None
     """Lowest and highest TCP port; each replica takes the first free one of its node. None: any free port.
     Firewalls and NetworkPolicies need a range."""
@@ -115,7 +115,8 @@ class WireSettings(Settings):
 
 
 class LogSettings(Settings):
-    """What ingresses and engines log, through Ray Serve's logger; see `deployments/telemetry/request_log.py`."""
+    """Log lines of ingresses and engines, through Ray Serve's logger; see
+    `deployments/telemetry/request_log.py`."""
 
     encoding: Literal["text", "json"] | None = None
     """Format of the log files; "json" writes one object per line. None: as Serve's own `logging_config` says."""
@@ -161,7 +162,7 @@ class TracingSettings(Settings):
 
 
 class ChatSettings(Settings):
-    """What a model's answers contain besides text; see `deployments/api/dialects/dialect.py`."""
+    """Contents of a model's answers besides text; see `deployments/api/dialects/dialect.py`."""
 
     tools: Literal[
         "auto", "hermes", "harmony", "gemma4", "seed_oss", "qwen3_coder", "minimax", "glm47", "glm", "kimi",
@@ -178,8 +179,8 @@ class ChatSettings(Settings):
     """Most characters of a rendered conversation, and of each value that the chat template makes for it; an entry
     of an array or object counts as 32 more."""
     late_system: Literal["auto", "keep", "merge"] = "auto"
-    """What becomes of system messages that are not the first: kept in their places, or merged into the first;
-    "auto" merges them where the template would refuse them or leave them out."""
+    """Treatment of system messages that are not the first: kept in their places, or merged into the first; "auto"
+    merges them where the template would refuse or omit them."""
 
 
 class DeploymentSettings(Settings):
@@ -195,7 +196,7 @@ class DeploymentSettings(Settings):
     resources: dict[str, float] = {}
     """Custom Ray resources that each replica reserves."""
     max_ongoing: int = Field(default=4096, ge=1)
-    """Most requests in one replica at once; an engine's own bounds are `engine.max_waiting` and `max_running`."""
+    """Most concurrent requests per replica; an engine's own bounds are `engine.max_waiting` and `max_running`."""
     max_queued: int = Field(default=1024, ge=-1)
     """Most requests that wait for a replica in each caller; more are refused. -1: no bound."""
     drain_timeout_s: float = Field(default=120.0, ge=0)
@@ -295,7 +296,7 @@ class IngressSettings(DeploymentSettings):
     Serve's proxy. Each tenant, or each address on an open server, may have as many whose bodies are arriving."""
     http: Literal["direct", "serve"] = "direct"
     """"direct": clients connect to an ingress; the ingresses of one machine share the port. "serve": they connect
-    to Serve's HTTP proxy, at its `http_options`; of the settings below, `allowed_hosts` and `cors_origins` alone
+    to Serve's HTTP proxy, at its `http_options`; only `allowed_hosts` and `cors_origins` of the settings below
     have an effect."""
     host: str = "127.0.0.1"
     """Address on which ingresses listen; 0.0.0.0 to be reached from other machines."""
@@ -354,7 +355,7 @@ class MetricsSettings(Settings):
 
 
 class ResponseSettings(Settings):
-    """What is kept of the Responses API's answers, and how many run in the background."""
+    """Storage of the Responses API's answers, and how many run in the background."""
 
     store: str = "memory"
     """Where they are kept: "memory", that of each ingress, or what all ingresses share, as a URL: a directory
@@ -397,7 +398,7 @@ class BatchSettings(Settings):
     max_in_flight: int = Field(default=256, ge=1)
     """Most requests of one batch in flight. Fewer are, while the engines or a tenant's limits refuse more."""
     max_attempts: int = Field(default=5, ge=1)
-    """Times that a request is run, each time in vain, until its error is its answer."""
+    """Attempts to run a request before its error becomes its answer."""
     patience_s: float = Field(default=600.0, gt=0)
     """Seconds after which a batch stops when all its requests are refused and none is in flight."""
     priority: int = 10
@@ -405,7 +406,8 @@ class BatchSettings(Settings):
 
 
 class WarmUpSettings(Settings):
-    """What a new engine replica computes before it takes requests; see `deployments/replica/warm_up.py`."""
+    """Prompts that a new engine replica computes before it takes requests; see
+    `deployments/replica/warm_up.py`."""
 
     max_seconds: float = Field(default=30.0, ge=0)
     """Seconds that warm-up may take; 0: replicas start with an empty cache."""

@@ -13,14 +13,15 @@ _MAX_BYTES = 2**26
 
 
 class SharedPrefixSettings(Settings):
-    """One prefix that all prompts may begin with, whoever sends them; see `cache/shared/shared_prefixes.py`."""
+    """One prefix that prompts of all tenants may begin with; see `cache/shared/shared_prefixes.py`."""
 
     text: str | None = Field(default=None, min_length=1)
     """The prefix itself; or give `file`."""
     file: str | None = None
     """A UTF-8 file with the prefix, read where the application is built. None: `text` has it."""
     kind: Literal["system", "prompt"] = "system"
-    """What it is: the first system message of conversations without tools, or the beginning of raw prompts."""
+    """Use of the text: the first system message of conversations without tools, or the beginning of raw
+    prompts."""
 
     @model_validator(mode="after")
     def _is_in_one_place(self) -> Self:
@@ -36,7 +37,7 @@ class SharedPrefixSettings(Settings):
             text = read_text(self.file, _MAX_BYTES)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"shared_prefixes: {self.file} cannot be read ({error}); name a UTF-8 file that is there where "
+                f"shared_prefixes: {self.file} cannot be read ({error}); name a UTF-8 file that exists where "
                 "the application is built"
             ) from None
         return SharedPrefixSettings(text=text, kind=self.kind)

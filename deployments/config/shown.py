@@ -1,4 +1,4 @@
-"""What of the configuration may be shown to those who use the service: no keys, tenants, texts or credentials."""
+"""Selects the parts of the configuration that clients may see: no keys, tenants, texts or credentials."""
 
 from __future__ import annotations
 

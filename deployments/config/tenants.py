@@ -1,4 +1,4 @@
-"""Who may send requests, and how many: the tenants of the configuration, found by their API keys.
+"""The tenants of the configuration, found by their API keys, with the limits on their requests.
 
     "Authorization: Bearer rdx-..." ── sha256 ──▶ compared with every hash ──▶ Tenant
 
@@ -56,7 +56,7 @@ class TenantSettings(BaseModel):
     weight: float = Field(default=1.0, gt=0, le=1000, allow_inf_nan=False)
     """Share of busy engines relative to other tenants: twice the weight gets twice the tokens."""
     max_concurrency: int | None = Field(default=None, ge=1)
-    """Most generations at once; a request with n choices counts as n. None: no limit."""
+    """Most concurrent generations; a request with n choices counts as n. None: no limit."""
     requests_per_minute: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Most requests per minute, and most in one burst; a request counts as many as the answers that it generates:
     prompts times `n` or `best_of`. None: no limit."""

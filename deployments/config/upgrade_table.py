@@ -1,4 +1,4 @@
-"""Writes into docs/upgrade.md what a change of each setting restarts, as the code declares it.
+"""Writes a table into docs/upgrade.md: what a change of each setting restarts, from the code.
 
 python -m deployments.config.upgrade_table
 """
@@ -42,7 +42,7 @@ def effects() -> dict[str, list[str]]:
         "nothing: Serve starts or stops as many replicas as differ, unless they are scaled": [
             f"`{name}`" for name in COUNTS
         ],
-        "all replicas, one after the other": [
+        "all replicas, in turn": [
             *(f"`{name}`" for name in AT_START),
             *(_but(name, (*LIVE, *COUNTS)) for name in AppArgs.model_fields if name not in LIVE),
         ],

@@ -1,4 +1,4 @@
-"""One client's connection to an ingress: its bounds, its end, and what it says that is not HTTP/1.1.
+"""One client's connection to an ingress: its bounds, its end, and its errors in HTTP/1.1.
 
 bytes ──▶ `Unparsed` ──a piece──▶ httptools ──▶ head ─▶ checked ─▶ the endpoint's task begins
                                             └─▶ body ─▶ the task
@@ -33,11 +33,11 @@ LAST_CALL_S = 1
 LINGER_S = 2.0
 """Seconds that a client has to read the last answer of its connection while it may still send; then the end."""
 MAX_UNPARSED_BYTES = READ_BYTES
-"""As much as waits to be parsed when no more is read."""
+"""Bytes waiting to be parsed at which reading pauses."""
 TURN_S = 0.1
 """Seconds until the next look at a connection whose time is over but that waits for its turn to parse."""
 SMALL_BYTES = 1024
-"""As much is parsed at once although others wait for their turn."""
+"""This much is parsed immediately although others wait for their turn."""
 CHUNK_FRAME_BYTES = 20
 """Bytes around each chunk that are not counted: its size and two line ends."""
 
@@ -48,7 +48,7 @@ class ConnectionBounds:
 
     header_timeout_s: float
     max_header_bytes: int
-    """Bytes of a request that are not its body's: its head, and what is between and after chunks."""
+    """Bytes of a request outside its body: its head, chunk extensions and trailers."""
     max_headers: int
     unread_s: float
     """Time in which a client must read enough of what waits for it."""
@@ -66,7 +66,7 @@ class ConnectionBounds:
     def too_large(self) -> ApiError:
         """Create the error of headers that are larger."""
         size = f"{self.max_header_bytes} bytes{_by(self.max_header_bytes_setting)}"
-        return ApiError(431, f"The headers, with what is between and after chunks, are larger than {size}.")
+        return ApiError(431, f"The headers, with chunk extensions and trailers, are larger than {size}.")
 
     def too_late(self) -> ApiError:
         """Create the error of headers that come later."""
@@ -75,9 +75,8 @@ class ConnectionBounds:
 
 
 def protocols(bounds: Callable[[], ConnectionBounds]) -> Callable[..., asyncio.BaseProtocol]:
-    """Return what makes the protocol of each connection of one server, from uvicorn's options.
-
-    `bounds` are asked for at each connection's beginning.
+    """Return a factory for the protocol of each connection of one server, from uvicorn's options. `bounds` are
+    read at each connection's beginning.
     """
     turns, buffer = ParseTurns(), memoryview(bytearray(READ_BYTES))
     return lambda **options: SmallReads(Connection(bounds=bounds(), turns=turns, **options), buffer)
@@ -99,12 +98,12 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """One connection, with what uvicorn leaves out.
+    """One connection, with checks and limits that uvicorn lacks.
 
-    A request is parsed when the one before it is answered, and little is held until then. What is too large, too
-    late or not HTTP/1.1 is refused, and the connection of a client that reads nothing for long is ended. When the
-    server drains, a request that its client sends before it has noticed is answered, as its last. A request to go
-    on in another protocol is answered in this one.
+    A request is parsed when the one before it is answered, and little is held until then. A request that is too
+    large, too late or not HTTP/1.1 is refused, and the connection of a client that stops reading is ended. When
+    the server drains, a request that its client sends before it has noticed is answered, as its last. A request to
+    switch to another protocol is answered in this one.
     """
 
     url = b""
@@ -117,7 +116,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed, self._has_to_wait = Unparsed(), False
         self._deadline = Deadline(self.loop)
         self._awaits: Literal["head", "request", None] = None
-        """What the deadline is for: the rest of a head, or the first byte of another request."""
+        """Purpose of the deadline: the rest of a head, or the first byte of another request."""
         self._is_in_head = False
         self._num_outside = 0  # bytes of the request that are no body's: its head, the sizes of chunks, trailers
         self._body_left = 0  # of a body of known length
@@ -146,17 +145,17 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         for watch in list(self._on_disconnect):
             self._tell(watch)
-        # What is left of a request refers to its connection. Without the reverse, no collection is needed.
+        # The old request still refers to its connection. Without a reference back there is no cycle to collect.
         self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
         self._writes.forget()
 
     def pause_writing(self) -> None:
-        """Write no more for now, as the client does not read."""
+        """Pause writing, because the client does not read."""
         super().pause_writing()
         self._reader.begin()
 
     def resume_writing(self) -> None:
-        """Go on writing: the client has read everything, or the kernel has taken it."""
+        """Resume writing: the client has read everything, or the kernel has taken it."""
         super().resume_writing()
         self._reader.stop()
 
@@ -182,7 +181,7 @@ class Connection(HttpToolsProtocol):
         self._set_deadline(seconds, self.transport.close)
 
     def _set_deadline(self, seconds: float, end: Callable[[], None]) -> None:
-        """Call `end` in so many seconds. What has arrived by then is parsed before."""
+        """Call `end` in so many seconds. Bytes that have arrived by then are parsed before."""
         self._deadline.set(seconds, lambda: self._set_deadline(TURN_S, end) if self._has_to_wait else end())
 
     # --- parsing -------------------------------------------------------------------------------------------
@@ -251,8 +250,8 @@ class Connection(HttpToolsProtocol):
     def _feed(self, piece: bytes) -> None:
         """Have a piece parsed.
 
-        Of a request that asks for another protocol (RFC 9110, 7.8), the parser takes the headers for all of it, as
-        if what follows, its body, were the other protocol's. So its headers are parsed again, without that.
+        If a request asks for another protocol (RFC 9110, 7.8), the parser ends it after the headers, and treats
+        its body as bytes of the other protocol. So its headers are parsed again, without that request.
         """
         try:
             self.parser.feed_data(piece)
@@ -279,7 +278,8 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Trailers are dropped: whoever checked the headers did not see them (RFC 9110, 6.5.1)."""
+        """Take a header. Trailers are dropped, because they come after the headers were checked (RFC 9110,
+        6.5.1)."""
         if not self._is_in_head:
             return
         if len(self.headers) < self._bounds.max_headers:
@@ -352,7 +352,7 @@ class Connection(HttpToolsProtocol):
     # --- the end of a request --------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """Go on with the next request."""
+        """Continue with the next request."""
         self.server_state.total_requests += 1
         if self._is_over or self.transport.is_closing():
             return
@@ -363,7 +363,8 @@ class Connection(HttpToolsProtocol):
             self._await_request()
 
     def _is_to_close(self) -> bool:
-        """Return whether the connection may be closed now, as no more is to come of a body that nobody reads."""
+        """Return whether the connection may be closed now; linger first if the client still sends a body that is
+        not read."""
         if not self._is_over and self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
             self._linger()
             return False
@@ -405,7 +406,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _unreadable(url: bytes, error: httptools.HttpParserError) -> ApiError:
-    """Create the error of what cannot be parsed as HTTP/1.1. `url` is what was parsed before."""
+    """Create the error of bytes that cannot be parsed as HTTP/1.1. `url` was parsed before them."""
     if url == b"*" and "PRI" in str(error):
         return ApiError(400, "This server speaks HTTP/1.1, and the connection began with HTTP/2: use HTTP/1.1.")
     if isinstance(error.__context__, httptools.HttpParserInvalidURLError):

@@ -1,8 +1,8 @@
-"""Gathers what is written to a connection in one turn of the event loop into one write.
+"""Gathers all writes to a connection in one turn of the event loop into one.
 
     turn n     head, events, end of the answer      turn n + 1     one system call, and one wake-up of the client
 
-uvicorn writes each of the three by itself, and writing is what costs most about a short answer.
+uvicorn writes each of the three separately, and writing is the largest cost of a short answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GatheredWrites:
         return self._num_written - self.num_unsent
 
     def forget(self) -> None:
-        """Ask nobody any more: the connection has ended."""
+        """Never ask `may_close` again, because the connection has ended."""
         self._may_close = lambda: True
 
     def write(self, data: bytes) -> None:

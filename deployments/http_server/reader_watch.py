@@ -1,8 +1,8 @@
-"""Ends a connection whose client reads too little of what was written to it.
+"""Ends a connection whose client reads too slowly.
 
-A transport closes only when all has been sent, so a client that reads nothing, or a byte now and then, would keep
-its connection, and the memory of its answer, for as long as it likes: also when the answer was complete, or its
-request was given up. A client for which nothing waits may read nothing.
+A transport closes only when all has been sent, so a client that reads nothing, or a byte now and then, could keep
+its connection, and the memory of its answer, without end, even after the answer is complete or the request is
+aborted. A client without unread bytes is not watched.
 
     begin ├─ unread_s ─┤ enough was read? ├─ unread_s ─┤ ... until all was read, or the connection is ended
 """

@@ -1,8 +1,6 @@
-"""What the head of a request must be before anything looks at it (RFC 9112).
-
-Whoever forwards requests reads their heads too, so a head that can be read in two ways is refused: which host it
-is for (3.2), and where its body ends (6.1, 6.3). The parser has checked the grammar, and refuses Content-Length
-twice or with Transfer-Encoding.
+"""Checks the head of a request before any other code reads it (RFC 9112). Proxies read heads too, so a head that
+can be read in two ways is refused: which host it is for (3.2), and where its body ends (6.1, 6.3). The parser has
+checked the grammar, and refuses Content-Length twice or with Transfer-Encoding.
 """
 
 from __future__ import annotations

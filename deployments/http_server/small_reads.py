@@ -1,8 +1,8 @@
-"""Reads what clients send in small pieces, so that a connection that has to wait holds little.
+"""Reads what clients send in small pieces, so that a waiting connection holds little.
 
     socket ──▶ one buffer of the server, READ_BYTES ──▶ a connection, which parses it or keeps a copy
 
-An event loop hands a plain protocol up to 256 KiB at once. Hundreds of clients could have the server hold as much
+An event loop hands a plain protocol up to 256 KiB per read. Hundreds of clients could make the server hold as much
 for each of them.
 """
 
@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 
 READ_BYTES = 2**15
-"""Most bytes that a connection is given at once."""
+"""Most bytes that a connection receives per read."""
 
 
 class SmallReads(asyncio.BufferedProtocol):
     """Between one connection's transport and its protocol."""
 
     def __init__(self, protocol: asyncio.Protocol, buffer: memoryview) -> None:
-        """All connections of an event loop may share a buffer: what was read is handed on before the next read."""
+        """All connections of an event loop may share a buffer, because its bytes are handed on before the next
+        read."""
         self._protocol, self._buffer = protocol, buffer
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""What a connection has received and not parsed, and how much of it is parsed at once.
+"""Holds the bytes that a connection has received but not parsed, and bounds how many are parsed per turn.
 
 A piece never holds more than the end of one request, so a request is parsed only when the one before is answered:
 
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 PIECE_BYTES = 2048
-"""Most bytes that are parsed at once, but for bodies of known length: each few may take a callback."""
+"""Most bytes that are parsed per turn, except bodies of known length: every few bytes may cause a callback."""
 PIECE_COST = 64
 """A short piece takes as long as one of so many bytes."""
 TURN_S = 0.002
@@ -55,9 +55,8 @@ class Unparsed:
 
 
 class ParseTurns:
-    """The connections of one event loop that have something to parse and must wait, in the order of their coming.
-
-    Whoever sends little is read at once. So many who send much do not hold up all else in a turn.
+    """The connections of one event loop that wait to parse, in order of arrival. Small pieces are parsed
+    immediately. Many clients that send much therefore do not delay everything else in one turn.
     """
 
     def __init__(self) -> None:

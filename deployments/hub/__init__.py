@@ -1,1 +1,1 @@
-"""The hub deployment: one metrics page for all processes, and the prefixes that are worth most to the fleet."""
+"""The hub deployment: one metrics page for all processes, and the most valuable prefixes of the fleet."""

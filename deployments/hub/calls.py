@@ -1,8 +1,8 @@
-"""The hub as a process calls it: what its parts ask for at about the same time is one call through Serve.
+"""A process's client of the hub: it merges requests of the process's parts into one call through Serve.
 
-A call through a handle costs its two ends some milliseconds each, whatever it does, and an ingress has several
-parts that call the hub regularly. They all wait for the same beat, so they call together: once a second, and every
-other second while the process has no request.
+Every call through a handle costs each of its two ends some milliseconds, and an ingress has several parts that
+call the hub regularly. They all wait for the same beat, so they call together: once a second, and every other
+second while the process has no request.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class HubCalls:
         except Exception as error:
             answers = [error] * len(calls)
         for (_, _, future), answer in zip(calls, answers, strict=True):
-            if future.done():  # whoever asked has given up
+            if future.done():  # the caller has given up
                 continue
             if isinstance(answer, Exception):
                 future.set_exception(answer)

@@ -1,7 +1,7 @@
 """The hub deployment: every process pushes its metrics to it, and every ingress reads the page from it.
 
-Ingresses also report to it which prefixes are worth most, and new replicas ask it for them. It knows how many
-ingresses there are, because each says that it is here.
+Ingresses also report their most valuable prefixes to it, and new replicas request them. It counts the ingresses,
+because each reports its presence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from monitoring.page import CONTENT_TYPE
 from router.fetch.hot_prefixes import HotPrefix
 from router.ray_internals import keep_calls_on_this_machine, target_replicas
 
-NOT_READY = "The metrics hub is new and still asks what was counted before it; try again in a few seconds."
+NOT_READY = "The metrics hub is new and still collects earlier counts; try again in a few seconds."
 RenderedPage = tuple[bytes, str, Kept | None]
 """The page's text, its content type, and the checkpoint it was made from."""
 
@@ -59,7 +59,7 @@ class MetricsHub:
         self._level = LiveLevel()
         self._reconfigured = Reconfigured(self._level.take_over)
         mirrors = (gateway_gauges,) if settings.inference_gateway else ()
-        self._clock = SteadyClock(clock)  # nobody is silent because this process stood still
+        self._clock = SteadyClock(clock)  # silence counts only while this process runs
         self._hub = Hub(
             num_keepers=count_ingresses() or num_ingresses,
             born=self._clock.born,
@@ -90,12 +90,12 @@ class MetricsHub:
         return await asyncio.gather(*called, return_exceptions=True)
 
     async def push(self, process: str, snapshot: bytes) -> str | None:
-        """Take a process's snapshot of its metrics. Return the level at which it is to log, if it is told one."""
+        """Take a process's snapshot of its metrics. Return the level at which it is to log, if one is set."""
         self._hub.push(process, snapshot, self._clock.now())
         return self._level.told
 
     async def render(self) -> RenderedPage | None:
-        """Render the page; None while this hub is new and does not know yet what was counted before it."""
+        """Render the page; None while this hub is new and does not know the earlier counts yet."""
         try:
             return self._hub.render(self._clock.now()), CONTENT_TYPE, self._hub.checkpoint
         except NotReady:

@@ -1,6 +1,6 @@
 """An ingress's side of the hub: it reads the metrics page and keeps the checkpoint that the next hub needs.
 
-The hub holds its totals in memory alone. So each page comes with the checkpoint it was made from, each ingress
+The hub holds its totals only in memory. So each page comes with the checkpoint it was made from, each ingress
 keeps the newest, and a new hub asks for it before it shows a page: Prometheus sees no counter reset.
 """
 

@@ -1,4 +1,4 @@
-"""The hub's roster: which ingresses take requests, as each of them says at each beat (`calls.py`).
+"""The hub's roster of ingresses that take requests, as each of them reports at each beat (`calls.py`).
 
 Tenants' limits are divided by their number (`deployments/ingress/roll_call.py`).
 """
@@ -12,7 +12,7 @@ MAX_INGRESSES = 4096
 
 
 class Roster:
-    """Who is here. `now` is in seconds, on one clock, which should stand still while the hub does."""
+    """The present members. `now` is in seconds, on one clock, which should stand still while the hub does."""
 
     def __init__(self, born: float) -> None:
         """`born` is now, at the hub's start."""

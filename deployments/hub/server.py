@@ -1,7 +1,7 @@
 """Serves /metrics from the hub itself, on a port of its own, for scrapers that should not go through an ingress.
 
-All who can reach the port can read the metrics; by default only processes on the hub's own node can. Those that
-connect and ask for nothing are disconnected, and only so many are served at a time.
+Every process that reaches the port can read the metrics; by default only processes on the hub's own node can. Idle
+connections are closed, and the number of connections is bounded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hub's board of hot prefixes: which prefixes are worth most to the fleet, summed over all ingresses.
+"""The hub's board of hot prefixes: the most valuable prefixes of the fleet, summed over all ingresses.
 
 ingress      HotPrefixes, one for each model ──every few seconds──▶ hub: WarmUpBoard
 new replica  ── which are worth most? ──▶ hub ──▶ their tokens ──▶ its own engine ──▶ ready

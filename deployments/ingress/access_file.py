@@ -1,4 +1,4 @@
-"""Reads API keys' hashes from a file beside the configuration, such as a Secret mounted into ingress pods."""
+"""Reads API keys' hashes from a file next to the configuration, such as a Secret mounted into ingress pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has every replica of a model empty its cache, and tells how much each one freed: all of them, or an error."""
+"""Empties the caches of all replicas of a model, and reports how much each one freed, or an error."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How an ingress stops listening: each connection that the kernel has taken for it is accepted before.
+"""Stops listening, after accepting every connection that the kernel has taken for this ingress.
 
     client    SYN ─▶ handshake ─▶ queue of the listener ─▶ accept
 
-Closing a listener resets its queue, although other ingresses listen on the same port. So it first takes no new
-handshakes: a client whose SYN is dropped sends it again, to a listener that is left. Then the handshakes under way
-end, the queue is emptied, and it closes.
+Closing a listener resets its queue, although other ingresses listen on the same port. So it first drops new
+handshakes: a client with a dropped SYN sends it again, to a remaining listener. Then the pending handshakes
+complete, the queue is emptied, and the listener closes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLAGS, _SYN = 13, 0x02
 """Place of a TCP header's flags, and the flag of a connection's first packet."""
 _DROP_SYN = (
     (0x30, 0, 0, _FLAGS),  # load the byte
-    (0x45, 0, 1, _SYN),  # if SYN is set, go on, else skip one
+    (0x45, 0, 1, _SYN),  # if SYN is set, continue, else skip one
     (0x06, 0, 0, 0),  # drop
     (0x06, 0, 0, 0xFFFFFFFF),  # keep all of it
 )
@@ -35,7 +35,8 @@ _DROP_SYN = (
 
 
 async def take_queued(listener: socket.socket) -> None:
-    """Return when the event loop, which accepts on `listener`, has accepted all; close the listener at once then.
+    """Return when the event loop, which accepts on `listener`, has accepted all; then close the listener
+    immediately.
 
     Where the kernel has no such filter, a connection may come between the two.
     """

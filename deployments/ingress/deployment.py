@@ -1,4 +1,4 @@
-"""The ingress deployment: the OpenAI API over the engines. It needs CPUs alone, and any number of them may run."""
+"""The ingress deployment: the OpenAI API over the engines. It needs only CPUs, and any number of them may run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ logger = logging.getLogger("ray.serve")
 
 
 def directly_served(service: ApiService, max_open: int) -> ApiService:
-    """Return the service for clients without a proxy between: it does what Serve's proxy and replica do else."""
+    """Return the service for clients that connect without a proxy: it does the work of Serve's proxy and
+    replica."""
     return replace(
         service,
         is_named_outside=False,
@@ -128,7 +129,7 @@ class Ingress:
         return not any(link.num_streams for link in self._links)
 
     def _of_process(self, snapshot: Callable[[], bytes]) -> bytes:
-        """Add what is the whole process's to a snapshot."""
+        """Add the metrics of the whole process to a snapshot."""
         self._garbage.report(self._metrics)
         self._lag.report(self._metrics)
         self._metrics.set("refuses_settings", float(self._refuses_settings))
@@ -157,7 +158,7 @@ class Ingress:
         """Take over the settings of a `user_config` (`deployments/config/live.py`); then begin to serve.
 
         Serve calls this once at the start, whether there is one or not, because `rank` is among its parameters.
-        When settings are wrong, a new ingress does not start, and one that serves goes on with those it has:
+        When settings are wrong, a new ingress does not start, and one that serves keeps those it has, because
         Serve would end it if this raised an exception.
         """
         asked, is_first = dict(user_config or {}), self._user_config is None
@@ -179,7 +180,7 @@ class Ingress:
         if is_first:
             await self._open()
         else:
-            logger.info("requests that come from now on have the new settings of user_config")
+            logger.info("new requests use the new settings of user_config")
 
     async def _take_over(self, args: AppArgs) -> None:
         if args.logging.access_log != self._args.logging.access_log:
@@ -218,7 +219,7 @@ class Ingress:
         tenant: str | None = None,
         max_in_flight: int | None = None,
     ) -> AsyncGenerator[list[Answer]]:
-        """Yield the answers as they come, in lists: for programs that call this through a Serve handle.
+        """Yield the answers as they come, in lists, for programs that call this through a Serve handle.
 
         `fields` are for bodies that lack them. Raises `BatchStopped` when this ingress is to stop, or when the
         engines take nothing for too long.

@@ -34,14 +34,14 @@ _VERDICT_BYTES = 450
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What came of trying a grammar. It holds nothing of the grammar itself, which may be large."""
+    """The result of trying a grammar. It holds nothing of the grammar itself, which may be large."""
 
     compiled_bytes: int
     """Memory that it takes compiled; 0 if it cannot be used."""
     complaint: str = ""
     is_too_complex: bool = False
     matcher: MatcherName | None = None
-    """What follows it best."""
+    """The matcher that suits it best."""
 
     @property
     def num_bytes(self) -> int:
@@ -93,7 +93,7 @@ class GrammarCheck:
         return replace(grammar, compiled_bytes=verdict.compiled_bytes, matcher=verdict.matcher)
 
     def take_over(self, limits: Limits, weights: Mapping[str, float] | None) -> None:
-        """Use other limits and shares from now on. What was tried within other limits is tried again.
+        """Use other limits and shares from now on. Grammars that were tried within other limits are tried again.
 
         The number of processes and the memory for verdicts stay.
         """
@@ -109,7 +109,7 @@ class GrammarCheck:
     def _start(self, key: bytes, grammar: Grammar, within: TrialLimits) -> asyncio.Future[_Verdict]:
         tenant = working_for()
         share = self._limits.max_waiting_grammars // len(self._places.keys() | {tenant})
-        # Who has less than an equal share of the places is let in, although others have taken them all.
+        # Tenants with less than an equal share of the places are let in even when others have taken them all.
         if len(self._running) >= self._limits.max_waiting_grammars and self._places[tenant] >= share:
             reason = f"{len(self._running)} grammars are being compiled (limits.max_waiting_grammars)"
             raise Overloaded(reason, self._limits.grammar_compile_s)

@@ -1,10 +1,10 @@
-"""The HTTP server inside an ingress: clients connect to it directly, and no proxy is between.
+"""The HTTP server inside an ingress: clients connect to it directly, without a proxy.
 
     client ──▶ a port that all ingresses of a machine share (SO_REUSEPORT) ──▶ uvicorn in one of them ──▶ the API
 
 The kernel gives each new connection to one of the ingresses that listen. A new one takes the port first, so that
-it fails at once where another program has it, and listens when it can answer (`opening.py`). An ingress that is
-stopped says so at /ready, closes its listener after `shutdown_delay_s`, and ends when its streams have.
+it fails immediately if another program has it, and listens when it can answer (`opening.py`). An ingress that is
+being stopped says so at /ready, closes its listener after `shutdown_delay_s`, and ends when its streams have.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sends requests to the API within its own process: checked, limited, counted and logged like any other.
 
-They give way to all requests of clients, as nobody waits for a single one of them.
+They give way to all requests of clients, because no client waits for a single one of them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     handle.generate_many ─▶ BatchRunner ─▶ the API, within this process ─▶ admission ─▶ router ─▶ engines
 
 A call is one request to Serve, and each of its prompts is a request to the API: it is checked, waits for its turn,
-goes where its prefix is cached, and moves to another engine when its own is lost, like any other.
+is routed to its cached prefix, and moves to another engine when its own is lost, like any other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ManyPrompts:
         tenant: str | None = None,
         max_in_flight: int | None = None,
     ) -> AsyncGenerator[list[Answer]]:
-        """Yield an answer to each prompt, those together that are there when they are asked for.
+        """Yield an answer to each prompt; those that are ready together come together.
 
         Raises BatchStopped, or ValueError before any answer.
         """
@@ -91,7 +91,7 @@ class ManyPrompts:
                 yield call
 
     def _common(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of bodies that lack them: those of the call, and what follows from the application."""
+        """Return the fields to add to bodies that lack them: those of the call, and those of the application."""
         own: dict[str, Any] = {"priority": self._settings.priority}
         if len(self._service.models) == 1:
             own["model"] = next(iter(self._service.models))

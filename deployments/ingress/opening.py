@@ -1,7 +1,7 @@
-"""When a new ingress begins to listen: the kernel gives connections to all that do, able to answer or not.
+"""Decides when a new ingress begins to listen: the kernel gives connections to all that do, ready or not.
 
-nobody else listens on its port    at once: "model x is loading" is a better answer than a refused connection
-others do, and can answer          once an engine of each model answers it, but for models that are unloaded
+no other process listens           immediately: "model x is loading" is better than a refused connection
+others listen, and can answer      when an engine of each model answers it, except models that are unloaded
 no engine comes                    after `health.migration_wait_s`
 """
 

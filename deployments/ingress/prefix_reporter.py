@@ -1,4 +1,5 @@
-"""Tells the hub, every few seconds, which prefixes of this ingress's prompts new replicas should compute."""
+"""Reports to the hub, every few seconds, the prefixes of this ingress's prompts that new replicas should
+compute."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from deployments.wire.deadlines.time_limit import timeout
 class PrefixReporter:
     """Sends this ingress's reports, one for each model. A hub that does not answer only misses some of them.
 
-    `hub` is a `HubCalls`: a report goes with what else is said at the beat that follows the period.
+    `hub` is a `HubCalls`: a report is sent with the other calls of the beat that follows the period.
     """
 
     def __init__(

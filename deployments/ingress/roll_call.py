@@ -1,4 +1,5 @@
-"""Tells the hub that this ingress takes requests, and learns how many do: tenants' limits are divided by them."""
+"""Reports to the hub that this ingress takes requests, and learns their number, by which tenants' limits are
+divided."""
 
 from __future__ import annotations
 

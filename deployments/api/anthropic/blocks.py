@@ -3,7 +3,7 @@
     deltas   think | think text | text call | arguments | call
     blocks   ╰─ thinking ─╯╰─ text ──╯╰─ tool_use ──────╯╰─ tool_use
 
-White space alone makes no block: it is kept back until text follows.
+White space by itself makes no block: it is held until text follows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BlockStep(Struct, frozen=True):
     kind: BlockKind
     step: Literal["begin", "gain", "end"]
     text: str = ""
-    """What a block gains: thoughts, text, or a piece of a tool's input as JSON."""
+    """Text that a block gains: thoughts, text, or a piece of a tool's input as JSON."""
     call: ToolCallDelta | None = None
     """The call that begins, with its id and its name."""
 
@@ -66,7 +66,7 @@ class AnswerBlocks:
             yield from self._gain("text", text)
 
     def _call(self, call: ToolCallDelta) -> Iterator[BlockStep]:
-        """Yield what a call gains, which has begun before unless it has a name."""
+        """Yield the text that a call gains; the call has begun before unless it has a name."""
         if call.name is not None:
             yield from self.end()
             self._open = "tool_use"

@@ -1,4 +1,4 @@
-"""What conversations consist of in Anthropic's API: messages of blocks, as its clients send them."""
+"""The parts of conversations in Anthropic's API: messages of blocks, as its clients send them."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class TextBlock(StrictModel):
 
 
 class OtherBlock(LeftOut):
-    """A block that the model cannot read: a text stands in its place, or it is left out of an answer."""
+    """A block that the model cannot read: a text replaces it, or it is omitted from an answer."""
 
     type: Annotated[str, other_than(*_KINDS)]
 
 
 class OtherThanText(LeftOut):
-    """A block in place of which a text stands, where only text can be."""
+    """A block that a text replaces where only text is allowed."""
 
     type: Annotated[str, other_than("text")]
 
 
 class _ReadAsText(StrictModel):
-    """A block that is read as its text. What else it has is left out."""
+    """A block that is read as its text; its other fields are omitted."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -89,7 +89,7 @@ class TextDocument(_ReadAsText):
 
 
 class SearchResult(_ReadAsText):
-    """What a search has found."""
+    """A result of a search."""
 
     type: Literal["search_result"]
     content: _AnyText
@@ -103,7 +103,7 @@ class ToolReference(_ReadAsText):
 
 
 _ReadBlock: TypeAlias = TextDocument | SearchResult | ToolReference
-"""What `_text_in` reads, as /openapi.json describes it."""
+"""The blocks that `_text_in` reads, as /openapi.json describes them."""
 Texts = str | list[TextBlock | _ReadBlock | OtherThanText] | None
 
 
@@ -117,14 +117,14 @@ class ToolUseBlock(StrictModel):
 
 
 class ThinkingBlock(StrictModel):
-    """What the model thought before it answered."""
+    """The model's thoughts before its answer."""
 
     type: Literal["thinking"]
     thinking: str = ""
 
 
 class RedactedThinkingBlock(StrictModel):
-    """What a model of Anthropic's thought, which only Anthropic can read."""
+    """Thoughts of a model of Anthropic's, which only Anthropic can read."""
 
     type: Literal["redacted_thinking"]
 
@@ -160,7 +160,7 @@ def _check_kind(block: object) -> None:
 
 
 class ToolResultBlock(StrictModel):
-    """What a call returned."""
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -197,9 +197,9 @@ def _parse_content(value: object) -> object:
 def taken_message(given: object, ignored: IgnoredFields, path: str) -> object:
     """Return a message with blocks that the model can read: texts in place of images and documents.
 
-    Of an answer, blocks that only Anthropic's server writes, its own tools' calls and results, are left out: a
-    client that cannot send back what it got cannot go on. `ignored` names all of these. Raises `ApiError` 400
-    where the setting refuses that.
+    Blocks of an answer that only Anthropic's server writes, the calls and results of its own tools, are omitted,
+    because a client must be able to send an answer back. `ignored` names all of these. Raises `ApiError` 400 where
+    the setting refuses that.
     """
     content = given.get("content") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(content, list):

@@ -158,7 +158,7 @@ def _event(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def _own_extras(extras: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `usage` as Anthropic counts it, and what else there is."""
+    """Return `usage` as Anthropic counts it, and the other extras."""
     counted = extras["usage"]
     usage = _usage(
         counted["prompt_tokens"],
@@ -181,9 +181,8 @@ def _usage(num_prompt: int, num_cached: int, num_generated: int, num_thinking: i
 
 
 def _object(text: str, *, is_cut: bool) -> Raw:
-    """Return a tool's input. If the answer was cut off, it is what was written until then.
-
-    What is no JSON object, or has a name twice, becomes the text of a field, so nothing that was written is lost.
+    """Return a tool's input. If the answer was cut off, it is the part written until then. Text that is no JSON
+    object, or has a name twice, becomes the text of a field, so no text is lost.
     """
     try:
         if not is_cut:

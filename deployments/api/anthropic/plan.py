@@ -19,7 +19,7 @@ async def plan_message(limits: Limits, served: ServedModel, asked: AskedMessage,
     """Plan what to generate as for a chat completion, to be answered as a message. Raises `ApiError`.
 
     Where the context has less room than `max_tokens` asks for, the answer is cut there: clients of Anthropic's API
-    ask for what Anthropic's models can say.
+    ask for as much as Anthropic's models can write.
     """
     chat = _with_budget(asked, served)
     try:

@@ -87,7 +87,7 @@ class ThinkingConfig(StrictModel):
 
 
 class OutputFormat(StrictModel):
-    """What an answer must match."""
+    """A format that an answer must match."""
 
     type: Annotated[Literal["json_schema"], one_of("json_schema")]
     schema_: dict[str, Any] = Field(alias="schema")
@@ -147,7 +147,8 @@ class CountTokensRequest(StrictModel):
 
 
 class MessagesRequest(CountTokensRequest):
-    """Body of POST /v1/messages. What Anthropic's has not is as in the body of POST /v1/chat/completions."""
+    """Body of POST /v1/messages. Fields that Anthropic's API lacks are as in the body of POST
+    /v1/chat/completions."""
 
     max_tokens: Int
     stop_sequences: list[str] | None = None

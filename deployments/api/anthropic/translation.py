@@ -51,12 +51,12 @@ _NAMES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"^messages\.\d+\.tool_calls", "a message"),
     )
 ]
-"""What fields of OpenAI's API are called in errors about requests of Anthropic's."""
+"""Names of OpenAI's fields in errors about requests of Anthropic's API."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
-    """What a request of Anthropic's API asks for."""
+    """A request of Anthropic's API, translated to one of chat."""
 
     chat: ChatRequest
     thinking_budget: int | None
@@ -130,7 +130,7 @@ def _chat(request: CountTokensRequest, **fields: Any) -> ChatRequest:
 
 
 def _variables(request: CountTokensRequest) -> dict[str, Any]:
-    """Return what the chat template is told of thinking; it looks at the names that it knows."""
+    """Return the chat template's variables about thinking; it reads the names that it knows."""
     variables: dict[str, Any] = {}
     if request.thinking is not None:
         variables["enable_thinking"] = request.thinking.type != "disabled"
@@ -192,7 +192,7 @@ def _answer(blocks: Sequence[Block]) -> Message:
 
 
 def _of_user(blocks: Sequence[Block]) -> Iterator[Message]:
-    """Yield what a user says and what tools returned, in the order of the blocks."""
+    """Yield the user's texts and the tools' results, in the order of the blocks."""
     said: list[Block] = []
     for block in blocks:
         if not isinstance(block, ToolResultBlock):

@@ -84,7 +84,7 @@ _Parser = Callable[[dict[str, Any], Limits], tuple[T, Sequence[str]]]
 
 
 def create_app(service: ApiService, *, at_once: bool = False, room: Workroom | None = None) -> ASGIApp:
-    """Create the HTTP API of one service: the endpoints, and around them what holds for all of them.
+    """Create the HTTP API of one service: the endpoints, and the layers around them.
 
     The router is created with the first request that needs it, or `at_once`, so that no request waits for it.
     `room` is shared with the API that this one replaces; None: with none.
@@ -200,7 +200,7 @@ class _Endpoints:
         return named(await self._generate(request, record, plan), request)
 
     async def count_tokens(self, request: Request) -> Response:
-        """Count the tokens of what would be the prompt of a message."""
+        """Count the tokens that the prompt of a message would have."""
         with self.room_for(request) as room:
             served, chat = await self._parsed(request, parse_count, room)
             num_tokens = await count_tokens(self._service.limits, served, chat, tenant_of(request).salt(""))
@@ -224,7 +224,7 @@ class _Endpoints:
         return await self._generate(request, record, job.planned, job.ticket)
 
     async def input_tokens(self, request: Request) -> Response:
-        """Count the tokens of what would be the prompt of a response."""
+        """Count the tokens that the prompt of a response would have."""
         parse = partial(parse_response, kind=InputTokensRequest)
         with self.room_for(request) as room:
             served, asked = await self._parsed(request, parse, room)
@@ -288,7 +288,7 @@ class _Endpoints:
             return json_response({"prompt": text})
 
     def room_for(self, request: Request) -> BodyRoom:
-        """Begin to work on a request in its tenant's name; return the room for what is read of it."""
+        """Begin to work on a request for its tenant; return the room for its body."""
         tenant = tenant_of(request).name
         take_share(self._room.threads, tenant)
         return self._room.bodies.open(tenant if self._service.access.weights else address_of(request.scope))
@@ -377,7 +377,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
-    """Answer after an exception that nothing expected, which `Envelope` then logs."""
+    """Answer after an unexpected exception, which `Envelope` then logs."""
     return error_response(unexpected(error, request_id(request.scope)), request.scope)
 
 

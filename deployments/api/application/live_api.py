@@ -12,9 +12,8 @@ from deployments.api.service.workroom import Workroom
 
 
 class LiveApi:
-    """An ASGI application in which each request is answered by the settings that held when it came.
-
-    All layers are made anew for new settings, and share the old ones' workroom.
+    """An ASGI application that answers each request by the settings that held when it arrived. New settings get
+    new layers, which share the workroom of the old ones.
     """
 
     def __init__(self, service: ApiService) -> None:

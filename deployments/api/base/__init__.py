@@ -1,1 +1,1 @@
-"""What every part of the API uses: errors, JSON with exact numbers, and work off the event loop."""
+"""Shared by every part of the API: errors, JSON with exact numbers, and work off the event loop."""

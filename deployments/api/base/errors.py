@@ -104,7 +104,7 @@ def unexpected(error: BaseException, request_id: str) -> ApiError:
 
 
 def log_failure(error: Exception, what: str) -> None:
-    """Log why `what` failed: a defect with where it happened, and all else in one line."""
+    """Log why `what` failed: a defect with its traceback, any other failure in one line."""
     if shortage(error) is None and not isinstance(error, ApiError):
         logger.error("%s failed", what, exc_info=error)
     else:
@@ -128,7 +128,7 @@ def from_client(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, ReplicaLost):
         headers = _retry_after(RETRY_AFTER_S)
         message = (
-            "The engine that generated this answer was lost, and no other took it over (health.max_migrations, "
+            "The engine that generated this answer was lost, and no other continued it (health.max_migrations, "
             "health.migration_wait_s); send the request again."
         )
         return ApiError(503, message, code="engine_lost", headers=headers)
@@ -140,8 +140,8 @@ def from_client(error: Exception, request_id: str) -> ApiError:
         return ApiError(500, message, code="engine_error", headers=_NO_RETRY)
     if isinstance(error, EndsEngines):
         message = (
-            f"{error.num_replicas} engines died one after another while they computed this request, so it is not "
-            "given to another (health.max_lost_replicas_per_request); do not send it again as it is."
+            f"{error.num_replicas} engines died in turn while they computed this request, so no other "
+            "engine gets it (health.max_lost_replicas_per_request); do not send it again as it is."
         )
         return ApiError(500, message, code="ends_engines", headers=_NO_RETRY)
     return unexpected(error, request_id)

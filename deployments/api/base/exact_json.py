@@ -1,6 +1,6 @@
-"""JSON whose numbers keep the text with which they were written, as 9007199254740993, 0.10 and 1e400 do.
+"""JSON in which numbers keep their text, such as 9007199254740993, 0.10 and 1e400.
 
-A number that all writers of JSON write as it was read is an ordinary int or float; any other is a `WrittenNumber`.
+A number that every JSON encoder writes as it was read is an int or float; any other is a `WrittenNumber`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class TooDeep(ValueError):
 
 
 def parse(text: str, members: Callable[[list[tuple[str, Any]]], object] | None = None) -> Any:
-    """Return what this JSON means, with objects as `members` makes them. Raises ValueError for what is none, and
-    `TooDeep`.
+    """Return the value of this JSON, with objects as `members` makes them. Raises ValueError for text that is no
+    JSON, and `TooDeep`.
     """
     try:
         return json.loads(
@@ -106,7 +106,7 @@ def write(value: Any, **options: Any) -> str:
 
 
 def closed(text: str) -> str:
-    """Return the JSON that `text` begins, as far as it was written. Raises ValueError if it begins none."""
+    """Return the JSON that `text` begins, closed where `text` ends. Raises ValueError if it begins none."""
     nonce = _nonce()
     value = pydantic_core.from_json(
         _STRING_OR_NUMBER.sub(lambda found: found[1] or f'"{nonce}{found[2]}"', text),
@@ -124,7 +124,7 @@ def ordinary(text: str) -> float:
 
 
 def _nonce() -> str:
-    """Return a text that nobody else writes. It marks what stands for a number."""
+    """Return a random text that occurs in no request. It marks a text that stands for a number."""
     return f"m{token_hex(8)}m"
 
 
@@ -151,7 +151,7 @@ def _is_ordinary(number: float, text: str) -> bool:
 
 def _text_of(number: object) -> str:
     if not isinstance(number, WrittenNumber):
-        raise TypeError(f"{type(number).__name__} is no type of JSON")
+        raise TypeError(f"{type(number).__name__} is not a JSON type")
     return str(number)
 
 
@@ -160,4 +160,4 @@ encode = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(_text_of(numbe
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

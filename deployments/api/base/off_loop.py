@@ -1,8 +1,8 @@
-"""Where the work of a large request is done: in threads that tenants share fairly, so that the event loop goes on.
+"""Runs the work of large requests in threads that tenants share fairly, so that the event loop is not blocked.
 
 The share of a request's tenant goes with its task, as the request's id does for the log. A thread gives way to the
 loop every 5 ms (`sys.getswitchinterval`), but only between steps of the interpreter: no single call into C may be
-long. What bounds those calls are the limits that are checked first (`limits.max_json_values`, the context).
+long. The limits that are checked first bound those calls (`limits.max_json_values`, the context).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def off_loop(work: Callable[[], T]) -> T:
 
 
 async def near_or_far(size: int, inline: int, work: Callable[[], T]) -> T:
-    """Do work at once if it is at most as large as `inline`, and in a thread if it is larger."""
+    """Do work immediately if its size is at most `inline`, else in a thread."""
     return work() if size <= inline else await off_loop(work)
 
 

@@ -1,6 +1,6 @@
-"""Knows which failures are the machine's: no room on a disk, no file descriptor, no memory, a disk that fails.
+"""Identifies failures of the machine: a full or failing disk, no file descriptors, no memory.
 
-They are the operator's to end, and no defect: the client gets a status that says so, and the log gets one line.
+They are no defect, and the operator has to fix them: the client gets a status that says so, the log one line.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Shortage(NamedTuple):
-    """How a request is answered that failed for want of something."""
+    """The answer to a request that failed because a resource of the machine is exhausted."""
 
     status: int
     code: str
@@ -22,11 +22,11 @@ _FULL = Shortage(
     507, "disk_full", "The server's disk, or its quota there, is full, so nothing was stored" + _LATER
 )
 _READ_ONLY = Shortage(
-    507, "disk_read_only", "The server's disk can only be read, so nothing was stored; ask the operator."
+    507, "disk_read_only", "The server's disk is read-only, so nothing was stored; ask the operator."
 )
-_FAILS = Shortage(503, "storage_unavailable", "The server's disk does not answer as it should" + _LATER)
+_FAILS = Shortage(503, "storage_unavailable", "The server's disk reports errors" + _LATER)
 _DESCRIPTORS = Shortage(
-    503, "too_many_open_files", "The server has as many files and connections open as it may" + _LATER
+    503, "too_many_open_files", "The server has reached its limit of open files and connections" + _LATER
 )
 _MEMORY = Shortage(
     503, "out_of_memory", "The server has no memory, thread or process left for this request" + _LATER
@@ -43,7 +43,7 @@ _SHORTAGES = {
 
 
 def shortage(error: BaseException) -> Shortage | None:
-    """Return what the machine is short of, if that is why an exception was raised, or the one that caused it."""
+    """Return the machine's shortage that caused an exception, or its cause, if any."""
     if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and "can't start new thread" in str(error)
     ):

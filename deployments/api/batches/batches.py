@@ -91,7 +91,7 @@ class _BatchRoutes:
         return json_response(shown(await self._find(request, batch_id)))
 
     async def cancel(self, request: Request, batch_id: str) -> Response:
-        """End a batch early: what it has answered until then is kept."""
+        """End a batch early; its answers until then are kept."""
         record = await self._find(request, batch_id)
         if record.has_ended:
             message = (

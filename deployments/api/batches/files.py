@@ -1,4 +1,4 @@
-"""The endpoints of /v1/files: uploads for batches, and what batches have answered."""
+"""The endpoints of /v1/files: uploads for batches, and the answers of batches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add_file_routes(table: RouteTable, service: ApiService) -> None:
 
 
 class FileContent(FileResponse):
-    """A file, which is read from disk as far as its client reads it."""
+    """A file, which is read from disk only as fast as its client reads it."""
 
     chunk_size = SMALL_BYTES
 
@@ -96,7 +96,7 @@ class _FileRoutes:
         return json_response(page_of(request, kept, limit, lambda file: file.id, shown))
 
     async def retrieve(self, request: Request, file_id: str) -> Response:
-        """Return what is known of a file."""
+        """Return the description of a file."""
         return json_response(shown(await self._find(request, file_id)))
 
     async def content(self, request: Request, file_id: str) -> Response:
@@ -110,7 +110,7 @@ class _FileRoutes:
         return FileContent(path, media_type="application/octet-stream", filename=file.filename, stat_result=found)
 
     async def delete(self, request: Request, file_id: str) -> Response:
-        """Delete a file. Batches that read it go on."""
+        """Delete a file. Batches that read it continue."""
         if not await in_thread(self._files(request).delete, file_id):
             raise unknown_file(file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})

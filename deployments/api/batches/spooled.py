@@ -1,4 +1,4 @@
-"""What the endpoints of files and batches have in common: the spool, a tenant's part of it, and their errors."""
+"""Shared by the endpoints of files and batches: the spool, a tenant's part of it, and their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def spool_of(service: ApiService) -> Spool:
 
 
 def folder_of(service: ApiService, request: Request) -> TenantFolder:
-    """Return what the request's tenant has in the spool. Raises `ApiError` 404."""
+    """Return the part of the spool of the request's tenant. Raises `ApiError` 404."""
     return spool_of(service).of(tenant_of(request).name)
 
 

@@ -25,12 +25,12 @@ _BOUNDARY = re.compile(rb"[!-~ ]{0,69}[!-~]")
 """As long as RFC 2046 has it; no space at its end."""
 _PLAIN_ENCODINGS = (b"", b"7bit", b"8bit", b"binary")
 _FORM_BYTES = 64 * 1024
-"""What a form may have besides the file's bytes."""
+"""Most bytes of a form besides the file's."""
 
 
 @dataclass(slots=True)
 class FileForm:
-    """What a form has brought. Close it in any case."""
+    """The contents of a form. Close it in any case."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str = ""
@@ -111,7 +111,7 @@ class _Reader:
     def __init__(
         self, boundary: bytes, form: FileForm, files: StoredFiles, max_bytes: int, num_announced: int
     ) -> None:
-        """A body of `num_announced` bytes has a file that is shorter by a little; 0: nobody knows."""
+        """A body of `num_announced` bytes has a file that is slightly shorter; 0: unknown."""
         self._form, self._files, self._max_bytes = form, files, max_bytes
         self._num_expected = max(num_announced - _FORM_BYTES, 1)
         self._header, self._value = bytearray(), bytearray()
@@ -196,7 +196,7 @@ def _shown(boundary: bytes) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a file's own name, without its folders and without what cannot be printed."""
+    """Return a file's own name, without its folders and unprintable characters."""
     last = name.replace("\\", "/").rpartition("/")[2]
     return "".join(char for char in last if char.isprintable())[:MAX_NAME_CHARS]
 

@@ -1,1 +1,1 @@
-"""What an answer must match, as one grammar: formats, tool calls, words, and the length of reasoning."""
+"""Constraints of an answer as one grammar: formats, tool calls, words, and the length of reasoning."""

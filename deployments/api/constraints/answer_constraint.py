@@ -32,7 +32,7 @@ async def answer_constraint(
     prompt_ids: list[int],
     budget: ThinkingBudget | None = None,
 ) -> tuple[OutputParseSpec, Grammar | None]:
-    """Return what to parse an answer for, and the grammar that it must match, if any.
+    """Return the parse spec of an answer, and the grammar that it must match, if any.
 
     `form` is the checked grammar that the client asked for. A JSON grammar covers the answer after reasoning and
     calls; any other covers the whole text. `budget` bounds the reasoning. Raises `ApiError` 400 for tools that
@@ -52,7 +52,7 @@ async def answer_constraint(
 
 
 def _parse_spec(codec: TextCodec, tools: RequestedTools | None, prompt_ids: list[int]) -> OutputParseSpec:
-    """Return what to parse an answer for. Some templates begin the reasoning in the prompt."""
+    """Return the parse spec of an answer. Some templates begin the reasoning in the prompt."""
     thoughts, is_thinking = codec.dialect.thoughts, False
     if thoughts is not None:
         begun = codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip()

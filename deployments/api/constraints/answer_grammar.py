@@ -4,7 +4,7 @@
     start:    thoughts? ( call (SEPARATOR call)* | answer )    calls are optional, and other answers have a schema
     start:    thoughts? ( free call )* text                    calls are optional but have schemas (`strict`)
 
-Special tokens are referred to by their ids, because no text matches them.
+Rules name special tokens by their ids, because no text matches them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answer_grammar(
 ) -> Grammar:
     """Return the grammar of an answer that matches `schema` or calls `tools`. Raises InvalidGrammar.
 
-    Without either, the answer is anything, and `budget` is what bounds it.
+    Without either, the answer is any text that `budget` allows.
     """
     answer = None if schema is None else schema_in_lark(schema)
     if answer is None and tools is None and budget is not None:
@@ -72,7 +72,7 @@ def _in_channels(
 
 
 def arguments_schema(function: Function, closes_objects: bool) -> dict[str, Any]:
-    """Return the schema of a function's arguments, which are an object whatever else the schema says."""
+    """Return the schema of a function's arguments, which must be an object in any case."""
     if function.parameters is None:
         return _NO_ARGUMENTS
     schema = {**exact_json.plain(function.parameters), "type": "object"}

@@ -4,7 +4,7 @@
     start: analysis? (calls | final? answer)              the answer has a schema; calls may be made instead
     start: analysis? preamble? (calls | final? text)      calls are optional but have schemas (`strict`)
 
-A message's header is left out where the model has begun it already, and `final` where it writes the bare answer.
+A message's header is omitted if it has already begun, and `final` if the model writes the bare answer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def channel_rules(
     rules.append(f"final: {literal(f'{CHANNEL}final{MESSAGE}')}")
     body = f"final? {answer}"
     if answer is None:
-        # Where marks are text, what begins with one is a header.
+        # Where marks are text, text that begins with one is a header.
         body, bare = "(final anything | bare)", "anything" if has_specials else "/([^<](?s:.*))?/"
         rules += ["anything: /(?s:.*)/" if budget is None else f"anything: {budget.anything}", f"bare: {bare}"]
     if calls is not None:

@@ -1,4 +1,4 @@
-"""`bad_words` and `allowed_token_ids`: which words or tokens an answer may have, whatever its form.
+"""`bad_words` and `allowed_token_ids`: which words or tokens an answer may have.
 
 They are grammars of any text, so they cannot be combined with another one.
 """
@@ -19,7 +19,7 @@ from engine.grammar.spec import Grammar
 async def restricted(
     limits: Limits, served: ServedModel, request: ChatRequest | CompletionRequest, grammar: Grammar | None
 ) -> Grammar | None:
-    """Return the grammar of an answer that must match `grammar`, if any, and what the request restricts.
+    """Return the grammar of an answer that must match `grammar`, if any, and the request's restrictions.
 
     Raises `ApiError` 400 that names the field.
     """

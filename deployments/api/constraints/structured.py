@@ -51,7 +51,7 @@ async def requested_grammar(
 async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param: str) -> Grammar:
     """Return `grammar`, checked. Raises `ApiError` when a model's engines cannot enforce it; it came in `param`.
 
-    Without a checker nothing is checked here, and the engines refuse what they cannot do.
+    Without a checker nothing is checked here, and the engines refuse grammars that they cannot enforce.
     """
     if checker is None:
         return grammar

@@ -43,7 +43,7 @@ class ThinkingBudget:
 
     @property
     def opened(self) -> str:
-        """The mark that begins reasoning, and what is written after it."""
+        """The mark that begins reasoning, and the text that follows it."""
         label = f" {json.dumps(self.marks.label)}" if self.marks.label else ""
         return (f'"{self.marks.opens}"' if self.open_id is None else f"<[{self.open_id}]>") + label
 

@@ -1,1 +1,2 @@
-"""A conversation on its way to token ids: rendered, cut, and encoded where no earlier turn has done so."""
+"""Turns conversations into token ids: they are rendered, cut, and encoded except for parts encoded in earlier
+turns."""

@@ -1,8 +1,8 @@
-"""Bounds what a chat template may do: the processor time of a rendering, and the size of every value it makes.
+"""Bounds chat templates: the processor time of a rendering, and the size of every value that it makes.
 
-A template comes from a model's files, and runs on what clients send. It cannot be interrupted from outside, so the
-environment that it is compiled in counts from inside. Each turn of a loop, each filter, call, operator and output
-is a step. Each step is short because its values are, and between steps the time is looked at.
+A template comes from a model's files, and runs on clients' data. It cannot be interrupted from outside, so the
+environment in which it is compiled counts its steps: each iteration of a loop, each filter, call, operator and
+output. Each step is short because its values are small, and the time is checked between steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK_EVERY = 16
 _LOOK_AFTER = 4096
 """Steps between two looks at the clock, and values that are measured between two."""
 _ENTRY = 32
-"""Size of a value, or of a place in an array or object, beside its text."""
+"""Size of a value, or of a place in an array or object, besides its text."""
 _MAX_BITS = 4096
 _MAX_WIDTH = 100_000
 """Most that an integer may ask for: blanks to fill in, entries of a part."""
@@ -42,7 +42,7 @@ class TemplateLimit(Exception):
 
 @dataclass(slots=True)
 class _Budget:
-    """What one rendering may take, and has taken."""
+    """The limits of one rendering, and its use so far."""
 
     max_chars: int
     timeout_s: float
@@ -56,8 +56,8 @@ _budget: ContextVar[_Budget] = ContextVar("budget")
 
 @contextmanager
 def bounded(max_chars: int, timeout_s: float) -> Iterator[None]:
-    """Bound what is compiled and rendered meanwhile, in this thread, to so many characters and so much processor
-    time. Filters of constants are called when a template is compiled.
+    """Bound compilation and rendering in this thread, inside the context, to so many characters and so much
+    processor time. Filters of constants are called when a template is compiled.
     """
     held = _budget.set(_Budget(max_chars, timeout_s, time.thread_time() + timeout_s))
     try:
@@ -90,7 +90,7 @@ def _check(size: int) -> None:
 
 
 def _checked(value: Any) -> Any:
-    """Return a value that a step has made, if it is small enough. A text is measured at once."""
+    """Return a value that a step has made, if it is small enough. A text is measured immediately."""
     if isinstance(value, str):
         _check(len(value))
     elif isinstance(value, int):
@@ -111,9 +111,8 @@ def _check_width(*values: object) -> None:
 
 
 def _size(value: Any) -> int:
-    """Return how many characters a value has, with all that it holds, each as often as it is held.
-
-    Counting ends above the bound, so that what holds itself is as good as endless.
+    """Return how many characters a value has, with all values in it, each as often as it occurs. Counting ends
+    above the bound, so a value that contains itself is above it.
     """
     budget = _budget.get()
     size, count, stack = 0, 0, [value]
@@ -157,7 +156,7 @@ def _of_width(text: Any, width: Any = 0, *fill: Any, **more: Any) -> None:
 
 
 def _of_indent(text: Any, *args: Any, **more: Any) -> None:
-    """Measure what is put at the beginning of each line."""
+    """Measure the text that is put at the beginning of each line."""
     given = (*args, *more.values())
     _check_width(*given)
     added = sum(len(one) if isinstance(one, str) else one for one in given if isinstance(one, str | int))
@@ -207,7 +206,7 @@ _OF_TEXT: Mapping[str, Callable[..., None]] = {
 """Methods of texts of which a small argument may make much."""
 _BUILT_IN = (str, bytes, int, float, list, tuple, dict)
 _HARMLESS_TYPES = (str, list, tuple, dict)
-"""Types whose other methods make no more than they are given."""
+"""Types whose other methods return no more than their inputs."""
 
 
 def _filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,10 +231,10 @@ def _joined(parts: Sequence[Any]) -> str:
 
 
 def _finalized(value: Any) -> Any:
-    """Count what is put into the text."""
+    """Count a value that is put into the text."""
     if not isinstance(value, str):
         if isinstance(value, Undefined):
-            return value  # which is empty, or an error that says what is missing
+            return value  # which is empty, or an error that names the missing value
         value = str(_checked(value))
     budget = _step()
     budget.num_chars += len(value)
@@ -301,7 +300,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super()._generate(_Counting().visit(source), *args, **named)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operator whose result may be larger than what it is given."""
+        """Compute an operator whose result may be larger than its operands."""
         budget = _step()
         if operator == "+" and type(left) is str and type(right) is str:  # as nearly always
             if len(left) + len(right) > budget.max_chars:

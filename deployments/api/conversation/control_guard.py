@@ -1,8 +1,8 @@
 """Encodes parts of conversations so that their control tokens are exactly those that they spell.
 
-Tokenizers nearly always do so by themselves. Where they do not, a token came of text that does not spell it: one
-that is looked for after normalization, say, or a word of the vocabulary. Such text is cut until it makes none. A
-token may also have lost its first character to another added token before it; then it is encoded apart.
+Tokenizers nearly always do so by themselves. Otherwise text that does not spell a token became one, such as a
+token that is matched after normalization, or a word of the vocabulary. Such text is cut until it becomes none. A
+token may also have lost its first character to another added token before it; then it is encoded separately.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from deployments.api.conversation.control_tokens import ControlTokens, Spelled
 
 
 class ControlGuard:
-    """Checks what `encode` makes of texts."""
+    """Checks the token ids that `encode` returns."""
 
     def __init__(self, encode: Callable[[str], list[int]], control: ControlTokens) -> None:
         """`encode` returns the ids of a text, control tokens included."""
         self._encode, self._control = encode, control
-        # Of tokenizers that are written in Python, some find special tokens in no text.
+        # Some tokenizers written in Python find special tokens in no text.
         self._written = {text: token for text, token in control.id_of.items() if encode(text) == [token]}
         self._spelled = Spelled(self._written)
 
@@ -42,7 +42,7 @@ class ControlGuard:
         return must <= Counter(made) <= all_spelled
 
     def _without_control(self, text: str) -> list[int]:
-        """Return token ids of `text` without control tokens. A character that is one by itself is left out."""
+        """Return token ids of `text` without control tokens. A character that is one by itself is omitted."""
         ids = self._encode(text) if text else []
         if self._control.ids.isdisjoint(ids):
             return ids

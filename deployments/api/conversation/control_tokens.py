@@ -2,10 +2,10 @@
 
 These are all special tokens, wherever they are declared, and those of the other added tokens that the template
 writes or that have the form of a control token (`<|fim_prefix|>`, `[TOOL_CALLS]`). Tokenizers also have added
-tokens for ordinary text, such as Gemma's for runs of newlines and for HTML tags: they stay what they are.
+tokens for ordinary text, such as Gemma's for runs of newlines and for HTML tags: these keep their meaning.
 
 Models write some tokens themselves within their answers: the marks of reasoning and of tool calls. Clients send
-answers back as they were, so these are left alone in an assistant's content, unless they are special.
+answers back unchanged, so these stay in an assistant's content, unless they are special.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class ControlTokens:
         self._outer_characters = tuple(sorted(self._first_characters | self._last_characters))
         self._beginnings = frozenset(text[:end] for text in self.id_of for end in range(1, len(text)))
         self._ends = frozenset(text[at:] for text in self.id_of for at in range(1, len(text)))
-        self._longest = max(map(len, self.id_of), default=1) - 1  # of what is not yet a token
+        self._longest = max(map(len, self.id_of), default=1) - 1  # of characters that are not yet a token
 
     def spelled(self, text: str, *, in_answer: bool = False) -> list[tuple[int, int]]:
-        """Return the spans of a client's `text` that spell a control token, or may do so beside other text.
+        """Return the spans of a client's `text` that spell a control token, or may do so next to other text.
 
         The latter are its first characters if a token ends with them, and its last if one begins with them. White
         space around the text does not count, as templates strip it.
@@ -75,8 +75,8 @@ class ControlTokens:
     def without_forged(self, text: str, foreign: Sequence[tuple[int, int]]) -> list[str]:
         """Cut `text` within each control token that is spelled by some of its `foreign` spans, which are in order.
 
-        Cut after its first character, the text of a token is no longer that token. One of a single character is
-        left out, as nothing else spells it.
+        Cut after its first character, the text of a token is no longer that token. A token of a single character
+        is omitted, because it cannot be spelled differently.
         """
         pieces, begin, at, span = [], 0, 0, 0
         while found := self._spelled.find(text, at):
@@ -108,7 +108,7 @@ def control_tokens(tokenizer: Any, template: str, answers: Collection[str]) -> C
     added = {str(token): (token_id, token) for token_id, token in _added_tokens(tokenizer).items()}
     ids = {text: token_id for text, (token_id, token) in added.items() if _is_control(token, template)}
     specials = {text for text, (_, token) in added.items() if token.special}
-    # Of a tokenizer that is written in Python, some special tokens are in the vocabulary alone.
+    # Some special tokens of tokenizers written in Python are only in the vocabulary.
     for text in getattr(tokenizer, "all_special_tokens", []):
         specials.add(text)
         ids.setdefault(text, tokenizer.convert_tokens_to_ids(text))
@@ -132,7 +132,7 @@ class Spelled:
     """Finds some texts within others: the first that is there, and the longest of those that begin there.
 
     Texts that begin alike share that part of the pattern, so a text that nearly spells many of them costs no more
-    than one that nearly spells one. A search looks at so much at a time that other threads need not wait for it.
+    than one that nearly spells one. A search covers little at a time, so that other threads need not wait for it.
     """
 
     def __init__(self, texts: Collection[str]) -> None:
@@ -144,9 +144,7 @@ class Spelled:
         while at < len(text):
             end = at + _SEARCHED_CHARS
             found = self._pattern.search(text, at, end + self._longest)
-            if (
-                found is not None and found.start() < end
-            ):  # one that begins later may go on after what was searched
+            if found is not None and found.start() < end:  # a later one may extend beyond the searched part
                 return found
             at = end
         return None

@@ -1,16 +1,15 @@
-r"""Finds where a text may be cut, so that its pieces' token ids put together are those of the whole text.
+r"""Finds where a text may be cut, so that the concatenated token ids of its pieces are those of the whole text.
 
-A tokenizer looks for its added tokens first. What lies between them it normalizes, splits and encodes stretch by
-stretch, none of which knows of the others:
+A tokenizer finds its added tokens first. It normalizes, splits and encodes each stretch between them separately:
 
     text        <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
     tokens      [          ]        [        ]  [          ]
     stretches               user\nHi          \n            assistant\n
     pieces      [                  ][          ][                     ]
 
-So a cut before an added token moves no border of a stretch, if the token is found whatever lies around it. Only
-the beginning of the text differs from other places: there, some tokenizers put a space. No stretch comes to lie
-there by a cut, because a piece begins with its token.
+So a cut before an added token moves no border of a stretch, if the token is found in any surroundings. Only the
+beginning of a text is special: some tokenizers put a space there. A cut moves no stretch there, because a piece
+begins with its token.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def cut_pattern(backend: Any, template: str) -> re.Pattern[str] | None:
 def cut(text: str, pattern: re.Pattern[str]) -> list[str]:
     """Return the pieces of a text, each of at least `MIN_PIECE_CHARS` but for the last.
 
-    Texts that begin alike have the same pieces, as far as these lie wholly in what is alike.
+    Texts with a common beginning have the same pieces within it.
     """
     pieces, begin = [], 0
     for token in pattern.finditer(text):

@@ -1,4 +1,4 @@
-"""Encodes conversations, of which most was encoded for the last turn already."""
+"""Encodes conversations, reusing the parts that were encoded for the last turn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Encoder:
         if self._backend is None:
             with panics_as_errors():
                 return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        # Unlike `encode`, this lets other threads run meanwhile, and leaves out each token's place in the text.
+        # Unlike `encode`, this lets other threads run meanwhile, and omits each token's place in the text.
         with panics_as_errors():
             (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if max_tokens is not None and len(encoding) > 2 * max_tokens:
@@ -76,11 +76,11 @@ class Encoder:
         return self.encode(text, add_special_tokens=False)
 
     def once(self, texts: Sequence[str]) -> UnencodedTexts:
-        """Prepare texts that are to be encoded one by one, of which nothing is kept."""
+        """Prepare texts that are to be encoded one by one, without keeping their ids."""
         return UnencodedTexts(self, None, "", texts)
 
     def begin(self, texts: Sequence[str], salt: str) -> UnencodedTexts:
-        """Look up what is known of texts that are to be encoded one by one."""
+        """Look up known ids of texts that are to be encoded one by one."""
         if self._cuts is None:
             return UnencodedTexts(self, None, salt, texts)
         pieces = [piece for text in texts for piece in cut(text, self._cuts)]

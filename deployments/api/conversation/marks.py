@@ -1,4 +1,4 @@
-"""Keeps what clients write apart from control tokens, through the chat template.
+"""Keeps clients' text distinct from control tokens, through the chat template.
 
 A conversation is rendered to text first, so a user who writes `<|im_end|>` would end the message and could speak
 as the assistant. Such strings in messages and tools are therefore tokenized as plain characters, while the
@@ -9,8 +9,8 @@ template's own keep their meaning.
     put back     "<|im_start|>user\\nhi <|im_end|> you<|im_end|>\\n"
     pieces       [                     ][                        ]     cut within each token that a mark is part of
 
-What may become a token beside other text is marked as well: two messages may end with `<|im_` and begin with
-`end|>`. Where no token came of it, the text is not cut.
+Strings that may become a token next to other text are marked as well: two messages may end with `<|im_` and begin
+with `end|>`. Where they become no token, the text is not cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deployments.api.conversation.control_tokens import ControlTokens
 
 
 class Marks:
-    """Replaces what a client's strings spell of control tokens by marks, and finds it after rendering.
+    """Replaces control tokens that a client's strings spell by marks, and restores them after rendering.
 
     A mark is a number between two nonces of letters and digits, which no template escapes and no client knows.
     Equal texts have equal marks, because templates compare some strings.

@@ -1,4 +1,4 @@
-"""How a conversation is to be rendered, beside its messages and tools."""
+"""Options for rendering a conversation, besides its messages and tools."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """What a chat template is told. Its variables are the client's words: they never become control tokens."""
+    """Inputs of a chat template. Its variables come from the client, so they never become control tokens."""
 
     add_generation_prompt: bool = True
     """End where the model's answer begins."""
     continues: bool = False
-    """End within the last message, which the model goes on with."""
+    """End within the last message, which the model continues."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template; it looks at those that it knows."""
 

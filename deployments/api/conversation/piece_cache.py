@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from sys import getsizeof
 
 _ENTRY_BYTES = 160
-"""Memory of an entry beside its text and its ids: the key, its places in the ordered dict, and what is lost."""
+"""Memory of an entry besides its text and its ids: the key, its places in the ordered dict, and unused bytes."""
 Ids = tuple[int, ...]
 
 
 class PieceCache:
-    """Texts with their token ids; those that nobody asked for longest are forgotten first. Thread-safe.
+    """Texts with their token ids; the least recently used are evicted first. Thread-safe.
 
-    Texts are kept by salt, as the engines' KV is: how long a request takes tells nothing of what was sent by those
-    whose cache is separate.
+    Texts are kept by salt, as the engines' KV is, so a request's duration reveals nothing about the texts of
+    tenants with another salt.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -26,8 +26,8 @@ class TemplateRunaway(TemplateRefused):
 class ChatTemplate:
     """A tokenizer's chat template.
 
-    `apply_chat_template` copies and checks what it is given, which costs as much again as the rendering. Requests
-    are checked and plain JSON already, so they go to the same compiled template directly.
+    `apply_chat_template` copies and checks its input, which doubles the cost of the rendering. Requests are
+    checked and plain JSON already, so they go to the same compiled template directly.
     """
 
     def __init__(self, tokenizer: Tokenizer, settings: ChatSettings | None = None) -> None:
@@ -119,7 +119,7 @@ def _to_json(
 
 
 def _fields_first(get: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """Return an environment's `getattr` with a short way to what templates read most, the fields of messages."""
+    """Return an environment's `getattr` with a shortcut for the fields of messages, which templates read most."""
 
     def field_or_attribute(value: Any, name: str) -> Any:
         if type(value) is dict and name in value and name not in _OF_DICTS:

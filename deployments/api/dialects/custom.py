@@ -38,15 +38,16 @@ def as_function(called: Mapping[str, Any]) -> dict[str, Any]:
 class InputText:
     """Reads the input from the arguments of one call while the model writes them.
 
-    What the model wrote instead of an `input` is given as it is, once the call has ended, so that nothing is lost.
+    Text that the model wrote instead of an `input` is yielded unchanged, once the call has ended, so that none is
+    lost.
     """
 
     def __init__(self) -> None:
         self._state: Literal["before", "inside", "after", "elsewhere"] = "before"
         self._held = ""
-        """What was written and not given yet: an input that has not begun, or an escape that has not ended."""
+        """Text that was received but not yielded: an input that has not begun, or an escape that has not ended."""
         self._written: list[str] = []
-        """All that was written, where no input begins the arguments; or what was written after the input."""
+        """The whole text, if no input begins the arguments, or the text after the input."""
 
     def push(self, arguments: str) -> str:
         """Return the text that further arguments add."""
@@ -63,7 +64,7 @@ class InputText:
         return self._apart()[0] if self._state == "elsewhere" else ""
 
     def beside(self) -> str:
-        """Return what the model wrote before or after the input, once the call has ended: other arguments."""
+        """Return the text before or after the input, once the call has ended: other arguments."""
         if self._state == "elsewhere":
             return self._apart()[1]
         if self._state != "after":
@@ -102,7 +103,7 @@ class InputText:
 
 
 def _unescaped(spelled: str) -> str:
-    """Return the text that the inside of a JSON string spells; what is no JSON stays as it is."""
+    """Return the text that the inside of a JSON string spells; other text is returned unchanged."""
     if "\\" not in spelled:
         return spelled
     try:

@@ -1,4 +1,5 @@
-"""Detects from a chat template and vocabulary how a model writes calls and reasoning, and what it is shown."""
+"""Detects from a chat template and vocabulary how a model writes calls and reasoning, and how its prompts show
+tools."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from deployments.config.settings import ChatSettings
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a model's answers may contain, and how its prompts show tools."""
+    """The formats that a model's answers may contain, and how its prompts show tools."""
 
     tools: ToolFormat | None = None
     """How the model writes calls; None if it makes none."""
@@ -27,7 +28,7 @@ class Dialect:
     thoughts: Thoughts | None = None
     """The marks of reasoning, with which the model's answers may begin; None if it does not think."""
     merges_systems: bool = False
-    """Whether what the system says later in a conversation is moved to its first message."""
+    """Whether later system messages of a conversation are merged into its first message."""
 
 
 def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:

@@ -2,9 +2,9 @@
 
     <|tool_call>call:NAME{city:<|"|>Oslo<|"|>,days:[1,2],by:{hour:true,unit:null}}<tool_call|>
 
-Keys have no quotes, and texts stand between marks as they are, with nothing escaped; the rest is as in JSON. Keys
-and texts in JSON's quotes are taken too, and Python's names for true, false and null. Other words are texts.
-Format: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
+Keys have no quotes, and texts are between marks, without escapes; the rest is as in JSON. Keys and texts in JSON's
+quotes are accepted too, and Python's names for true, false and null. Other words are texts. Format:
+https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _members(at: Scanner, schema: dict[str, Any]) -> Parser[None]:
 
 def _key(at: Scanner, separator: str) -> Parser[str]:
     """Take a key, and the colon after it. Raises `Malformed` for anything else, and at the end of the text, where
-    what came of the key is released.
+    the received part of the key is released.
     """
     try:
         char = yield from at.look()
@@ -176,7 +176,7 @@ def _text(at: Scanner) -> Parser[None]:
 
 
 def written(arguments: str) -> str:
-    """Write arguments, given as JSON, as what stands between braces; those that are no object stay as they are."""
+    """Write arguments, given as JSON, in the form between braces; those that are no object stay unchanged."""
     values = object_of(arguments)
     return arguments if values is None else _members_written(values)
 
@@ -191,7 +191,7 @@ def key_written(key: str) -> str:
 
 
 def value_written(value: Any) -> str:
-    """Write a value of JSON. A text that has the mark of texts itself cannot be told from two."""
+    """Write a value of JSON. A text that contains the mark of texts cannot be distinguished from two."""
     if isinstance(value, str):
         return f"{QUOTE}{value}{QUOTE}"
     if isinstance(value, dict):

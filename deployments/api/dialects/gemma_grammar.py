@@ -1,7 +1,7 @@
 """Rules of a grammar for Gemma 4's arguments: JSON schemas over a syntax that is not JSON.
 
 Numbers are left to llguidance's own schemas. An object has the properties that its schema names, in their order,
-or any where it names none. What cannot be enforced is refused.
+or any if it names none. Keywords that cannot be enforced are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ANY_KEY = r'/[^\s<>{}\[\],:"]([^<>{}\[\],:"\n]{0,62}[^\s<>{}\[\],:"])?/'
 
 
 def argument_rules(name: str, schema: Schema, special: SpecialId) -> list[str]:
-    """Return rules for what stands between the braces of a call; the first is called `name`.
+    """Return rules for the text between the braces of a call; the first is called `name`.
 
     Raises InvalidGrammar.
     """
@@ -48,11 +48,11 @@ class _Rules:
     def __init__(self, name: str, root: Schema, special: SpecialId) -> None:
         self._name, self._root, self._special = name, root, special
         self._shared: dict[str, str] = {}
-        """The rules of what a schema refers to, which may be itself; "" is any value."""
+        """The rules of referenced schemas, by reference; a schema may refer to itself. "" is any value."""
         self.lines: list[str] = []
 
     def members(self, rule: str, schema: Schema) -> None:
-        """Add a rule for what stands between the braces of an object."""
+        """Add a rule for the text between the braces of an object."""
         check_held(schema, _HELD["object"], ("object",))
         members, required = members_of(schema), schema.get("required") or []
         if members is None:

@@ -24,20 +24,20 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, RETURN, CALL, CONSTRAIN = "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"
 MARKS = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
 NEXT = f"{START}assistant"
-"""What precedes the channel of each message but the first."""
+"""Comes before the channel of each message but the first."""
 OPEN = f"{CHANNEL}commentary to=functions."
-"""What a call begins with."""
+"""The beginning of a call."""
 _ENDS = (END, RETURN, CALL, NEXT, OPEN)
-"""What ends a message, or begins another."""
+"""Marks that end a message, or begin another."""
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _LONGEST_HEADER = 256
-"""Characters; what is longer is no header."""
+"""Characters; a longer text is no header."""
 
 
 def parse_channels() -> Parser[None]:
-    """Parse messages: those of `analysis`, and to what is no function, are reasoning; the others are text, in
-    which calls stay as `parse_harmony` reads them. What has no header is text, too.
+    """Parse messages: those of `analysis`, and those to a recipient that is no function, are reasoning; the others
+    are text, in which calls stay as `parse_harmony` reads them. Text without a header is text, too.
     """
     at = Scanner(_ENDS)
     has_answered = False
@@ -62,7 +62,7 @@ def parse_channels() -> Parser[None]:
 
 
 def _header(at: Scanner) -> Parser[str | None]:
-    """Take a message's header, and return it; None, with what was taken still held, where there is none. A header
+    """Take a message's header, and return it; None, with the taken text still held, if there is none. A header
     that the end of the text cuts off is dropped.
     """
     yield from at.spaces()
@@ -82,7 +82,7 @@ def _header(at: Scanner) -> Parser[str | None]:
 
 
 def _kind(header: str | None) -> tuple[SegmentKind, str]:
-    """Return what a message is, and for a call, what it begins with as text."""
+    """Return the kind of a message, and for a call, its beginning as text."""
     if header is None:
         return "text", ""
     channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)

@@ -30,18 +30,18 @@ class HeadedMarks:
     """OPENS (BEFORE name AFTER {...} ENDS)* CLOSES, with white space between marks where the model likes it."""
 
     opens: str
-    """What begins all calls of an answer; it may be missing."""
+    """Begins all calls of an answer; it may be missing."""
     before: tuple[str, ...]
-    """What comes before a name. The name itself may have `functions.` before it and a number after it."""
+    """Marks before a name. The name itself may have `functions.` before it and a number after it."""
     after: tuple[str, ...]
-    """What comes between a name and the arguments."""
+    """Marks between a name and the arguments."""
     ends: tuple[str, ...]
-    """What ends a call."""
+    """Marks that end a call."""
     closes: str
     name: str = "NAME"
-    """What the model writes for a name, which NAME stands for; NUMBER stands for the call's."""
+    """How the model writes a name: NAME stands for it, and NUMBER for the call's number."""
     layout: str = ""
-    """What the model writes between names, arguments and marks."""
+    """White space that the model writes between names, arguments and marks."""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -50,12 +50,12 @@ class HeadedMarks:
 
     @property
     def head(self) -> str:
-        """What a call begins with, up to its arguments."""
+        """The beginning of a call, up to its arguments."""
         return f"{''.join(self.before)}{self.name}{self.layout}{''.join(self.after)}{self.layout}"
 
     @property
     def tail(self) -> str:
-        """What comes after the arguments of a call."""
+        """The end of a call, after its arguments."""
         return self.layout + "".join(self.ends)
 
 

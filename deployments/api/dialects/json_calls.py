@@ -1,4 +1,4 @@
-"""Parses a call that is an object of JSON, and the arguments of one that has its name before them."""
+"""Parses a call that is a JSON object, and the arguments of a call with its name before them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ def parse_call(at: Scanner, names: Collection[str]) -> Parser[None]:
 
     Arguments are an object, or a text that has one as JSON; there may be none, or null. An object without them
     that has other members is no call, because those may be the arguments. The call is released as soon as it is
-    certain, and what was held before is dropped then. Once it has its arguments it is complete, whatever its
-    object lacks; what is no part of the object is given back. Other members have no place in a call: they are left
-    out.
+    certain, and text held before is dropped then. Once it has its arguments it is complete, even if its object is
+    not; text after the object is given back. Other members have no place in a call: they are omitted.
 
     Raises `Malformed` if it is not a call, with all that was taken still held.
     """
@@ -51,8 +50,8 @@ def parse_call(at: Scanner, names: Collection[str]) -> Parser[None]:
 
 def parse_arguments(at: Scanner, name: str, *, is_ended_by_end: bool = False) -> Parser[None]:
     """Parse the object that a call of `name` has as arguments, and release it as it comes; there is none where a
-    mark comes in its place, or, with `is_ended_by_end`, the end of the text. What was held before is dropped. If
-    the object is not complete, the text has ended in it, or the remainder is text.
+    mark comes instead, or, with `is_ended_by_end`, the end of the text. Text held before is dropped. If the object
+    is not complete, the text has ended in it, or the remainder is text.
 
     Raises `Malformed` for anything else, with all that was taken still held.
     """
@@ -95,7 +94,7 @@ class _Call:
 
     @property
     def is_certain(self) -> bool:
-        """Whether this is a call, whatever comes next."""
+        """Whether this is a call, regardless of the text that follows."""
         return self._is_released or (self._is_told and self.is_call)
 
     @property
@@ -151,7 +150,7 @@ class _Call:
             yield from self._release(self._arguments)
 
     def _take_arguments(self) -> Parser[str | None]:
-        """Parse arguments; None if there are none. Raises `Malformed` for what is neither."""
+        """Parse arguments; None if there are none. Raises `Malformed` for other text."""
         at = self._at
         char = yield from at.look()
         if char == '"':
@@ -176,5 +175,5 @@ class _Call:
 
 
 def _is_nothing(written: str) -> bool:
-    """Whether a value of JSON has nothing in it."""
+    """Whether a JSON value is empty."""
     return "".join(written.split()) in ("", "null", "{}", "[]", '""')

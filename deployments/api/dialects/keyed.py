@@ -10,17 +10,17 @@ VALUE                              </invoke>                                    
 
 Qwen3-Coder; nearly so Seed-OSS    MiniMax-M2                                   GLM-4.5 to 4.7
 
-A value is a text where its schema allows nothing else. Elsewhere it is JSON, or a text if it is not.
+A value is a text if its schema allows nothing else. Otherwise it is parsed as JSON, or is a text if that fails.
 
 A value may lack its closing mark. It ends before a key that the call lacks, or before a mark at the call's end or
 of another call. But such a mark is part of the value if a text comes after it, and then the value's own mark
 before another key. The value's own mark is part of it if a text comes after it, and then the same mark before any
-other. So a value that has its own mark at its end, or before another mark, cannot be told from one that ends
-there. What decides is held back: it reaches to the next key or the next of these marks, or to the end of the
+other. So a value that has its own mark at its end, or before another mark, cannot be distinguished from one that
+ends there. The text that decides is held: up to the next key or the next of these marks, or to the end of the
 text.
 
 If a key comes again, its first value stays, because that has been sent by then (parsers that wait for the whole
-call take the last). Another value becomes text after the call, and so does what stands between arguments.
+call take the last). Another value becomes text after the call, and so does text between arguments.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ class KeyedMarks:
     """OPENS (NAME (KEY VALUE)* END)* CLOSES, where each part has marks of its own."""
 
     opens: str
-    """What begins a call, or all calls of an answer. It may be missing where names have a mark."""
+    """Begins a call, or all calls of an answer. It may be missing where names have a mark."""
     closes: str
     key: str
-    """What comes before a key."""
+    """The mark before a key."""
     after_key: tuple[str, ...]
-    """What comes between a key and its value."""
+    """Marks between a key and its value."""
     ends_value: str
     name: str = ""
-    """What comes before a name; "" if nothing but `opens` does."""
+    """The mark before a name; "" if only `opens` comes before it."""
     after_name: str = ""
     ends_call: str = ""
-    """What ends a call; "" if nothing but `closes` does."""
+    """The mark that ends a call; "" if only `closes` does."""
     around_value: str = ""
-    """What a model writes on both sides of a value, beside the marks."""
+    """White space that a model writes on both sides of a value, between it and the marks."""
     layout: str = "\n"
-    """What a model writes between marks."""
+    """White space that a model writes between marks."""
     encloses_all: bool = False
     """Whether `opens` and `closes` stand around all calls, and not around each."""
 
@@ -142,7 +142,7 @@ def parse_keyed(marks: KeyedMarks, functions: Functions, until: str = "") -> Par
 def _name(at: Scanner, marks: KeyedMarks, functions: Functions) -> Parser[tuple[str, str]]:
     """Take a name, and return it with the mark that was taken after it, if that is one of its arguments'.
 
-    Raises `Malformed` for unknown names, and where nothing tells the name from text.
+    Raises `Malformed` for unknown names, and where no mark distinguishes the name from text.
     """
     name, found = "", ""
     while len(char := (yield from at.look())) and all(one in _IN_NAMES for one in char):
@@ -168,10 +168,11 @@ class _Arguments:
         self._given: dict[str, str] = {}
         """The values as they are written, by their keys."""
         self._aside: list[str] = []
-        """What arguments have no place for: other values of the same keys, and what is no argument."""
+        """Text that has no place in the arguments: further values of the same keys, and text outside of
+        arguments."""
 
     def parse(self, found: str) -> Parser[None]:
-        """Parse up to the mark that ends the call, or to what is no argument. The mark `found` is taken."""
+        """Parse up to the mark that ends the call, or to text that is no argument. The mark `found` is taken."""
         is_over = False
         while not is_over:
             found = found or (yield from self._mark())
@@ -186,7 +187,7 @@ class _Arguments:
 
     def _mark(self) -> Parser[str]:
         """Return the mark of the next argument, or one at the call's end; "" if neither comes. It is taken if it
-        is part of the call. What is between arguments is put aside.
+        is part of the call. Text between arguments is put aside.
         """
         at, marks = self._at, self._marks
         expected = (marks.key, marks.ends_value, *marks.ends)
@@ -368,11 +369,11 @@ def written(marks: KeyedMarks, arguments: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Write a value: a text as it is, and all else as JSON."""
+    """Write a value: a text unchanged, any other value as JSON."""
     compact = (",", ":")
     return value if isinstance(value, str) else exact_json.write(value, ensure_ascii=False, separators=compact)
 
 
 def before_value(marks: KeyedMarks, key: str) -> str:
-    """Write what comes before the value of a key."""
+    """Write the text before the value of a key."""
     return f"{marks.key}{key}{marks.layout.join(marks.after_key)}{marks.around_value}"

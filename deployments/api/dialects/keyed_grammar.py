@@ -92,8 +92,8 @@ class _Writer:
 
 
 def _texts(schema: Schema | bool, root: Schema) -> Iterator[tuple[str, str | None]]:
-    """Yield what a text, or null, may be by a schema that allows nothing else: a choice, or the expression of a
-    terminal. Raises InvalidGrammar.
+    """Yield the forms of a text, or null, that a schema allows if it allows no other types: a choice, or the
+    expression of a terminal. Raises InvalidGrammar.
     """
     if isinstance(schema, bool):
         return

@@ -6,7 +6,7 @@ Phi-4      functools[{"name": NAME, "arguments": {...}}]
 Mistral    [TOOL_CALLS][{"name": NAME, "arguments": {...}}]
 Llama 3    {"name": NAME, "parameters": {...}}; {"name": NAME, "parameters": {...}}
 
-Llama's calls stand at the beginning of an answer, or after <|python_tag|>; those of Qwen are as Hermes'.
+Llama's calls are at the beginning of an answer, or after <|python_tag|>; Qwen's are like Hermes'.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_listed(
 
 
 def parse_calls(at: Scanner, functions: Functions) -> Parser[None]:
-    """Parse calls in a list or one after the other, perhaps in a fenced block, up to what is no call.
+    """Parse calls in a list or in sequence, perhaps in a fenced block, up to the first text that is no call.
 
     Raises `Malformed` if the first is none, with all that was taken still held.
     """

@@ -1,4 +1,4 @@
-"""Parses text in which calls stand between marks, whatever is between them."""
+"""Parses text in which calls are between marks, with any syntax of calls."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def parse_marked(
 ) -> Parser[None]:
     """Parse text, and calls that begin with one of `openings`. White space around calls is dropped.
 
-    `call` parses what comes after the opening, which it is given, and raises `Malformed` if that is no call: then
-    the opening is text, and what comes after it is parsed anew. The marks `closings` may follow a call, in this
-    order, and any of them may be missing, or come late, after a text. Directly after a call any number of them may
-    come, because models close again what is closed. At the end of the text, a truncated one suffices. `inner` are
+    `call` receives the opening, parses the text after it, and raises `Malformed` if that is no call: then the
+    opening is text, and the text after it is parsed again. The marks `closings` may follow a call, in this order,
+    and any of them may be missing, or come late, after a text. Directly after a call any number of them may come,
+    because models close again what is closed. At the end of the text, a truncated one suffices. `inner` are
     further marks that end a call. With `initial`, a text that begins with this character may begin with calls.
 
     With `until`, this is reasoning: "hold" tells where calls may begin, and "answer" that the mark `until` was
-    found outside of calls. What comes after that is text.
+    found outside of calls. The rest is text.
     """
     ends = tuple(filter(None, [until]))
     at = Scanner((*openings, *closings, *inner, *ends))

@@ -16,7 +16,7 @@ from deployments.api.dialects.segments import Parser
 MARK, ARGUMENTS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 MARKS = (MARK, ARGUMENTS, _ID)
 _OBJECTS = ("[", "{", "`")
-"""What a list of calls, a call or a fenced block begins with."""
+"""First characters of a list of calls, a call or a fenced block."""
 
 
 def parse_mistral(functions: Functions, until: str = "") -> Parser[None]:

@@ -1,4 +1,4 @@
-"""The functions that an answer may call, and what their schemas say of arguments."""
+"""The functions that an answer may call, and their schemas of arguments."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
 
 
 def referred(reference: str, root: Mapping[str, Any]) -> object:
-    """Return what a schema's reference within `root` means; None if nothing is there."""
+    """Return the schema to which a reference within `root` refers; None if there is none."""
     found: object = root
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None

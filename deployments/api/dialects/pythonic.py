@@ -1,10 +1,11 @@
-"""Calls in Python's syntax: parsed, written, and as rules of a grammar. JSON's true, false and null are taken too.
+"""Calls in Python's syntax: parsed, written, and as rules of a grammar. JSON's true, false and null are accepted
+too.
 
 Llama 3.2 and 4   [NAME(key="a text", other=[1, True, None]), ...]
 OLMo 3            <function_calls>NAME(key="a text")
                   NAME(other=1)</function_calls>
 
-Llama's list stands at the beginning of an answer or after a mark, OLMo's marks anywhere; anything else is text.
+Llama's list is at the beginning of an answer or after a mark, OLMo's marks are anywhere; other text is text.
 
 A key may come twice. The first value has been sent by then, so it stays, and another one is text after the call.
 """
@@ -40,7 +41,7 @@ _TOKEN = re.compile(
 _NAMES = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _BRACKETS = {"(": "[", ")": "]"}
 _SIGNS = ("", "+", "-", ".")
-"""What a number may begin with."""
+"""Possible beginnings of a number."""
 _CUT_ESCAPE = re.compile(r"\\\w{0,7}\Z")
 
 
@@ -59,7 +60,8 @@ def _parse(
 ) -> Parser[None]:
 
     def calls(at: Scanner, opening: str) -> Parser[None]:
-        """Parse calls, in a list or not, up to what is no call. Raises `Malformed` if the first is none."""
+        """Parse calls, in a list or not, up to the first text that is no call. Raises `Malformed` if the first is
+        none."""
         if (yield from at.spaces()) == "[":
             at.take()
         yield from at.spaces()
@@ -219,7 +221,7 @@ def _beginning(literal: str) -> str:
 
 
 def _parts(literal: str) -> tuple[list[str], str]:
-    """Return the tokens of a literal as those of JSON, and what is none."""
+    """Return the tokens of a literal as those of JSON, and the remaining text."""
     parts: list[str] = []
     end = 0
     for token in _TOKEN.finditer(literal):

@@ -5,10 +5,10 @@ A model may call without closing its reasoning, and it may draft calls while it 
     <think>Rain? <tool_call>...</tool_call>                        a call: nothing closes the reasoning
     <think>Rain? <tool_call>...</tool_call> or so </think>No.      a draft: what is before the mark is reasoning
 
-So what follows the opening mark of a call is held until one of two things decides. If the closing mark comes
+So text from the opening mark of a call on is held until one of two events decides. If the closing mark comes
 outside of calls, all of it was reasoning. If the text ends first, the answer begins with the call. Where the
-format's parser finds no call after the mark, it is reasoning at once. What is held is bounded by `max_tokens`.
-A closing mark in a text of a call's arguments is part of it, if the text is closed after it.
+format's parser finds no call after the mark, the mark is released as reasoning immediately. `max_tokens` bounds
+the held text. A closing mark in a text of a call's arguments is part of that text, if the text is closed after it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from deployments.api.dialects.segments import Parser, Segment
 
 
 class Thoughts(NamedTuple):
-    """What stands before reasoning, and after it."""
+    """The marks before and after reasoning."""
 
     opens: str
     closes: str
     label: str = ""
-    """What a model writes after the mark that opens reasoning, and which is no part of it."""
+    """Text that a model writes after the mark that opens reasoning, and which is no part of it."""
     around_answer: tuple[str, str] | tuple[()] = ()
-    """What may stand around the answer after reasoning, and is no part of it."""
+    """Marks that may enclose the answer after reasoning, and are no part of it."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ def parse_reasoning(
 ) -> Parser[None]:
     """Parse reasoning, then text. With `is_open`, the prompt ended with the opening mark: the text begins inside.
 
-    White space around the marks is dropped. What nothing closes extends to a call, or to the end of the text.
+    White space around the marks is dropped. Unclosed reasoning extends to a call, or to the end of the text.
     """
     if isinstance(thoughts, Channels):
         return (yield from harmony.parse_channels())

@@ -1,4 +1,4 @@
-"""Scans marks and JSON one character at a time, holding back what it took until its kind is known."""
+"""Scans marks and JSON one character at a time, holding the text that it took until its kind is known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Malformed(Exception):
 
 
 class Scanner:
-    """A position in a text. Asks for a character only to look at it, so nothing certain is held back for it."""
+    """A position in a text. Requests a character only to look at it, so no certain text is held for it."""
 
     def __init__(self, ends: Sequence[str] = ()) -> None:
         self.ends = ends
@@ -39,7 +39,7 @@ class Scanner:
 
     @property
     def held(self) -> str:
-        """What was taken but not yet released."""
+        """Text that was taken but not yet released."""
         return "".join(self._held)
 
     @property
@@ -67,7 +67,7 @@ class Scanner:
         self._position += 1
 
     def back(self, count: int = 0) -> None:
-        """Give back what is held but the first `count` characters, to be looked at again."""
+        """Give back the held text except its first `count` characters, to be scanned again."""
         self._position -= len(self._held) - count
         if self._position < self._text.start:  # it may be no text when it is read again
             self._text = range(0)
@@ -93,17 +93,17 @@ class Scanner:
         yield from self.release()
 
     def drop(self) -> None:
-        """Discard what is held, because it was syntax or has been released."""
+        """Discard the held text, because it was syntax or has been released."""
         self._held.clear()
 
     def release(self, kind: SegmentKind = "text") -> Parser[None]:
-        """Yield what is held as a segment of this kind."""
+        """Yield the held text as a segment of this kind."""
         if self._held:
             yield Segment(kind, self.held)
         self.drop()
 
     def text(self, kind: SegmentKind = "text") -> Parser[None]:
-        """Yield what is held as a segment of this kind; if nothing is held, the next character."""
+        """Yield the held text as a segment of this kind; if none is held, the next character."""
         if not self._held and (yield from self.look()):
             self.take()
         yield from self.release(kind)
@@ -115,7 +115,7 @@ class Scanner:
         return char
 
     def mark(self, *marks: str) -> Parser[str]:
-        """Take one of `marks` and return it; else return "" and keep what was taken as a prefix of a mark."""
+        """Take one of `marks` and return it; else return "" and keep the taken prefix of a mark."""
         taken = ""
         while taken not in marks:
             char = yield from self.look()

@@ -1,15 +1,15 @@
 """Incremental parsing of a model's text into segments of text, reasoning and tool calls.
 
-A parser is a generator that is sent one character at a time and yields each segment once it is certain. What it
-finds is a function of the text alone, however the text was cut into tokens:
+A parser is a generator that is sent one character at a time and yields each segment once it is certain. Its
+segments depend only on the text, not on how the text was cut into tokens:
 
     send "{"   ─▶ None                nothing is certain yet: this may be a call or text
     send "hm"  ─▶ Segment, Segment    it was text after all; then None asks for the next character
-    send ""    ─▶ Segment, None       the text has ended: what was held back is released
+    send ""    ─▶ Segment, None       the text has ended: held text is released
 
-Letters and digits in a row are sent together and count as one character, as no syntax begins or ends between them,
-but where a mark that is a word may begin.
-When a parser returns, everything from the last character it was sent is text.
+Letters and digits in a row are sent together and count as one character, because no syntax begins or ends between
+them, except where a mark that is a word may begin. When a parser returns, everything from the last character it
+was sent is text.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Segment:
     """A stretch of an answer that is all of one kind."""
 
     kind: SegmentKind
-    """ "hold": the reasoning may have ended before what was sent last. "answer": it has ended, there if this
-    has a text. "call" begins a call of the function that `text` names, "arguments" continues its JSON, and "end"
-    completes it."""
+    """ "hold": the reasoning may have ended before the text that was sent last. "answer": it has ended, there if
+    this has a text. "call" begins a call of the function that `text` names, "arguments" continues its JSON, and
+    "end" completes it."""
     text: str = ""
 
 
@@ -46,7 +46,7 @@ class ParserDriver:
         next(parser)
 
     def push(self, text: str) -> list[Segment]:
-        """Return what `text` made certain, with neighbours of one kind joined. O(len(text)).
+        """Return the segments that `text` made certain, with neighbours of one kind joined. O(len(text)).
 
         No text, as of a token that ends within a character, is not the end.
         """

@@ -1,4 +1,4 @@
-"""What describes a format of calls: its marks, its parser, how it is recognized, written and enforced."""
+"""Describes a format of calls: its marks, its parser, how it is recognized, written and enforced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ToolFormat:
     is_taught: Callable[[str], bool]
     """Whether a chat template, given as text, shows this format to models."""
     head: str
-    """What comes before the arguments; NAME stands for the function's, and NUMBER for the call's, from 0."""
+    """Text before the arguments; NAME stands for the function's name, and NUMBER for the call's number, from 0."""
     tail: str
     opens: str = ""
     closes: str = ""
@@ -64,5 +64,5 @@ class ToolFormat:
         return self.opens + self.separator.join(spelled) + self.closes
 
     def heads(self, name: str) -> list[str]:
-        """Write what comes before the arguments of a call, in the parts between which its number stands."""
+        """Write the text before the arguments of a call, as the parts around the call's number."""
         return [part.replace(NAME, name) for part in self.head.split(NUMBER)]

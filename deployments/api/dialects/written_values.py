@@ -1,6 +1,5 @@
-"""What schemas ask of values that a model writes in a syntax of its own, where no JSON schema holds them.
-
-Each format of calls holds what it can. Whatever else a schema asks is refused, and never left out in silence.
+"""Enforces schemas on values that a model writes in a syntax of its own, where no JSON schema applies. Each format
+of calls enforces the keywords that it can; other keywords are refused, never silently ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _DEFINITIONS = ("#/$defs/", "#/definitions/")
 _ALONE = ("$ref", *_CHOICES, "anyOf", "oneOf")
 """Keywords that are not held together with most others."""
 _MOVED = OF_TEXTS | OF_NUMBERS | {"type"}
-"""Keywords that mean the same beside alternatives and within each of them."""
+"""Keywords that mean the same next to alternatives and within each of them."""
 
 
 class Argument(NamedTuple):
@@ -32,9 +31,8 @@ class Argument(NamedTuple):
 
 
 def arguments_of(schema: Schema) -> list[Argument] | None:
-    """Return the arguments of a function; None if they may have any names, and what values `values_of` says.
-
-    Raises InvalidGrammar for what cannot be enforced where arguments are written one by one.
+    """Return the arguments of a function; None if they may have any names; `values_of` then describes their
+    values. Raises InvalidGrammar for keywords that cannot be enforced where arguments are written one by one.
     """
     for keyword in binding(schema, ("object",)):
         if keyword not in _OF_MEMBERS:
@@ -81,7 +79,7 @@ def _with_definitions(one: Schema | bool, root: Schema) -> Schema:
 
 
 def _references_in(schema: object) -> Iterator[str]:
-    """Yield what a schema refers to, in all its parts."""
+    """Yield the schemas to which any part of a schema refers."""
     nodes = [schema]
     while nodes:
         node = nodes.pop()
@@ -151,7 +149,7 @@ def alternatives_of(schema: Schema, root: Mapping[str, Any]) -> list[Schema | bo
 
 
 def _joined(beside: Schema, one: Schema | bool, name: str) -> Schema | bool:
-    """Return a schema that asks for what stands beside alternatives, and what one of them asks for."""
+    """Return a schema that requires both the keywords next to alternatives and those of one alternative."""
     if isinstance(one, bool):
         return {**beside} or one
     for key in beside.keys() & one.keys():

@@ -1,7 +1,8 @@
-"""What answers are, as /openapi.json describes them.
+"""The types of answers, as /openapi.json describes them.
 
 They are encoded by hand where they are made, because that is fastest; tests hold them to these types, in which no
-field may be missing. A field with the default UNSET is only there if it was asked for, or if there is one.
+field may be missing. A field with the default UNSET is only present if the request asked for it, or if it has a
+value.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class GeneratedText(Struct, tag="text", tag_field="type"):
 
 
 class GeneratedThinking(Struct, tag="thinking", tag_field="type"):
-    """What a model thought before it answered."""
+    """The model's thoughts before its answer."""
 
     thinking: str
     signature: str
@@ -249,7 +250,7 @@ class ResponseError(Struct):
 
 
 class IncompleteDetails(Struct):
-    """What cut a response off."""
+    """The limit that cut a response off."""
 
     reason: str
 
@@ -293,7 +294,7 @@ class ResponseAnswer(Struct):
 
 
 class ConversationAnswer(Struct):
-    """What is known of a conversation."""
+    """A stored conversation."""
 
     id: str
     object: Literal["conversation"]
@@ -318,7 +319,7 @@ class DeletedResponse(Struct):
 
 
 class InputItems(Struct):
-    """A page of what a response answers."""
+    """A page of a response's input items."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

@@ -1,7 +1,6 @@
-"""What a service's limits and models bound in bodies, as /openapi.json says it.
-
-The types of bodies are the same for all services. Their bounds are not, and are checked after the types, with
-messages that name the setting: `fields/counts.py`, `sampling/parameters.py`.
+"""Adds the bounds that a service's limits and models set on bodies to /openapi.json. The types of bodies are the
+same for all services. Their bounds differ, and are checked after the types, with messages that name the setting:
+`fields/counts.py`, `sampling/parameters.py`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _FACTOR = {"minimum": MIN_REPETITION_PENALTY, "maximum": MAX_REPETITION_PENALTY}
 
 
 def bounds_of(service: ApiService) -> dict[str, Keywords]:
-    """Return the bounds of fields by their names, or by those of the body's type and the field. Of several models,
-    those of the one that allows the most.
+    """Return the bounds of fields by their names, or by those of the body's type and the field. With several
+    models, those of the model that allows the most.
     """
     limits, cards = service.limits, [served.card for served in service.models.values()]
     context = max(card.max_model_len for card in cards)
@@ -110,8 +109,8 @@ def bound(body: dict[str, Any], bounds: Mapping[str, Keywords]) -> None:
 
 
 def open_to_others(schema: dict[str, Any], harmless: Set[str], *, refuses: bool) -> None:
-    """Have the schema of an object in requests take what is left out of it: `harmless` fields, values that ask for
-    nothing and, unless the service refuses them, all others.
+    """Have the schema of an object in requests accept its ignored fields: `harmless` ones, values without effect
+    and, unless the service refuses them, all others.
     """
     left_out = schema.pop(LEFT_OUT, None)
     if left_out is not None and refuses:
@@ -123,7 +122,7 @@ def open_to_others(schema: dict[str, Any], harmless: Set[str], *, refuses: bool)
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield a field's schema and all that it consists of; what it refers to is another's."""
+    """Yield a field's schema and its parts, but not the schemas to which it refers."""
     if isinstance(schema, dict):
         yield schema
         for inner in (schema.get("items"), schema.get("additionalProperties"), *schema.get("anyOf", ())):

@@ -67,7 +67,7 @@ def _completed(document: dict[str, Any], service: ApiService) -> dict[str, Any]:
 
 
 def _complete(operation: dict[str, Any], path: str, known: EndpointAnswers, schemas: dict[str, Any]) -> None:
-    """Add what is known of an endpoint."""
+    """Add the description of an endpoint."""
     for name, schema in known.query.items():
         parameters = operation.setdefault("parameters", [])
         parameters[:] = [one for one in parameters if one["name"] != name]

@@ -1,6 +1,5 @@
-"""The endpoints of /openapi.json: a new one has its entry here, beside its route, or a test fails.
-
-Its summary is the docstring of its function, and its body what `body_of` makes of the body's type.
+"""The endpoints of /openapi.json: a new one needs an entry here and a route, or a test fails. Its summary is the
+docstring of its function, and `body_of` derives its body from the body's type.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class AnswerType:
 
 @dataclass(frozen=True, slots=True)
 class EndpointAnswers:
-    """What an endpoint answers besides errors, which are the same for all endpoints of its kind."""
+    """The answers of an endpoint besides errors, which are the same for all endpoints of its kind."""
 
     answers: Mapping[int, AnswerType]
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -40,7 +39,7 @@ def _of(kind: Any, **options: Any) -> EndpointAnswers:
 
 
 def _keeps(kind: Any, *errors: int) -> EndpointAnswers:
-    """Describe an endpoint that stores something, or changes what is stored."""
+    """Describe an endpoint that stores an object, or changes a stored one."""
     return EndpointAnswers({200: AnswerType(kind)}, errors=(*errors, 507))
 
 

@@ -40,7 +40,7 @@ def add_document_routes(table: RouteTable, service: ApiService) -> None:
 
 
 class OnceMade:
-    """A document that is made when it is first asked for, whichever thread asks."""
+    """A document that is made on the first request. Thread-safe."""
 
     def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
         self._make, self._making = make, Lock()

@@ -1,4 +1,4 @@
-"""What requests that generate nothing are answered with, as /openapi.json describes it: see `answers.py`."""
+"""The types of answers to requests that generate nothing, as /openapi.json describes them: see `answers.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Embeddings(Struct):
 
 
 class RankedText(Struct):
-    """A document that was ranked, if it was asked for."""
+    """A ranked document, if the request asked for documents."""
 
     text: str
 

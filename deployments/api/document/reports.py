@@ -1,4 +1,4 @@
-"""What the endpoints answer that generate nothing: models, health, the cluster, decisions."""
+"""The types of reports: models, health, the cluster, decisions."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Health(Struct):
     replicas_expected: int
     replicas: list[ReplicaHealth]
     refuses_settings: bool
-    """Whether the latest `user_config` was wrong, so that this ingress goes on with the settings before."""
+    """Whether the latest `user_config` was wrong, so that this ingress keeps the settings before it."""
     needs_key: bool
     """Whether requests without an API key are refused."""
     has_admin_key: bool
-    """Whether there is a key for administration; without one, nobody can."""
+    """Whether there is a key for administration; without one, administration is off."""
     models: dict[str, ModelHealth]
 
 
@@ -72,7 +72,7 @@ class Version(Struct):
 
 
 class ServerInfo(Struct):
-    """What this application is."""
+    """Facts about this application."""
 
     version: str
     models: list[Model]
@@ -172,7 +172,7 @@ class BatchPage(Struct):
 
 
 class ErrorObject(Struct):
-    """What was wrong, what was expected, what to do; `param` is the path of the field at fault."""
+    """Says what was wrong, what was expected, and what to do; `param` is the path of the field at fault."""
 
     message: str
     type: str
@@ -187,7 +187,7 @@ class Error(Struct):
 
 
 class MessageErrorObject(Struct):
-    """What was wrong, what was expected, what to do."""
+    """Says what was wrong, what was expected, and what to do."""
 
     type: str
     message: str

@@ -1,1 +1,1 @@
-"""The fields of requests: their types and limits, and what is ignored, named or refused."""
+"""The fields of requests: their types and limits, and which are ignored, named or refused."""

@@ -1,4 +1,4 @@
-"""The fields `response_format` and `structured_outputs`, and what has their form under other names."""
+"""The fields `response_format` and `structured_outputs`, and fields of the same form with other names."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's field for what an answer must match."""
+    """OpenAI's field for the format of an answer."""
 
     type: Annotated[FormatType, BeforeValidator(_parse_type)]
     json_schema: JsonSchemaFormat | None = None
     structures: list[Structure] | None = None
     """The tags of a `structural_tag` in vLLM's older form."""
     triggers: list[str] | None = None
-    """What begins tags."""
+    """Texts that begin tags."""
     format: TriggeredTags | None = None
     """A `structural_tag` in XGrammar's form."""
 
@@ -102,7 +102,7 @@ AnyChoice = Annotated[list[str] | None, BeforeValidator(_parse_choice, json_sche
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's field for what an answer must match; exactly one key is allowed."""
+    """vLLM's field for the format of an answer; exactly one key is allowed."""
 
     unsupported = STRUCTURED_OUTPUTS_UNSUPPORTED
 

@@ -1,7 +1,6 @@
-"""Closes the objects of a JSON schema: where it does not say whether there may be other properties, none may be.
-
-By the standard they are allowed, and a model that is unsure invents them for as long as it may. Schemas that are
-made of several which hold together (`allOf`) are left alone: each part would forbid the others' properties.
+"""Closes the objects of a JSON schema: where it does not mention other properties, they are forbidden. The
+standard allows them, and an unsure model would invent them without end. Schemas combined with `allOf` stay open,
+because each part would forbid the others' properties.
 """
 
 from __future__ import annotations

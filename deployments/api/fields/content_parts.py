@@ -1,9 +1,9 @@
-"""Takes the parts of a content: what only a model with eyes or ears could use becomes a text that says so.
+"""Takes the parts of a content: images and sounds, which text models cannot read, become a text that says so.
 
     [{"type": "text", "text": "Look:"}, {"type": "image_url", …}]
     ─▶ [{"type": "text", "text": "Look:"}, {"type": "text", "text": "[image omitted: this model reads only text]"}]
 
-A conversation with one image must be able to go on: the client sends it again with each later turn.
+A conversation with one image must be able to continue, because the client sends it again with each later turn.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ _LONGEST_KIND = 32
 
 
 def readable(content: object, ignored: IgnoredFields, path: str, kinds: Mapping[str, Set[str]] = TEXTS) -> object:
-    """Return the content at `path` with a text in place of each part whose type is none of `kinds`, and with only
-    known fields in the others. What is no array of typed parts stays as it is.
-
-    `kinds` has the known fields by type; where there are none, all are taken. Raises `ApiError` 400 where the
-    setting refuses what is left out.
+    """Return the content at `path` with a text instead of each part whose type is not in `kinds`, and with only
+    known fields in the others. Any value but an array of typed parts stays unchanged. `kinds` has the known fields
+    by type; without any, all are accepted. Raises `ApiError` 400 if the setting refuses the omitted ones.
     """
     if not isinstance(content, list) or all(_is_readable(part, kinds) for part in content):
         return content
@@ -34,7 +32,7 @@ def readable(content: object, ignored: IgnoredFields, path: str, kinds: Mapping[
 
 
 def _is_readable(part: object, kinds: Mapping[str, Set[str]]) -> bool:
-    """Whether nothing of a part is left out, as of nearly all."""
+    """Whether no field of a part is omitted, as for nearly all parts."""
     known = kinds.get(part["type"]) if isinstance(part, dict) and isinstance(part.get("type"), str) else ()
     return known is not None and (not known or part.keys() <= known)  # type: ignore[attr-defined]
 
@@ -50,7 +48,7 @@ def _readable(part: object, ignored: IgnoredFields, path: str, kinds: Mapping[st
 
 
 def in_its_place(kind: str, ignored: IgnoredFields, path: str) -> dict[str, Any]:
-    """Return the text that stands in place of a part of this type."""
+    """Return the text that replaces a part of this type."""
     ignored.leave_out(path, kind, f"is a part of the type {quoted(kind)}, and this model reads only text")
     name = kind.removeprefix("input_").removesuffix("_url")[:_LONGEST_KIND]
     return {"type": "text", "text": f"[{name} omitted: this model reads only text]"}

@@ -1,6 +1,6 @@
-"""Checks how much a request has of everything, on plain JSON, before objects are made of it.
+"""Checks the counts and sizes of a request's parts on plain JSON, before objects are made of it.
 
-What has a wrong type is passed over: the models of `deployments/api/fields/protocol.py` say so.
+Values of a wrong type are skipped: the models of `deployments/api/fields/protocol.py` refuse them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COUNTED = (
     ("max_stop_token_ids", "stop_token_ids", "ids"),
     ("max_logit_bias", "logit_bias", "entries"),
 )
-"""Settings, the fields that they bound, and what they count."""
+"""Settings, the fields that they bound, and the units that they count."""
 
 
 def check_counts(fields: Mapping[str, Any], limits: Limits) -> None:

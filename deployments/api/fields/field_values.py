@@ -1,6 +1,6 @@
-"""How the fields of requests are taken where several forms mean the same, and what is said of a wrong one.
+"""Normalizes fields of requests that have several forms with one meaning, and describes wrong ones.
 
-Pydantic calls these functions with what the body has, before it checks the field's type.
+Pydantic calls these functions with the body's value, before it checks the field's type.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def one_of(*values: str) -> BeforeValidator:
 
 
 def parse_early_stopping(value: object) -> object:
-    """Take what a beam search knows as the rule of its end."""
+    """Take the stopping rules that a beam search knows."""
     if value is None or isinstance(value, bool) or value == "never":
         return value
     raise PydanticCustomError("early_stopping", 'must be true, false or "never"')
@@ -157,5 +157,5 @@ def described_as(form: object) -> BeforeValidator:
 
 
 def taking(parse: Callable[[object], object], form: object) -> BeforeValidator:
-    """Have `parse` prepare a field; /openapi.json describes what it takes, which is `form`."""
+    """Have `parse` prepare a field; /openapi.json describes its input as `form`."""
     return BeforeValidator(parse, json_schema_input_type=form)

@@ -1,11 +1,11 @@
-"""Takes the messages of a conversation as clients send them: with what they kept of answers, and with labels.
+"""Takes the messages of a conversation as clients send them, with fields copied from answers, and with labels.
 
     {"role": "assistant", "content": null, "refusal": null, "parsed": {}, "tool_calls": [{"index": 0, ...}]}
     ─▶ {"role": "assistant", "content": "", "tool_calls": [{...}]}
 
-A client that cannot send back what it got cannot go on. So what the model is to read is taken, under each of the
-names that servers use for it, and everything else in a message is left out. Types are checked afterwards, by
-`protocol.Message`.
+A client must be able to send an answer back to continue. So the fields that the model reads are taken, under each
+of the names that servers use for them, and everything else in a message is omitted. Types are checked afterwards,
+by `protocol.Message`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ KNOWN = frozenset(
     {*_OF_ALL, "tool_calls", "reasoning", "tool_call_id", "function_call", "reasoning_content", "refusal"}
     | {"reasoning_details", "thinking_blocks", "images", "provider_specific_fields", "type"}
 )
-"""Fields of messages that are read, or that repeat what is; in messages of other roles they change nothing."""
+"""Fields of messages that are read, or repeat those that are; in messages of other roles they have no effect."""
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts of a content, and of `reasoning_details`, that are no part of the answer."""
 _PARTS = {**TEXTS, **dict.fromkeys(THOUGHTS, frozenset[str]())}
 
 
 def taken_messages(messages: list[Any], ignored: IgnoredFields) -> list[Any]:
-    """Return messages with what the model is to read of them; what is no object stays as it is.
-
-    `ignored` names what is left out. Raises `ApiError` 400 where the setting refuses that.
+    """Return messages with the fields that the model reads; values that are no objects stay unchanged. `ignored`
+    names omitted fields. Raises `ApiError` 400 where the setting refuses that.
     """
     ids: dict[object, str] = {}  # of calls in OpenAI's older form, by the function's name: its results name no id
     return [
@@ -94,7 +93,7 @@ def _taken_calls(calls: list[Any], ignored: IgnoredFields, path: str) -> list[An
 
 
 def _add_answer(taken: dict[str, Any], given: dict[str, Any]) -> None:
-    """Add what an assistant's message has under other names, or in its parts."""
+    """Add fields that an assistant's message has under other names, or in its parts."""
     details = _objects(given.get("reasoning_details"))
     if isinstance(content := taken.get("content"), list):
         details += [part for part in _objects(content) if part.get("type") in THOUGHTS]
@@ -114,6 +113,6 @@ def _objects(given: object) -> list[dict[str, Any]]:
 
 
 def _texts(details: list[dict[str, Any]]) -> str:
-    """Return what is readable of an answer's reasoning; some of it may be encrypted."""
+    """Return the readable part of an answer's reasoning; some of it may be encrypted."""
     texts = (detail.get("thinking") or detail.get("text") for detail in details)
     return "\n".join(text for text in texts if isinstance(text, str))

@@ -1,9 +1,9 @@
-"""Decides about what this server does not use of a request: taken as harmless, left out and named, or refused.
+"""Decides whether a field that this server does not use is accepted as harmless, ignored and named, or refused.
 
 Silently ignoring a constraint is worse than an error: the client would get an unconstrained answer and a 200. So
-fields that are known to change the answer, and are not supported, are refused by name. What is not known at all is
-mostly another server's hint. That, and what clients send to any server (tools that the server would run, images),
-is left out and named; the setting `limits.unknown_fields` can turn it into an error.
+fields that are known to change the answer, and are not supported, are refused by name. Unknown fields are mostly
+hints for another server. They, and parts that clients send to any server (tools that the server would run,
+images), are ignored and named; the setting `limits.unknown_fields` can make them an error.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ LABELS = frozenset(
         "title",
     }
 )
-"""Fields of objects within a request that are accepted with any value: clients send back what they kept of
-answers, and mark what is to be cached."""
+"""Fields of objects within a request that are accepted with any value, because clients send back fields of
+answers, and mark parts to be cached."""
 _SHOWN_CHARS, _SHOWN_FIELDS = 64, 16
 """How much of which ignored fields the answer names: the names are the client's."""
 
@@ -98,7 +98,7 @@ COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class IgnoredFields:
-    """What becomes of what this server does not know or cannot do, and the names of all that was left out."""
+    """Handles fields that this server does not know or support, and collects the names of those it ignores."""
 
     def __init__(self, rule: UnknownFields) -> None:
         self._rule = rule
@@ -106,7 +106,7 @@ class IgnoredFields:
         """Names to be shown, in the order of the body; empty where the rule is to say nothing."""
 
     def add(self, name: str, value: object, known: Collection[str], path: str) -> None:
-        """Ignore an unknown field. Null and an empty array ask for nothing. Raises `ApiError` 400 where the rule
+        """Ignore an unknown field. Null and an empty array have no effect. Raises `ApiError` 400 where the rule
         refuses it.
         """
         if value is None or value == []:
@@ -117,9 +117,8 @@ class IgnoredFields:
         self._show(path + name)
 
     def leave_out(self, path: str, kind: str, reason: str) -> None:
-        """Leave out what this server cannot do, at `path`. Raises `ApiError` 400 where the rule refuses it.
-
-        `kind` is its type, and `reason` what the message says of it.
+        """Omit the unsupported part at `path`. Raises `ApiError` 400 if the rule refuses it. `kind` is its type,
+        and `reason` the message's reason.
         """
         if self._rule == "refuse":
             message = f"{path} {reason}; leave it out (limits.unknown_fields is refuse)."
@@ -139,8 +138,8 @@ def keep_known(
     ignored: IgnoredFields,
     path: str = "",
 ) -> dict[str, Any]:
-    """Return `body`, the object at `path`, without what has no effect. Raises `ApiError` for what would change the
-    answer.
+    """Return `body`, the object at `path`, without fields that have no effect. Raises `ApiError` for unsupported
+    ones that would change the answer.
     """
     if body.keys() <= known:
         return dict(body)

@@ -1,4 +1,4 @@
-"""What clients write about objects that the server keeps for them."""
+"""The metadata that clients attach to stored objects."""
 
 from __future__ import annotations
 

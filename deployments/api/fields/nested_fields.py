@@ -1,6 +1,6 @@
-"""Takes the objects within a request: unknown fields in them are treated as those of the request itself.
+"""Treats unknown fields of objects within a request like those of the request itself.
 
-The models say which objects there are. Where a field takes several models, `type` says which of them is meant:
+The models say which objects exist. If a field accepts several models, `type` selects one:
 
     {"reasoning": {"effort": "low", "x": 1}}   ─▶   {"reasoning": {"effort": "low"}}, and "reasoning.x" is named
 """

@@ -1,6 +1,6 @@
-"""Which tools of a request the model is offered: functions and custom tools, which the client runs.
+"""Selects the tools that the model is offered: functions and custom tools, which the client runs.
 
-All others, such as a search of the web, would have to be run by the server. They are left out and named.
+The server would have to run all others, such as a web search. They are omitted and named.
 """
 
 from __future__ import annotations
@@ -77,4 +77,4 @@ def _name_grammar(tool: dict[str, Any], ignored: IgnoredFields, path: str) -> No
         tool, path = custom, f"{path}.custom"
     form = tool.get("format")
     if isinstance(form, dict) and form.get("type") == "grammar":
-        ignored.leave_out(f"{path}.format", "grammar", "is a grammar, which the model is told but not held to")
+        ignored.leave_out(f"{path}.format", "grammar", "is a grammar, shown to the model but not enforced")

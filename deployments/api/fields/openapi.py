@@ -1,7 +1,6 @@
-"""What /openapi.json says of requests' bodies, which the framework does not parse: it is told here.
-
-pydantic describes what the models take. Before them, `ignored.py` takes fields that are not supported as long as
-their value has no effect. What objects may have besides is the setting's: `document/bounds.py` adds it.
+"""Describes request bodies in /openapi.json, because the framework does not parse them. pydantic describes the
+fields of the models. Before them, `ignored.py` accepts unsupported fields whose values have no effect. A setting
+decides whether objects may have other fields: `document/bounds.py` adds that.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from deployments.api.fields.strict_model import StrictModel
 
 _PREFIX = "#/components/schemas/"
 _OF_PARTS = {"StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
-"""Fields without effect of what bodies consist of, by the model's name."""
+"""Fields without effect of objects within bodies, by the model's name."""
 
 
 @cache  # making it takes most of the time in which an application is put together
@@ -41,9 +40,7 @@ def _schema(kind: type[StrictModel]) -> dict[str, Any]:
 
 
 def _as_cleaned(message: dict[str, Any]) -> None:
-    """Describe a message as it is before `history.taken_messages` has taken it, which leaves out what is another
-    role's.
-    """
+    """Describe a message before `history.taken_messages`, which omits fields of other roles."""
     fields, text = message["properties"], {"required": ["content"]}
     content, calls, reasoning, result = (
         fields.pop(name) for name in ("content", "tool_calls", "reasoning", "tool_call_id")

@@ -82,7 +82,7 @@ class RefusalPart(StrictModel):
 
 
 class OtherPart(LeftOut):
-    """A part that a text model cannot read: a text stands in its place."""
+    """A part that a text model cannot read: a text replaces it."""
 
     type: Annotated[str, other_than(*TEXT_OF)]
 
@@ -100,19 +100,19 @@ class Message(StrictModel):
 
     role: Annotated[Role, taking(parse_role, _AnyRole)]
     content: Annotated[str, taking(join_content, str | _Some[AnyPart] | None)]
-    """ "" of an assistant's message without an answer, where it may be null or left out."""
+    """ "" in an assistant's message without an answer, where it may be null or omitted."""
     tool_calls: Annotated[list[ToolCall], FailFast(), described_as(list[AnyCall])] = Field(default_factory=list)
     """Functions that the assistant called."""
     tool_call_id: str | None = None
     """Id of the call that a result answers."""
     name: str | None = None
-    """Who speaks, for templates that show it; in a result, the called function."""
+    """The speaker, for templates that show it; in a result, the called function."""
     reasoning: str | None = None
-    """What the assistant thought before it answered; also `reasoning_content`."""
+    """The assistant's thoughts before its answer; also `reasoning_content`."""
 
 
 class StreamOptions(StrictModel):
-    """What a stream carries besides its text."""
+    """Contents of a stream besides its text."""
 
     include_usage: bool | None = None
     """End the stream with a chunk that has no choices and the usage of the whole request."""
@@ -154,7 +154,7 @@ class SampledRequest(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = None
-    """What the answer must match; excludes a format given otherwise."""
+    """A format that the answer must match; excludes a format given otherwise."""
     guided_json: AnySchema = None
     """An older name of vLLM's for `structured_outputs.json`; those below are alike."""
     guided_regex: str | None = None
@@ -222,7 +222,7 @@ class _Rendered(StrictModel):
     add_generation_prompt: bool | None = None
     """End the rendered messages where the model's answer begins; the default."""
     continue_final_message: bool | None = None
-    """End them within the last message, which the model goes on with."""
+    """End them within the last message, which the model continues."""
 
 
 class _Conversing(_Rendered):
@@ -231,7 +231,7 @@ class _Conversing(_Rendered):
     tools: Annotated[list[AnyTool], FailFast(), taking(none_as_empty, list[AnyTool] | None)] = Field(
         default_factory=list
     )
-    """The functions and custom tools that the model may call, and is shown. Other tools are left out."""
+    """The functions and custom tools that the model sees and may call. Other tools are omitted."""
 
     @classmethod
     def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
@@ -267,7 +267,7 @@ class ChatRequest(_Generating, _Conversing):
     thinking_token_budget: Int | None = None
     """Tokens of reasoning after which its end is forced; -1: as many as the model wants."""
     include_reasoning: bool | None = None
-    """false: the answer leaves out what the model thought."""
+    """false: the answer omits the model's thoughts."""
     verbosity: Verbosity = None
     """How much the model is to say, for templates that know it."""
     parallel_tool_calls: bool | None = None
@@ -334,7 +334,7 @@ def parse(body: dict[str, Any], limits: Limits, kind: type[Parsed]) -> tuple[Par
 def taken_fields(
     kind: type[StrictModel], body: Mapping[str, Any], limits: Limits, ignored: IgnoredFields
 ) -> dict[str, Any]:
-    """Return a body's fields as a request of `kind` has them; `ignored` names what is left out.
+    """Return a body's fields as those of a request of `kind`; `ignored` names omitted fields.
 
     Raises `ApiError` 400 that names the first field at fault. Types are checked afterwards.
     """

@@ -1,7 +1,7 @@
-"""Names what constrains nothing in the JSON schemas that an answer is held to, as other unknown fields are named.
+"""Names unknown keywords of enforced JSON schemas, because they constrain nothing, like other unknown fields.
 
-These are the schemas of an answer, and those of the functions that it may call, where calls are held to them: they
-are `strict` or forced, or the answer has a schema.
+Enforced are the schemas of an answer, and those of the functions that it may call if they are `strict` or forced,
+or if the answer has a schema.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _held_arguments(fields: Mapping[str, Any], has_schema: bool) -> Iterator[tup
 
 
 def _functions(fields: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the objects that describe functions, in whatever form one or another API has them."""
+    """Yield the objects that describe functions, in the form of any of the APIs."""
     for field in ("tools", "functions"):
         yield from _functions_in(fields.get(field), field)
 
@@ -78,7 +78,7 @@ def _chosen(choice: object) -> tuple[str | None, bool]:
 
 
 def _at(fields: Mapping[str, Any], place: str) -> Any:
-    """Return what is at a place; None if nothing is."""
+    """Return the value at a place; None if there is none."""
     found: Any = fields
     for name in place.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -86,7 +86,8 @@ def _at(fields: Mapping[str, Any], place: str) -> Any:
 
 
 def _read(schema: object) -> object:
-    """Return a schema that may be given as its text; None for what is no JSON, which is refused elsewhere."""
+    """Return a schema that may be given as its text; None for text that is not JSON, which is refused
+    elsewhere."""
     if not isinstance(schema, str):
         return schema
     try:

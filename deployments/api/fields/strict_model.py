@@ -27,15 +27,14 @@ class StrictModel(BaseModel):
 
     @classmethod
     def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
-        """Return a body's fields without what this server cannot do, which is named in `ignored`.
-
-        Raises `ApiError` 400 where the setting refuses that.
+        """Return a body's fields without unsupported ones, which `ignored` names. Raises `ApiError` 400 if the
+        setting refuses them.
         """
         return fields
 
 
 class LeftOut(StrictModel):
-    """An object of a type that this server cannot use: it is left out, whatever it has, or refused."""
+    """An object of a type that this server cannot use: it is omitted, with all of its fields, or refused."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={LEFT_OUT: {}})
     type: str

@@ -1,4 +1,5 @@
-"""Structural tags: text in which each trigger begins one of some tags, whose content matches its JSON schema.
+"""Structural tags: text in which each trigger begins one of several tags, each with content that matches its JSON
+schema.
 
 free text <function=   search>  {"text": …}   </function>   free text
           trigger     of begin    content         end
@@ -56,7 +57,7 @@ class Structure(StrictModel):
 
 
 class JsonContent(StrictModel):
-    """What is between the marks of a tag."""
+    """The content between the marks of a tag."""
 
     type: Annotated[Literal["json_schema"], one_of("json_schema")]
     json_schema: _Schema

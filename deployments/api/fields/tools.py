@@ -55,7 +55,7 @@ class Function(StrictModel):
 
     name: FunctionName
     description: str | None = None
-    """What the function does, described for the model."""
+    """A description of the function for the model."""
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments, which are an object; None if there are none."""
     strict: bool | None = None
@@ -70,7 +70,7 @@ class Tool(StrictModel):
 
 
 class CustomGrammar(StrictModel):
-    """What an input looks like: the model is told, and not held to it."""
+    """The syntax of an input: shown to the model, but not enforced."""
 
     definition: str
     syntax: Literal["lark", "regex"]
@@ -86,7 +86,7 @@ class CustomFormat(StrictModel):
 
 
 class Custom(StrictModel):
-    """What a custom tool is."""
+    """The definition of a custom tool."""
 
     name: FunctionName
     description: str | None = None
@@ -206,7 +206,8 @@ FunctionCall = Annotated[Literal["none", "auto"] | NamedFunction | None, BeforeV
 
 
 def _parse_arguments(value: object) -> object:
-    """Return arguments as text. Some servers give an object, and some clients send nothing for no arguments."""
+    """Return arguments as text. Some servers return an object, and some clients send null or "" for no
+    arguments."""
     if value is None or value == "":
         return "{}"
     return exact_json.encode(value).decode() if isinstance(value, dict) else value
@@ -224,7 +225,7 @@ class CalledFunction(StrictModel):
     arguments: Annotated[
         str, BeforeValidator(_parse_arguments, json_schema_input_type=str | dict[str, Any] | None)
     ] = "{}"
-    """What the model wrote. It should be a JSON object, but may have been cut off, or malformed."""
+    """The model's text. It should be a JSON object, but may be cut off or malformed."""
 
 
 class ToolCall(StrictModel):

@@ -1,4 +1,4 @@
-"""What is said of a body that does not fit the model of its endpoint."""
+"""Error messages for bodies that do not fit the model of their endpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OURS = frozenset(
 def translated(error: ValidationError) -> ApiError:
     """Return pydantic's first error in our words, which do not change with its version.
 
-    What is in angle brackets on its way to a field is the tag of one of several forms of an object.
+    A name in angle brackets in the path to a field is the tag of one of several forms of an object.
     """
     first = error.errors(include_url=False, include_context=False)[0]
     path = ".".join(part for part in map(str, first["loc"]) if not part.startswith("<"))[:128]

@@ -62,7 +62,7 @@ async def count_prompt(limits: Limits, served: ServedModel, request: ChatRequest
 
 
 class AskedAnswer(NamedTuple):
-    """What a request's fields ask of the answer."""
+    """The answer that a request's fields ask for."""
 
     max_tokens: int | None
     logprobs: int | None
@@ -73,7 +73,7 @@ class AskedAnswer(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """What the model is shown besides the messages."""
+    """Inputs of the model besides the messages."""
 
     options: TemplateOptions
     tools: RequestedTools | None

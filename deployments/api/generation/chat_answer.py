@@ -42,7 +42,7 @@ class ChatResponseEncoder:
         self.context = context
         self._codec, self._names = codec, names or codec
         self.shows_reasoning = True
-        """Whether answers have what the model thought."""
+        """Whether answers contain the model's thoughts."""
         self.has_old_calls = False
         """Whether an answer has its call in OpenAI's older form."""
         self._num_top = logprobs
@@ -57,7 +57,7 @@ class ChatResponseEncoder:
             "logprobs": None,
             "finish_reason": None,
         }
-        if self.context.with_token_ids:  # beside the choices, as in vLLM
+        if self.context.with_token_ids:  # next to the choices, as in vLLM
             return self._framing.first(
                 encode_json(choice), {"prompt_token_ids": self.context.prompt_of(index).token_ids}
             )
@@ -170,7 +170,7 @@ def _encoded_call_delta(call: ToolCallDelta) -> dict[str, Any]:
 
 
 def _called(call: ToolCallDelta) -> dict[str, Any]:
-    """Return what is called, and with what, as far as a delta has it."""
+    """Return the parts of a call that a delta has: its name, and a piece of its arguments."""
     name = {} if call.name is None else {"name": call.name}
     if call.is_custom:
         return {"custom": {**name, "input": call.arguments}}

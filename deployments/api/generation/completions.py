@@ -45,7 +45,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
 
 
 class _Checked(NamedTuple):
-    """What a request asks for, besides its prompts."""
+    """The checked fields of a request, besides its prompts."""
 
     max_tokens: int | None
     """None: by default, or fewer where the context has no room."""
@@ -95,8 +95,8 @@ async def _tokenize(
 
 
 def _check_fits(request: CompletionRequest, served: ServedModel, checked: _Checked, ids: list[int]) -> None:
-    """Raise `ApiError` for a prompt that leaves no room for its answer, or is none. The default of `max_tokens` is
-    cut to what fits. A prompt that is only scored or echoed may take all of the context.
+    """Raise `ApiError` for a prompt that leaves no room for its answer, or is empty. The default of `max_tokens`
+    is cut to the room. A prompt that is only scored or echoed may take all of the context.
     """
     check_prompt(served.card, ids, "prompt", is_continued=not checked.is_silent)
     if checked.max_tokens is None:

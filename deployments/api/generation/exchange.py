@@ -1,4 +1,4 @@
-"""One generating request from its plan to its answer: the same for all endpoints, streamed or whole.
+"""Runs one generating request from its plan to its answer, in the same way for all endpoints, streamed or whole.
 
 Nothing is sent before the first event arrives, so an error until then has its proper status. After that a stream
 can only report an error as its last event.
@@ -78,7 +78,7 @@ class Exchange:
         # A beam search sends nothing before its end, and a request of a batch while others need the engines.
         is_silent = plan.sampling.beams is not None or hints.is_deferrable
         idle_timeout_s = limits.request_timeout_s if is_silent else limits.idle_timeout_s
-        # Of a cache that it shares with others, a tenant is told only what the configuration says is there.
+        # In a cache that tenants share, a tenant may see only the prefixes of the configuration.
         reported = plan.served.shared.longest if caller.tenant.shares_cache else _all_cached
         self._choices = Choices(
             plan.served.client,
@@ -130,7 +130,7 @@ class Exchange:
 
     def _admit(self) -> None:
         """Charge the tenant's limits. Raises `RateLimited`, or `Rejected` when they never allow it; `ApiError` 429
-        when there is no room for what the answer holds.
+        when there is no room for the memory of the answer.
         """
         if self._held is not None:
             self._held.take(self._num_held)
@@ -218,7 +218,8 @@ class Exchange:
             await self._release()
 
     async def _release(self) -> None:
-        """Give back what the request holds of its tenant, its ingress and the engines, whatever of it fails."""
+        """Release everything that the request holds of its tenant, its ingress and the engines, even if a part
+        fails."""
         try:
             self._limit.close()
             if self._held is not None:
@@ -294,4 +295,4 @@ class Exchange:
 
 
 def _all_cached(prompt_ids: Sequence[int]) -> None:
-    """Bound the reported cached tokens of a prompt by nothing."""
+    """Report all cached tokens of a prompt."""

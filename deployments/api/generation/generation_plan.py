@@ -1,4 +1,4 @@
-"""The plan of an answer, and what follows from it: requests to engines, and parsers of what they generate."""
+"""The plan of an answer, from which requests to engines and parsers of their output are made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from deployments.config.tenants import Tenant
 from engine.values.sampling_params import SamplingParams
 
 OnEnd = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
-"""Called with the end of an answer, encoded, before that is sent; returns what is sent in its place."""
+"""Receives the encoded end of an answer before it is sent, and returns the bytes to send instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class GenerationPlan:
     cuts_answers: bool = False
     """Whether each answer has at most as many tokens as its prompt leaves room for in the context."""
     later: Callable[[Request, Ticket], Awaitable[Response]] | None = None
-    """Answers at once and has the answer generated afterwards; None: it is generated now."""
+    """Answers immediately and has the answer generated afterwards; None: it is generated now."""
     count_field: str | None = None
     """The field that asks for so many generations; None: `n`, or `best_of`."""
     on_end: OnEnd | None = None
@@ -82,7 +82,7 @@ def _priority(request: ChatRequest | CompletionRequest) -> int:
 
 
 def reported_stops(plan: GenerationPlan) -> Collection[int]:
-    """Return the tokens that are an answer's `stop_reason`: those asked for that are not the model's own end."""
+    """Return the tokens that can be an answer's `stop_reason`: requested ones that are not the model's own end."""
     ids = plan.sampling.stop_token_ids
     if not ids or plan.sampling.ignore_eos:
         return ids
@@ -121,7 +121,7 @@ def engine_requests(
             is_deferrable=hints.is_deferrable,
             max_wait_s=hints.max_wait_s,
         )
-        # What is pooled has no text, so that one parser does for all.
+        # Pooled prompts generate no text, so one parser suffices for all.
         is_needed = sampling.pooling is None or not asked
         count_texts = num_texts if is_needed else 0
         texts = [_parser(plan, sampling, keep, contexts[index // count]) for _ in range(count_texts)]

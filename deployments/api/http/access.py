@@ -1,7 +1,7 @@
 """Authentication: every request passes `Gate`, which finds its tenant by the API key or answers 401.
 
-Access is denied by default: only the paths in `OPEN_PATHS` need no key, whatever routes exist. Keys, and what was
-sent in their place, appear in no response and no log.
+Access is denied by default: only the paths in `OPEN_PATHS` need no key. No response and no log contains keys, or
+texts that were sent as keys.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AccessControl:
         self._limits: dict[str, TenantLimits] = {}
 
     def take_over(self, keys: KeyRing, *, protects_metrics: bool, admin_key_hash: str | None) -> None:
-        """Use other keys and tenants from now on. What a tenant has used of its limits stays used."""
+        """Use other keys and tenants from now on. The used part of a tenant's limits stays used."""
         self._keys, self._protects_metrics, self._admin_key_hash = keys, protects_metrics, admin_key_hash
         for name, limits in self._limits.items():
             limits.enforce(self.tenant(name) or limits.tenant, self._num_shares)
@@ -89,12 +89,12 @@ class AccessControl:
         return self._keys.by_name.get(name)
 
     def check_may_explain(self, tenant: Tenant) -> None:
-        """Raise `ApiError` 403 where a router's record would tell one tenant of others: it holds the load of every
+        """Raise `ApiError` 403 if a router's record would reveal other tenants: it holds the load of every
         replica and what each has cached.
         """
         if len(self._keys.tenants) > 1 and tenant is not ADMIN:
             message = (
-                "x-raydix-explain shows what all tenants make of the replicas, so where there is more than one "
+                "x-raydix-explain shows the load of all tenants on the replicas, so with more than one "
                 "tenant it needs the admin key (admin_key_hash); leave the header out."
             )
             raise ApiError(403, message, code="admin_key_needed")
@@ -142,8 +142,8 @@ def unauthenticated(message: str) -> ApiError:
 
 def _no_admin_for_metrics() -> ApiError:
     message = (
-        "/metrics shows the names of tenants and what they use, so it needs the admin key, and none is set: give "
-        "admin_key_hash, or protect_metrics: false to open the page to everybody."
+        "/metrics shows the names of tenants and their usage, so it needs the admin key, and none is set: give "
+        "admin_key_hash, or protect_metrics: false to open the page to every client."
     )
     return ApiError(403, message, code="admin_key_not_configured")
 

@@ -1,11 +1,11 @@
-"""Bounds the bodies that an ingress reads and works on at once, and thereby the memory that they take.
+"""Bounds the bodies that an ingress reads and works on concurrently, and thereby their memory.
 
     arrives    1 byte a byte, as it arrives: an announced length takes no room
     parsed     and VALUE_BYTES for each value and name; what JSON becomes is counted before it is made
     planned    nothing: only token ids are left, which admission bounds (`admission.max_waiting_tokens`), and what
                an answer repeats of its request, where it is more than the prompt explains (`BodyRoom.another`)
 
-What is read of stored responses counts as if it were in the body.
+Stored responses that a request reads count as if they were in the body.
 
 A byte counted here is `MEMORY_FACTOR` bytes of memory at most, while texts are parsed, rendered and tokenized.
 """
@@ -31,13 +31,13 @@ class BodyMemory:
         """
         self.bound(max_bytes, has_tenants=has_tenants)
         self.lock = threading.RLock()
-        """Held while what is taken changes."""
+        """Held while the taken bytes change."""
         self._taken: Counter[str] = Counter()  # bytes by tenant or address
         self.num_bytes = 0
         """Number of bytes that are taken now."""
 
     def bound(self, max_bytes: int, *, has_tenants: bool) -> None:
-        """Let bodies take this much from now on; what is taken stays taken."""
+        """Let bodies take this much from now on; room in use stays in use."""
         self._max_bytes, self._most_each = max_bytes, max_bytes // 2 if has_tenants else max_bytes - max_bytes // 4
 
     def open(self, tenant: str) -> BodyRoom:
@@ -64,21 +64,21 @@ class BodyMemory:
                 del self._taken[tenant]
 
     def _refusal(self, num_bytes: int) -> ApiError:
-        """Create the error of what finds no room for so many bytes."""
+        """Create the error for a body that has no room for so many bytes."""
         message = (
-            f"The server is working on as many bodies as it takes ({self._max_bytes} bytes, "
+            f"The server is working on as many bytes of bodies as it accepts ({self._max_bytes}, "
             "limits.max_total_body_bytes); retry later."
         )
         return overloaded(message)
 
 
 def overloaded(message: str) -> ApiError:
-    """Create a 429 for what finds no room now."""
+    """Create a 429 for bytes that find no room now."""
     return ApiError(429, message, code="overloaded", headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
 
 
 class RoomClosed(Exception):
-    """The request has ended for whose body a thread still works."""
+    """The request has ended while a thread still works on its body."""
 
 
 class BodyRoom:
@@ -98,7 +98,7 @@ class BodyRoom:
             self._num_bytes += num_bytes
 
     def another(self) -> BodyRoom:
-        """Return a room for the same tenant, which has taken nothing."""
+        """Return an empty room for the same tenant."""
         return BodyRoom(self._memory, self._tenant)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Refuses requests while too many are open, where no proxy before the API does. No tenant gets all places.
+"""Refuses requests while too many are open, if no proxy before the API does. No tenant gets all places.
 
 A request takes its place when its body has arrived. Before that it costs little: a connection, and the room for
-what has arrived (`deployments/api/http/body_memory.py`). So bodies that never end keep nobody out. Unfinished ones
-are bounded too, by as many for each tenant, or for each address on an open server.
+what has arrived (`deployments/api/http/body_memory.py`). So bodies that never end keep no request out. Unfinished
+ones are bounded too, by as many for each tenant, or for each address on an open server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Bounded:
     def __init__(
         self, app: ASGIApp, max_open: int, *, num_tenants: int = 0, counts: OpenRequests | None = None
     ) -> None:
-        """Of several tenants, which are in the scope by now, each may have half of the places."""
+        """With several tenants, each may have half of the places. The scope has the tenant by now."""
         self._app, self._max_open, self._has_tenants = app, max_open, num_tenants > 0
         self._max_each = max_open - max_open // 2 if num_tenants > 1 else max_open
         self._counts = counts or OpenRequests()
@@ -73,12 +73,12 @@ class Bounded:
         is_full = num_open >= self._max_open
         if is_full or self._counts.num_open_of[tenant] >= self._max_each:
             whose = "The server has" if is_full else f"The tenant {tenant!r} has"
-            limit = f"as many as it takes{'' if is_full else ' of one tenant'} (ingresses.max_ongoing)"
+            limit = f"the most{'' if is_full else ' for one tenant'} (ingresses.max_ongoing)"
             raise _refused(f"{whose} {num_open if is_full else self._max_each} open requests, {limit}")
 
 
 class _Place:
-    """What one request takes of the bounds."""
+    """A request's share of the bounds."""
 
     def __init__(self, bounds: Bounded, tenant: str, owner: str) -> None:
         self._bounds, self._counts = bounds, bounds._counts
@@ -89,7 +89,7 @@ class _Place:
         """Count a body that has not arrived. Raises `ApiError` 429 when its owner has too many of them."""
         max_open = self._bounds._max_open
         if self._counts.num_unfinished_of[self._owner] >= max_open:
-            most = f"{max_open} bodies that have not arrived, as many as may be (ingresses.max_ongoing)"
+            most = f"{max_open} bodies that have not arrived, the most that are allowed (ingresses.max_ongoing)"
             raise _refused(f"You are sending {most}; finish them")
         self._counts.num_unfinished_of[self._owner] += 1
         self._is_unfinished = True
@@ -115,7 +115,7 @@ class _Place:
         self._is_taken = True
 
     def leave(self) -> None:
-        """Give back what was taken."""
+        """Release the place."""
         self._has_arrived()
         if self._is_taken:
             self._counts.num_open -= 1

@@ -1,4 +1,5 @@
-"""Calls the endpoints that generate without a framework between, whose layers cost as much as an endpoint."""
+"""Calls the endpoints that generate directly, bypassing the framework's layers, which cost as much as an
+endpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The route that matched, as far as metrics ask for it."""
+    """The part of the matched route that metrics read."""
 
     path: str
 
@@ -27,15 +28,16 @@ class HotPaths:
     """Answers POST requests to some paths itself and passes all others on."""
 
     def __init__(self, make_rest: Callable[[], ASGIApp], endpoints: Mapping[str, Endpoint]) -> None:
-        """`endpoints` has the endpoints by their paths below the application's route prefix. `make_rest` makes
-        what answers all others when the first of them comes: a framework takes tens of milliseconds for that.
+        """`endpoints` has the endpoints by their paths below the application's route prefix. `make_rest` makes the
+        application for all other paths when the first such request comes, because a framework takes tens of
+        milliseconds to build it.
         """
         self._make_rest = make_rest
         self._rest: ASGIApp | None = None
         self._endpoints = {path: (_Route(path), endpoint) for path, endpoint in endpoints.items()}
 
     def make(self) -> ASGIApp:
-        """Make what answers all others now."""
+        """Make the application for all other paths now."""
         self._rest = self._make_rest()
         return self._rest
 

@@ -1,11 +1,11 @@
-"""How much a JSON text will be, counted before any of it is made, as each value costs far more than its bytes.
+"""Estimates the size of a parsed JSON text before parsing, because each value costs far more than its bytes.
 
     {"prompt":[[1],[2]],"user":"a, b"}      marks outside texts: { : [ [ , [ , :
 
-Every value and every name follows one of the marks `,` `:` `[` `{`, so these bound their number. Each weighs as
-much as what it begins takes to parse, in numbers of an array. Marks inside texts are counted too at first, because
-that is fastest; only if there are too many, the texts are left out, piece by piece, so that no step holds the
-interpreter's lock for long.
+Every value and every name follows one of the marks `,` `:` `[` `{`, so these bound their number. Each mark weighs
+the cost of parsing the value that it begins, in units of a number in an array. Marks inside texts are counted too
+at first, because that is fastest; only if there are too many, texts are excluded, piece by piece, so that no step
+holds the interpreter's lock for long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 _NAMED, NESTED = 5, 10
-"""What a name, and an array or object, takes to parse, in numbers of an array."""
+"""Cost of parsing a name, and an array or object, in units of a number in an array."""
 _PIECE_BYTES = 64 * 1024
 
 
@@ -43,12 +43,12 @@ def count_names(body: bytes | bytearray) -> int:
 
 
 def _outside_texts(body: bytes | bytearray) -> Iterator[bytes]:
-    """Yield what is outside of texts, piece by piece."""
+    """Yield the parts outside of texts, piece by piece."""
     begin, is_inside = 0, False
     while begin < len(body):
         piece = body[begin : begin + _PIECE_BYTES]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = body[begin : begin + len(piece) + 1]  # an escape and what it escapes stay together
+            piece = body[begin : begin + len(piece) + 1]  # an escape and the escaped character stay together
         begin += len(piece)
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -1,7 +1,7 @@
-"""Which web pages may use the API: the name under which a request reaches it, and the site that sent it.
+"""Decides which web pages may use the API, by the host name of a request and the site that sent it.
 
-A page of any site can send requests to a server on its reader's own machine. A browser keeps the answers from the
-page, unless the site's own name leads to that machine ("DNS rebinding"): then the Host header has that name. So
+A page of any site can send requests to a server on its reader's own machine. A browser hides the answers from the
+page, unless the site's own name resolves to that machine ("DNS rebinding"): then the Host header has that name. So
 the names are checked, and pages of other sites need a declaration:
 
     Host      one of `ingresses.allowed_hosts`, or 421

@@ -1,12 +1,12 @@
 """Limits how often streams write, because the cost of sending a chunk does not grow with the tokens in it.
 
     tokens    t0   t1   t2   t3   t4   t5 ...      an ingress has 100 streams and writes 1000 chunks a second:
-    chunks    t0   t1      t2+t3     t4+t5         each stream gets 10 of them, the first two at once
+    chunks    t0   t1      t2+t3     t4+t5         each stream gets 10 of them, the first two immediately
 
-Whatever carries chunks on, Serve's proxy or a socket, merges none of them: one that waits there delays all later
-ones, including first tokens of new requests. An ingress therefore limits the chunks that it writes. While its
-streams together want more, each gets an equal share, and tokens that arrive between two writes are merged in the
-generation (`deployments/client/stream.py`). A stream whose tokens arrive more slowly than its share never waits.
+Neither Serve's proxy nor a socket merges chunks: one that waits there delays all later ones, including first
+tokens of new requests. An ingress therefore limits the chunks that it writes. While its streams together want
+more, each gets an equal share, and tokens that arrive between two writes are merged in the generation
+(`deployments/client/stream.py`). A stream whose tokens arrive more slowly than its share never waits.
 """
 
 from __future__ import annotations

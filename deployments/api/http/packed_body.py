@@ -1,8 +1,8 @@
-"""Bodies that are sent packed (Content-Encoding): unpacked in pieces of bounded size, in a thread.
+"""Unpacks compressed bodies (Content-Encoding) in pieces of bounded size, in a thread.
 
     packed, at most max_body_bytes ──▶ piece ──▶ piece ──▶ ... ──▶ body, or 413 as soon as it exceeds the bound
 
-However small a bomb is, no more of it is unpacked than the bound and one piece.
+At most the bound and one piece are unpacked, even of a small body that expands enormously.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ else:
     from backports import zstd
 
 PIECE_BYTES = 256 * 1024
-"""Most bytes that are unpacked at once; a piece of packed ones is as large."""
+"""Most bytes that are unpacked per step; a piece of packed ones is as large."""
 MAX_WINDOW_LOG = 23
-"""The largest window of zstd that HTTP allows is 8 MiB (RFC 9659): what unpacking takes besides the body."""
+"""The largest window of zstd that HTTP allows is 8 MiB (RFC 9659). Unpacking needs this memory besides the
+body."""
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 class _Broken(Exception):
-    """What was sent is not what its encoding says; the message continues "The body is not ..., because"."""
+    """The body does not match its encoding; the message continues "The body is not ..., because"."""
 
 
 def packing_of(request: Request) -> str | None:
@@ -54,9 +55,8 @@ def packing_of(request: Request) -> str | None:
 
 
 async def unpacked(body: bytearray, packing: str, max_bytes: int, room: BodyRoom) -> bytearray:
-    """Unpack a body, which took `room`: that is given back, and as much taken as it becomes.
-
-    Raises `ApiError` 400 for what is not packed so, 413 beyond `max_bytes`, and 429.
+    """Unpack a body. Its `room` is released, and the room of the unpacked body taken. Raises `ApiError` 400 for a
+    body that does not match its encoding, 413 beyond `max_bytes`, and 429.
     """
     pieces, whole = _PACKINGS[packing](memoryview(body)), bytearray()
     try:
@@ -89,7 +89,7 @@ def _inflated(body: memoryview, wbits: int) -> Iterator[bytes]:
 
 
 def _deflated(body: memoryview) -> Iterator[bytes]:
-    """Unpack what HTTP calls deflate, which is zlib's format; some clients leave its header out."""
+    """Unpack HTTP's deflate, which is zlib's format; some clients omit its header."""
     has_header = len(body) > 1 and body[0] & 15 == 8 and not (body[0] << 8 | body[1]) % 31
     return _inflated(body, _ZLIB if has_header else _RAW)
 

@@ -1,4 +1,4 @@
-"""Lists in pages, as OpenAI's API gives them: `limit`, and `after`, which names the last of the page before."""
+"""Returns lists in pages, as OpenAI's API does: `limit`, and `after`, the last name of the page before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts what is sent into parts: a server copies what it sends in one turn of its event loop."""
+"""Cuts sent bytes into parts, because a server copies each write within one turn of its event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PART_BYTES = 2**18
 
 
 def parts_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield what the pieces are together, in parts of `PART_BYTES`; the last one may be shorter."""
+    """Yield the concatenated pieces in parts of `PART_BYTES`; the last one may be shorter."""
     waiting, room = list[bytes](), PART_BYTES
     for piece in pieces:
         at = 0

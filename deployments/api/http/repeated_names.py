@@ -1,10 +1,10 @@
-"""Refuses arguments of calls that name something twice: of two values, JSON's readers keep one in silence.
+"""Refuses arguments of calls that give a name twice, because JSON parsers silently keep one of the two values.
 
-    {"function": {"name": "f", "arguments": {"a": 1, "a": 2}}}       refused: nobody can say which one is meant
-    {"function": {"name": "f", "arguments": "{\"a\": 1, \"a\": 2}"}}     a text, which the model is shown as it is
+    {"function": {"name": "f", "arguments": {"a": 1, "a": 2}}}       refused: ambiguous
+    {"function": {"name": "f", "arguments": "{\"a\": 1, \"a\": 2}"}}     a text, which the model sees unchanged
 
-A body without arguments as objects costs two searches. With them, these objects alone are read again, and only if
-one has a name twice all of the body, to say where.
+A body without arguments as objects costs two searches. Otherwise only these objects are read again; the whole body
+is read again only if one has a name twice, to say where.
 """
 
 from __future__ import annotations

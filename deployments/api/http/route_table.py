@@ -58,7 +58,7 @@ class _Entry:
 
 
 class RouteTable:
-    """Endpoints by path and method. Of several paths that match, the first one that was added is taken."""
+    """Endpoints by path and method. If several paths match, the first one that was added is taken."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []

@@ -1,4 +1,4 @@
-"""What an ASGI scope says of a request, by the names that the layers know."""
+"""Reads facts about a request from its ASGI scope, by the names that the layers know."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def address_of(scope: Scope) -> str:
 
 
 def note_send(scope: Scope, send: Send) -> None:
-    """Leave the server's own `send` for bodies: the layers around an endpoint look at heads alone."""
+    """Leave the server's own `send` for bodies, because the layers around an endpoint read only heads."""
     scope[_SEND] = send
 
 
 def forget_send(scope: Scope) -> None:
-    """Take it back at the request's end: it refers to what has the scope, so both would wait for a collection."""
+    """Remove it at the request's end: it refers back to the scope, so both would wait for a garbage collection."""
     scope.pop(_SEND, None)
 
 
@@ -83,11 +83,11 @@ def send_for_bodies(scope: Scope, send: Send) -> Send:
 
 
 def note_error(scope: Scope, message: str) -> None:
-    """Leave what was wrong with a request for the layers around."""
+    """Leave a request's fault for the layers around."""
     scope[_ERROR] = message
 
 
 def error_of(scope: Scope) -> str | None:
-    """Return what was wrong with a request; None if it was not answered with an error object."""
+    """Return a request's fault; None if it was not answered with an error object."""
     found: str | None = scope.get(_ERROR)
     return found

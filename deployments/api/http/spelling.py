@@ -1,4 +1,4 @@
-"""Treats alike what clients spell differently: a HEAD is a GET without its body, and a last slash is ignored."""
+"""Normalizes requests: a HEAD is a GET without its body, and a last slash is ignored."""
 
 from __future__ import annotations
 

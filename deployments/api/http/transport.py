@@ -97,7 +97,7 @@ _OF_STREAMS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-"""Headers of event streams, which nothing between may hold back."""
+"""Headers of event streams, which no proxy may buffer."""
 
 
 class EventStream(Response):
@@ -114,8 +114,8 @@ class EventStream(Response):
         headers: dict[str, str],
         num_kept: int = 0,
     ) -> None:
-        """`num_kept` bytes are kept for the chunks until the end, beside the one that is sent."""
-        # What it inherits would make them of a body that is known.
+        """`num_kept` bytes are kept for the chunks until the end, besides the one that is sent."""
+        # Skip Response.__init__, which derives headers from a complete body.
         self.status_code, self.background = 200, None
         own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         self.raw_headers = [*_OF_STREAMS, *own]
@@ -124,7 +124,7 @@ class EventStream(Response):
         self._num_kept, self._slow_reader_timeout_s = num_kept, slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all chunks, or an error when there is no room for what is kept."""
+        """Send all chunks, or an error when there is no room for the kept bytes."""
         self._limit = TimeLimit(math.inf if ON_DISCONNECT in scope else self._slow_reader_timeout_s)
         try:
             # Servers report a disconnect to a sender as OSError.
@@ -150,7 +150,7 @@ class EventStream(Response):
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 else:
                     await self._send_large(chunk, send, room)
-            except (TimeoutError, ApiError):  # nothing can be said to who does not read
+            except (TimeoutError, ApiError):  # the client does not read, so no error can be sent
                 raise ClientGone from None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -169,7 +169,7 @@ class EventStream(Response):
         for part in parts_of([chunk]):
             with self._limit:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-            await asyncio.sleep(0)  # the streams of others go on
+            await asyncio.sleep(0)  # other streams continue
         with self._limit:
             # An empty message waits until the last part was taken.
             await send({"type": "http.response.body", "body": b"", "more_body": True})
@@ -208,7 +208,7 @@ class _Whole(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for part in parts_of(self._pieces):
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            await asyncio.sleep(0)  # the streams of others go on
+            await asyncio.sleep(0)  # other streams continue
         # The end waits until the last part was taken.
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -220,8 +220,8 @@ def whole(
     media_type: str | None = None,
     num_kept: int = 0,
 ) -> Response:
-    """Create a response with a body in pieces. Where it is not small, it is sent in parts, as it is read; so many
-    bytes as `num_kept` are kept beside it.
+    """Create a response with a body in pieces. A large body is sent in parts, as it is read; `num_kept` further
+    bytes are kept with it.
     """
     if sum(map(len, pieces)) > SMALL_BYTES:
         return _Whole(pieces, status, headers, media_type, num_kept)

@@ -1,10 +1,10 @@
-"""Bounds what an ingress holds of answers while their clients read them, as it bounds the bodies of requests.
+"""Bounds the bytes of answers that an ingress holds while clients read them, as it bounds requests' bodies.
 
     a whole answer     takes room for all of it before its head is sent, or the answer is a 429
     a stream           takes room for each event that is large, while that is read, or ends with an error
     SMALL_BYTES        are not counted, in one piece: a connection itself takes as much
 
-Room is given back when the kernel has taken the last byte. A client that reads at once takes it for milliseconds.
+Room is released when the kernel has taken the last byte. A client that keeps reading takes it for milliseconds.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class UnreadMemory(BodyMemory):
         if num_bytes > self._most_each:
             message = (
                 f"The answer has {num_bytes} bytes, more than may wait for one client to read them "
-                f"({self._most_each}, a share of limits.max_unread_bytes): ask for less at once."
+                f"({self._most_each}, a share of limits.max_unread_bytes): request less per answer."
             )
             return invalid(message, code="answer_too_large")
         return overloaded(
-            "As many bytes of answers wait for their clients to read them as may be held "
+            "The answers that clients have not read take all the room for them "
             f"({self._most_each} for one client, {self._max_bytes} for all; limits.max_unread_bytes): read the "
             "answers that were asked for, and retry later."
         )
 
 
 class Readers:
-    """Middleware that gives each request of a client a room for what its answer holds."""
+    """Middleware that gives each request of a client a room for the memory of its answer."""
 
     def __init__(self, app: ASGIApp, memory: UnreadMemory, *, has_tenants: bool) -> None:
         """The room belongs to the request's tenant, or to its address where there are no tenants."""
@@ -57,7 +57,8 @@ _OF_NOBODY = BodyMemory(2**62, has_tenants=False)
 
 
 def unread_room(scope: Scope) -> BodyRoom:
-    """Return a room for what an answer to the request of this scope holds. `take` raises `ApiError` 400 or 429."""
+    """Return a room for the memory of an answer to the request of this scope. `take` raises `ApiError` 400 or
+    429."""
     found: tuple[BodyMemory, str] = scope.get(_ROOM, (_OF_NOBODY, ""))
     memory, owner = found
     return memory.open(owner)

@@ -1,11 +1,11 @@
-"""Which numbers of a body keep the text with which the client wrote them.
+"""Selects the numbers of a body that keep the client's text.
 
     {"temperature": 1E0, "messages": [{"tool_calls": [{"function": {"arguments": {"count": 1E0}}}]}]}
                     1.0                                                                    1E0
 
 Arguments of calls, and the schemas and documents that the model is shown, are written into its prompt as JSON. A
-number in them has the client's text there: what the model wrote in an earlier turn comes back as it was, and its
-KV is found again. Anywhere else a number is only a number.
+number in them keeps the client's text, so a number from the model's earlier answer returns unchanged, and its KV
+is found again. Elsewhere a number is only a number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHOWN = frozenset({"parameters", "input_schema", "documents"})
 """Fields with other JSON that the model is shown. The server reads it, too, so Python must have its numbers."""
 _SHOWN_CHARS = 64
 Place: TypeAlias = tuple[Union["Place", None], str | int]
-"""Where something is: in what, and under which name or index. A path would take memory for each."""
+"""A value's place: its container, and its name or index there. A path would take memory for each."""
 
 
 def settle(body: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Answers to paths that do not exist, and to methods that a path does not take: they say what was meant."""
+"""Answers requests with a wrong path or method, and suggests the right one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _COMPARED_CHARS = 128
 """Characters of a path that are compared with others, which takes time that grows with their square."""
 _LEAST_LIKENESS = 0.55
 _NOT_HERE = {
-    "/v1/responses/compact": "this server does not compact conversations; send what the model is to read, or "
+    "/v1/responses/compact": "this server does not compact conversations; send the items that the model reads, or "
     'truncation: "auto".'
 }
 """Paths of OpenAI's API that this server does not have, whose last part must not be read as an id."""
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Answer what the framework refuses: unknown paths, and methods that a path does not take."""
+    """Answer requests that the framework refuses: unknown paths, and methods that a path does not support."""
     assert isinstance(error, HTTPException)
     routes: Sequence[BaseRoute] = request.app.routes
     path = route_path(request.scope)
@@ -64,7 +64,7 @@ def _allowed(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
 
 
 def _unknown(request: Request, routes: Sequence[BaseRoute]) -> ApiError:
-    """Create a 404 that names the paths which are most like the one that was asked for, with their methods."""
+    """Create a 404 that names the paths most similar to the requested one, with their methods."""
     methods: dict[str, list[str]] = {}
     for route in routes:
         if isinstance(route, Route):

@@ -1,1 +1,1 @@
-"""What a model generates: parsed into reasoning, text and calls, with log-probabilities, and encoded as JSON."""
+"""A model's output: parsed into reasoning, text and calls, with log-probabilities, and encoded as JSON."""

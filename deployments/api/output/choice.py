@@ -29,7 +29,7 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
     token_ids: Sequence[int]
     """The tokens behind the text, and the stop token that ended it; without those of a stop string."""
     logprobs: Sequence[TokenLogprobs]
-    """One per token id when requested, else empty. Beside a text, they are of the tokens that spell it
+    """One per token id when requested, else empty. With a text, they are those of the tokens that spell it
     (`spelled_text`)."""
     finish_reason: str | None = None
     """"stop", "length" or "tool_calls" on the choice's last delta."""
@@ -48,11 +48,11 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
 
     @property
     def stop_reason(self) -> int | str | None:
-        """What vLLM calls so: the stop string or the stop token that ended the choice; None for its own end."""
+        """The stop string or stop token that ended the choice, as in vLLM; None if the model ended it."""
         return self.stop_token if self.stop_string is None else self.stop_string
 
     def joined(self, later: ChoiceDelta) -> ChoiceDelta | None:
-        """Return this and the delta that follows it as one; None if tokens would come beside a text not theirs."""
+        """Return this and the delta that follows it as one; None if tokens would come with a text not theirs."""
         if bool(self.text) != bool(later.text) or bool(self.logprobs) != bool(later.logprobs):
             return None
         if self.calls or later.calls or (self.text and later.reasoning):
@@ -91,7 +91,7 @@ class Choice:
         self.index = index
         self.num_generated = 0
         self.num_cached = 0
-        """Number of prompt tokens whose KV was found in a cache, as far as the client may know."""
+        """Number of prompt tokens with KV in a cache, up to the number that the client may know."""
         self.finish_reason: str | None = None
         self._sum_logprobs = 0.0
         self._text, self._scores_only = text, scores_only
@@ -104,7 +104,7 @@ class Choice:
 
     @property
     def tells_cache(self) -> bool:
-        """Whether the client may know all of what was found in a cache."""
+        """Whether the client may know the full number of cached tokens."""
         return self._max_cached is None
 
     def take(self, delta: StreamDelta) -> list[ChoiceDelta]:
@@ -216,10 +216,10 @@ def _without_output(delta: StreamDelta) -> StreamDelta:
 def failure_of(end: StreamDelta | None) -> ApiError:
     """Log the failure, and return an error without its details; an abort's suggests a retry.
 
-    What is wrong with the client's grammar is told.
+    The error does name a fault of the client's grammar.
     """
     if end is not None and (advice := _ADVICE.get(end.error_code or "")):
-        return invalid(f"The answer cannot go on: {end.error}. {advice}", code=end.error_code)
+        return invalid(f"The answer cannot continue: {end.error}. {advice}", code=end.error_code)
     if end is None or end.finish_reason == "error":
         logger.error("generation failed: %s", end.error if end else "it ended without a finish reason")
         return ApiError(500, "The engine failed on this request.", code="engine_error")

@@ -1,4 +1,4 @@
-"""The choices of one request: its generations are opened together, read as they arrive, and always closed.
+"""The choices of one request. Its generations are opened together, read as they arrive, and always closed.
 
 Chat and completions differ in how a choice is encoded, not in how it is generated:
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 _TURN_OUTPUT = 512
-"""Most tokens of a choice that are parsed in one turn: more come at once only when a reader was slow."""
+"""Most tokens of a choice that are parsed in one turn: more arrive together only when a reader was slow."""
 _TURN_CHOICES = TURN_TOKENS // sending_cost(0)
 """Choices that begin to be read in one turn of the event loop."""
 
@@ -104,7 +104,7 @@ class Choices:
             size += sending_cost(len(request.prompt_ids))
             if size >= TURN_TOKENS:
                 size = 0
-                await asyncio.sleep(0)  # they begin, and the streams of others go on
+                await asyncio.sleep(0)  # they begin, and other streams continue
         self._generations = list(await asyncio.gather(*self._starts))
 
     async def _start(self, request: GenerateRequest) -> Generation:
@@ -125,7 +125,7 @@ class Choices:
         for index in range(count):
             self._pumps.append(asyncio.create_task(self._pump(index, queue)))
             if (index + 1) % _TURN_CHOICES == 0:
-                await asyncio.sleep(0)  # they begin, and the streams of others go on
+                await asyncio.sleep(0)  # they begin, and other streams continue
         while unfinished:
             item = await queue.get()
             if item is None:
@@ -198,7 +198,7 @@ class Choices:
                 if choice.finish_reason:
                     return
                 if is_long:
-                    await asyncio.sleep(0)  # the streams of others go on
+                    await asyncio.sleep(0)  # other streams continue
 
 
 def _delta_of(end: StreamDelta, hypothesis: Hypothesis) -> StreamDelta:

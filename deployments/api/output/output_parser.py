@@ -25,7 +25,7 @@ from engine.text.detokenizer import TextStream
 
 @dataclass(frozen=True, slots=True)
 class OutputParseSpec:
-    """What to look for in an answer's text."""
+    """The parts to find in an answer's text."""
 
     thoughts: Thoughts | None = None
     """The marks of reasoning; None looks for none."""
@@ -52,7 +52,7 @@ PLAIN_TEXT = OutputParseSpec()
 
 @dataclass(slots=True)
 class ToolCallDelta:
-    """What a stream gained of one tool call. The first delta of a call has its id and its name."""
+    """A stream's next piece of one tool call. The first delta of a call has its id and its name."""
 
     index: int
     """Position of the call among those of its choice."""
@@ -85,7 +85,7 @@ class OutputParser:
         self._reasoning_parser: ParserDriver | None = None
         if spec.thoughts is not None:
             is_open, calls = spec.is_thinking, without_calls
-            if spec.format and spec.format.begins:  # or else nothing tells calls from reasoning
+            if spec.format and spec.format.begins:  # otherwise calls cannot be distinguished from reasoning
                 calls = partial(spec.format.parser, spec.functions)
             self._reasoning_parser = ParserDriver(parse_reasoning(spec.thoughts, is_open=is_open, calls=calls))
         self._call_parser = ParserDriver(spec.format.parser(spec.functions)) if spec.format else None
@@ -108,7 +108,7 @@ class OutputParser:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer; None if nothing has, or something else."""
+        """The stop string that ended the answer; None if it has not ended, or ended otherwise."""
         return self._text.stop_string
 
     @property
@@ -124,7 +124,7 @@ class OutputParser:
         return 0 < self._num_calls == self._num_complete
 
     def push(self, token_ids: Sequence[int], *, is_last: bool) -> ParsedOutput:
-        """Parse more tokens. With `is_last`, no more will come, and what was held back is released."""
+        """Parse more tokens. With `is_last`, these are the last, and held text is released."""
         if self._reasoning_parser is None and self._call_parser is None:
             return self._plain(token_ids, is_last)
         parsed = ParsedOutput()
@@ -159,13 +159,13 @@ class OutputParser:
             yield from self._answer(segment)
 
     def _rest(self) -> Iterator[Segment]:
-        """Yield what was held back, once there is no more text."""
+        """Yield held text, at the end of the text."""
         for segment in self._reasoning_parser.finish() if self._reasoning_parser else []:
             yield from self._answer(segment)
         yield from self._call_parser.finish() if self._call_parser else []
 
     def _answer(self, segment: Segment) -> Iterable[Segment]:
-        """Look for calls in text; what is known to be reasoning holds none."""
+        """Look for calls in text; text known to be reasoning has none."""
         return self._call_parser.push(segment.text) if self._call_parser and segment.kind == "text" else [segment]
 
     def _add(self, parsed: ParsedOutput, segments: Iterable[Segment]) -> None:
@@ -202,7 +202,7 @@ class OutputParser:
         self._num_calls += 1
 
     def _end_input(self, parsed: ParsedOutput) -> None:
-        """Add what was held back of the last call's input. What it has no place for becomes text."""
+        """Add the held part of the last call's input. Text that has no place in it becomes text of the answer."""
         if self._input is not None:
             if rest := self._input.finish():
                 self._of_last_call(parsed).arguments += rest

@@ -1,4 +1,4 @@
-"""Encodes answers as JSON and events: what endpoints share. Chunks are built from prebuilt bytes."""
+"""Encodes the parts of answers that endpoints share, as JSON and events. Chunks are built from prebuilt bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ encode_json = msgspec.json.Encoder().encode
 PIECE = 256
 """Values of a long list that are encoded in one step."""
 _LEFT_OUT = b"\0"
-"""Stands for what is put in its place afterwards: a byte that is nowhere in JSON."""
+"""A placeholder, which is replaced afterwards: a byte that never occurs in JSON."""
 _encode_without = msgspec.json.Encoder(enc_hook=lambda _: Raw(_LEFT_OUT)).encode
 _DONE = b"data: [DONE]\n\n"
 
@@ -36,7 +36,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What is the same in every object that is sent for one request."""
+    """Fields that are the same in every object sent for one request."""
 
     id: str
     created: int
@@ -53,7 +53,7 @@ class ResponseContext:
     system_fingerprint: str | None = None
     """Names the model's files and the server's version."""
     num_result_chars: int = 0
-    """Characters, about, of what was computed of a prompt: the numbers of an embedding."""
+    """Approximate characters of a prompt's computed values: the numbers of an embedding."""
 
     @classmethod
     def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
@@ -91,7 +91,7 @@ class ResponseContext:
         return self.with_token_ids and bool(delta.token_ids)
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the usage object. A prompt and its cached tokens count once, whatever its number of choices."""
+        """Return the usage object. A prompt and its cached tokens count once for any number of choices."""
         prompt_tokens = self.num_prompt_tokens
         completion_tokens = sum(choice.num_generated for choice in choices)
         reasoning_tokens = sum(choice.num_reasoning for choice in choices)
@@ -143,8 +143,8 @@ class ResponseEncoder(Protocol):
     context: ResponseContext
 
     def opening(self, index: int, num_cached: int) -> bytes:
-        """Encode what precedes a choice's first delta; empty if there is nothing. `num_cached` prompt tokens were
-        cached.
+        """Encode the events before a choice's first delta; empty if there are none. `num_cached` prompt tokens
+        were cached.
         """
         ...
 
@@ -153,11 +153,11 @@ class ResponseEncoder(Protocol):
         ...
 
     def end(self, extras: dict[str, Any]) -> bytes:
-        """Encode what ends a stream; `extras` are `usage` and `timings`, as far as the context includes them."""
+        """Encode the end of a stream; `extras` are `usage` and `timings`, if the context includes them."""
         ...
 
     def failure(self, error: ApiError, request_id: str) -> bytes:
-        """Encode what ends a stream that fails after it has begun."""
+        """Encode the end of a stream that fails after it has begun."""
         ...
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> list[bytes]:
@@ -175,7 +175,7 @@ class Pieces:
 
 
 def in_pieces(value: dict[str, Any]) -> list[bytes]:
-    """Encode an object in which some values are `Pieces`, at whatever depth: they stay as they are."""
+    """Encode an object in which some values are `Pieces`, at any depth: they stay unchanged."""
     short = _encode_without(value)
     if _LEFT_OUT not in short:
         return [short]
@@ -202,8 +202,8 @@ def encode_whole(head: dict[str, Any], choices: Iterable[dict[str, Any]], extras
 def encoded_list(
     values: Sequence[T], spell: Callable[[Sequence[T]], Sequence[Any]] = lambda piece: piece, size: int = PIECE
 ) -> Pieces:
-    """Encode a list whose values may be large, such as log-probabilities, in steps of `size` that hold up other
-    threads for some milliseconds at most. `spell` says what is encoded of a few of them.
+    """Encode a list whose values may be large, such as log-probabilities, in steps of `size` that delay other
+    threads by some milliseconds at most. `spell` returns the objects to encode for a few of them.
     """
     pieces = [b"["]
     for at in range(0, len(values), size):
@@ -238,7 +238,7 @@ class ChunkFraming:
         return self._head + encoded + usage % counts
 
     def first(self, encoded: bytes, fields: dict[str, Any]) -> bytes:
-        """Encode an event with one choice, and with `fields` beside the choices."""
+        """Encode an event with one choice, and with `fields` next to the choices."""
         event, end = self.choice(encoded), len(self._head) + len(encoded) + 1
         return event[:end] + b"," + encode_json(fields)[1:-1] + event[end:]
 

@@ -5,7 +5,7 @@
     pieces    "Hel"                     "lo ENx."  ""
               [Hel]                     [lo E, N, x.]  [<|im_end|>]
 
-A client may show the tokens of log-probabilities in place of the text. So a piece is one of three: text with the
+A client may show the tokens of log-probabilities instead of the text. So a piece is one of three: text with the
 tokens whose bytes are this text; tokens that are no part of the text, such as the end, marks, reasoning, calls and
 stop strings; or text without tokens, where only a part of a token is text. The pieces' texts are the text, and
 their tokens all tokens, in order.
@@ -35,9 +35,9 @@ class _Group:
 
     tokens: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
-    """What they are as text; "" of a token that is left out of texts."""
+    """Their text; "" for a token that texts omit."""
     is_mixed: bool = False
-    """Whether a token that is left out of texts is among those that are not."""
+    """Whether a token that texts omit is among those that they contain."""
 
 
 class SpelledText:
@@ -77,7 +77,7 @@ class SpelledText:
         group.text += self._decoder.push([token.token_id])
 
     def _matched(self) -> Iterator[Piece]:
-        """Yield what is certain of the tokens, in order."""
+        """Yield the certain pieces of the tokens, in order."""
         while self._groups:
             group = self._groups[0]
             if group.text and group.text.startswith(self._text) and group.text != self._text:

@@ -1,7 +1,7 @@
 """How a cross-encoder (bge-reranker-v2-m3) reads a query and a document: as one prompt, with marks between them.
 
     <s> query </s> </s> document </s> ▶ score
-    ╰b╯       ╰between╯          ╰e╯           whatever the tokenizer puts there
+    ╰b╯       ╰between╯          ╰e╯           the tokenizer's own marks
 
 The score is the sigmoid of the classification head's output.
 """
@@ -35,5 +35,6 @@ class CrossPrompt:
         return len(self.head) + len(self.end)
 
     def encode(self, document: str, most: int) -> list[int]:
-        """Return the prompt of a document, in which nothing that it spells is a mark. Raises TooManyTokens."""
+        """Return the prompt of a document, in which no text of the document becomes a mark. Raises
+        TooManyTokens."""
         return [*self.head, *self.codec.encode_plain(document, most), *self.end]

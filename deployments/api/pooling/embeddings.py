@@ -51,8 +51,8 @@ async def plan_embeddings(limits: Limits, served: ServedModel, request: Embeddin
 
 
 def instructed(text: Any, instruction: str | None) -> Any:
-    """Return a text to be embedded with what it is to be found for, in the form that Qwen3-Embedding was trained
-    with. Raises `ApiError` for token ids.
+    """Return a text to be embedded with its instruction, in the form that Qwen3-Embedding was trained with. Raises
+    `ApiError` for token ids.
     """
     if instruction is None or not text:
         return text

@@ -29,7 +29,7 @@ class PooledKind:
 
     name: str
     purpose: str
-    """What /openapi.json says of it."""
+    """Its description in /openapi.json."""
     body: type[PooledRequest]
     parse: Callable[[dict[str, Any], Limits], tuple[Any, Sequence[str]]]
     """Reads a body: returns a request, and the names of ignored fields to be shown."""

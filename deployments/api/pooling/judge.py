@@ -3,7 +3,7 @@
     system: judge ... user: <Instruct>: I  <Query>: Q  <Document>: D  assistant: <think></think> ▶ yes | no
     ╰──────── begin ───────╯╰────────── the client's texts ─────────╯╰────────── end ─────────╯
 
-The score is the probability of "yes" against "no". What documents of one query share is computed once.
+The score is the probability of "yes" against "no". The common part of one query's documents is computed once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deployments.api.base.errors import invalid
 from deployments.api.served.text_codec import TextCodec
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""What documents are found for where a request says nothing else: the model was trained with it."""
+"""The default instruction, with which the model was trained."""
 _BEGIN = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -35,13 +35,13 @@ class Judge:
 
     @classmethod
     def of(cls, codec: TextCodec, model: str) -> Judge:
-        """Make the judge of a model. Raises `ApiError` 400 if its tokenizer has not the tokens."""
+        """Make the judge of a model. Raises `ApiError` 400 if its tokenizer lacks the tokens."""
         answers = [codec.single_token(text) for text in ("yes", "no", "<|im_start|>", "<|im_end|>")]
         yes, no = answers[:2]
         if yes is None or no is None or None in answers:
             raise invalid(
-                f"The model {model} cannot judge documents: its tokenizer has not the tokens yes, no, "
-                "<|im_start|> and <|im_end|>, by which Qwen3-Reranker is asked; take rerank out of its "
+                f"The model {model} cannot judge documents: its tokenizer lacks the tokens yes, no, "
+                "<|im_start|> and <|im_end|>, which Qwen3-Reranker's prompts need; take rerank out of its "
                 "engine.tasks, or name another model.",
                 "model",
                 "model_not_supported",
@@ -66,7 +66,7 @@ def asked(query: str, document: str, instruction: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CutWithin:
-    """Shortens a prompt within the client's texts: what is lost is the end of the document."""
+    """Shortens a prompt within the client's texts, from the end of the document."""
 
     num_tokens: int
     num_after: int

@@ -25,7 +25,7 @@ Pair = tuple[Text, Text]
 
 @dataclass(frozen=True, slots=True)
 class ScoredPairs:
-    """What is computed for pairs, and their scores."""
+    """The prompts that are computed for pairs, and the pairs' scores."""
 
     prompts: Sequence[EncodedPrompt]
     pooling: Pooling
@@ -36,7 +36,7 @@ class ScoredPairs:
 async def score_pairs(
     limits: Limits, served: ServedModel, request: PooledRequest, pairs: Sequence[Pair]
 ) -> ScoredPairs:
-    """Plan what scores the pairs. Raises `ApiError`."""
+    """Plan the prompts that score the pairs. Raises `ApiError`."""
     task = check_request(served, request, limits, "rerank", "embed")
     for text in {text.param: text for pair in pairs for text in pair}.values():
         if not text.given:
@@ -89,7 +89,7 @@ async def _crossed(
 
 
 def _check_cut(cut: CutWithin | None, num_fixed: int, fixed: str) -> None:
-    """Raise `ApiError` for a prompt so short that nothing is left of what may be cut."""
+    """Raise `ApiError` for a bound so low that no part of the client's texts is left."""
     if cut is not None and cut.num_tokens <= num_fixed:
         raise invalid(
             f"truncate_prompt_tokens must be above {num_fixed}, the tokens of the prompt besides {fixed}, got "

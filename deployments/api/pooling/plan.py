@@ -1,4 +1,4 @@
-"""What the plans of requests that generate nothing have in common: the model's task, the prompts, the answer."""
+"""Shared by the plans of requests that generate nothing: the model's task, the prompts, the answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from engine.values.sampling_params import SamplingParams
 NUMBER_CHARS = 22
 """Characters that a number takes in an answer, about."""
 _TEXT_CHARS = 64
-"""Characters whose tokenizing takes about as long as what each text costs besides."""
+"""Characters whose tokenizing takes about as long as the other work for each text."""
 _USAGE = ("prompt_tokens", "total_tokens", "prompt_tokens_details")
 
 
@@ -48,7 +48,7 @@ class Text:
 
 
 def numbered(field: str, texts: Sequence[str | Sequence[int]]) -> list[Text]:
-    """Name each text of a field, the only one by the field alone."""
+    """Name each text of a field; a single text has the field's name."""
     return [Text(text, f"{field}.{at}" if len(texts) > 1 else field) for at, text in enumerate(texts)]
 
 
@@ -66,15 +66,15 @@ def check_request(served: ServedModel, request: PooledRequest, limits: Limits, *
 
 
 def _check_repeated(request: PooledRequest, limits: Limits) -> None:
-    """Raise `ApiError` 400 for a text that goes with each of many and makes too much of a small body."""
+    """Raise `ApiError` 400 for a text that is repeated for many others, so that a small body becomes too large."""
     given = {name: getattr(request, name) for name in type(request).model_fields}
     count = max((len(value) for value in given.values() if isinstance(value, list)), default=1)
     for name, value in given.items():
         text = value[0] if isinstance(value, list) and len(value) == 1 else value
         if count > 1 and isinstance(text, str) and len(text) * count > limits.max_body_bytes:
             raise invalid(
-                f"{name} goes with each of {count} texts, which makes {len(text) * count} characters of it; at "
-                f"most {limits.max_body_bytes} are allowed (limits.max_body_bytes). Send fewer texts at once.",
+                f"{name} is repeated for each of {count} texts, {len(text) * count} characters in all; at "
+                f"most {limits.max_body_bytes} are allowed (limits.max_body_bytes). Send fewer texts per request.",
                 name,
             )
 

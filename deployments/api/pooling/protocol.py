@@ -49,7 +49,7 @@ class PooledRequest(StrictModel):
 
     model: str
     instruction: str | None = None
-    """What the texts are to be found for, as the model was trained to be told."""
+    """Purpose of the search, in the form with which the model was trained."""
     truncate_prompt_tokens: Int | None = None
     """Most tokens of a prompt; of a longer one the last are taken. -1: as many as fit."""
     truncation_side: TruncationSide = None
@@ -61,7 +61,7 @@ class PooledRequest(StrictModel):
 
     @classmethod
     def taken(cls, fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
-        """See `StrictModel`. Of a document, the text is read."""
+        """See `StrictModel`. Only the text of a document is read."""
         for name in _SIDES:
             if isinstance(texts := fields.get(name), list):
                 fields[name] = [
@@ -86,7 +86,8 @@ class EmbeddingsRequest(PooledRequest):
     dimensions: Int | None = None
     """How many of the first dimensions to return, for models that were trained for it; None: all."""
     add_special_tokens: bool | None = None
-    """false: texts are tokenized without what the tokenizer adds, which is what some models are pooled at."""
+    """false: texts are tokenized without the special tokens that the tokenizer adds, at which some models are
+    pooled."""
     normalize: bool | None = None
     """false: embeddings are not scaled to length 1."""
     use_activation: bool | None = None

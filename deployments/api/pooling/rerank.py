@@ -1,4 +1,4 @@
-"""Plans and encodes POST /v1/rerank, as Jina's, Cohere's and vLLM's APIs have it."""
+"""Plans and encodes POST /v1/rerank, in the form of Jina's, Cohere's and vLLM's APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans and encodes POST /v1/score, as vLLM has it."""
+"""Plans and encodes POST /v1/score, in vLLM's form."""
 
 from __future__ import annotations
 

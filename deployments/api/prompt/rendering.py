@@ -35,9 +35,9 @@ def plain_messages(
 ) -> list[Plain]:
     """Return messages as Hugging Face's templates expect them: objects as arguments, function names in results.
 
-    Arguments that are no object, or nest more than `max_depth` levels, are given as the text that they are. With
-    `wraps_text` they are the only field of an object, for templates that take nothing else. With `short_ids`, ids
-    have nine letters and digits. With `spells`, calls are part of the content in that format.
+    Arguments that are no object, or nest more than `max_depth` levels, stay texts. With `wraps_text` they are the
+    only field of an object, for templates that accept only objects. With `short_ids`, ids have nine letters and
+    digits. With `spells`, calls are part of the content in that format.
     """
     id_of = _short_id if short_ids else str
     names: dict[str | None, str] = {}
@@ -89,11 +89,11 @@ def messages_as_text(messages: Sequence[Message], functions: Sequence[Function],
 
 
 def _said(message: Message, form: ToolFormat) -> str:
-    """Return what a message says, with its calls."""
+    """Return a message's text, with its calls."""
     called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
     if not called:
         return message.content
-    between = "\n" if form.separator.strip() else form.separator  # a comma stands between calls alone
+    between = "\n" if form.separator.strip() else form.separator  # a comma stands only between calls
     return between.join(filter(None, (message.content, form.spell_all(called))))
 
 

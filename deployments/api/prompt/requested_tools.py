@@ -117,7 +117,7 @@ def _is_of_old_form(request: ChatRequest) -> bool:
 async def offered_tools(
     limits: Limits, tools: Sequence[AnyTool], functions: Sequence[Function] = ()
 ) -> OfferedTools:
-    """Return what the model is offered of either. Raises `ApiError` 400 that names the field."""
+    """Return the offered tools of either form. Raises `ApiError` 400 that names the field."""
     at_most(limits, "max_tools", "functions", len(functions), "functions")
     at_most(limits, "max_tools", "tools", len(tools), "tools")
     found = {f"functions.{index}": function for index, function in enumerate(functions)}

@@ -1,6 +1,6 @@
-"""Turns a request's fields on how its conversation is rendered into `TemplateOptions`.
+"""Turns a request's fields about rendering into `TemplateOptions`.
 
-chat_template_kwargs  ──────────────▶ variables of any name but those that the server gives
+chat_template_kwargs  ──────────────▶ variables of any name except the server's own
 documents, verbosity, reasoning_effort ─▶ variables of these names
 reasoning_effort: none, minimal ────▶ enable_thinking: false, for templates that know it
 """

@@ -1,4 +1,4 @@
-"""Turns what a client sent into token ids that fit the model, off the event loop where that takes long."""
+"""Turns prompts and conversations into token ids that fit the model, off the event loop if that takes long."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deployments.config.limits import Limits
 
 logger = logging.getLogger(__name__)
 _MESSAGE_CHARS = 512
-"""Characters whose rendering takes about as long as what each message and each call costs besides its text."""
+"""Characters whose rendering takes about as long as the other work for each message and each call."""
 
 
 class Shortened(Protocol):
@@ -95,7 +95,7 @@ async def encode_messages(
 ) -> list[int]:
     """Return the token ids of a conversation that shows `functions` to the model.
 
-    What other requests with the same `salt` have sent already is not tokenized again.
+    Text that other requests with the same `salt` have sent is not tokenized again.
     """
     prepare = functools.partial(
         _rendered,
@@ -111,7 +111,7 @@ async def encode_messages(
         _weight(messages) + size_of(functions) + options.size, limits.inline_body_bytes, prepare
     )
     count_conversation(served.metrics, texts.num_chars, texts.num_new_chars)
-    # What a template leaves out does not count against the context: the rendered text decides.
+    # Text that a template omits does not count against the context: the rendered text decides.
     most = served.card.max_model_len if cut is None else limits.max_truncated_tokens
     refuse_hopeless(served, texts.num_chars, "messages", most)
     encode = functools.partial(texts.encode, most)
@@ -199,7 +199,7 @@ def check_prompt(model: ModelCard, ids: list[int], param: str, *, is_continued: 
 
 
 def refuse_hopeless(served: ServedModel, chars: int, param: str, most: int) -> None:
-    """Refuse text with more than `most` tokens whatever they are, without spending seconds on tokenizing it."""
+    """Refuse text that must have more than `most` tokens, without spending seconds on tokenizing it."""
     least = chars // served.codec.max_token_chars
     if least > most:
         raise hopeless(served, least, param, most)
@@ -209,7 +209,7 @@ def hopeless(served: ServedModel, least: int, param: str, most: int) -> ApiError
     """Create the 400 for text that has `least` tokens or more, and so more than `most`."""
     if most != served.card.max_model_len:
         return context_exceeded(
-            f"{param} has at least {least} tokens, but at most {most} are taken to be shortened "
+            f"{param} has at least {least} tokens, but at most {most} can be truncated "
             "(limits.max_truncated_tokens).",
             param,
         )

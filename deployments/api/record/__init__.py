@@ -1,1 +1,1 @@
-"""What is known of each request: its record, and the metrics, timings and lines that are read from that."""
+"""The record of each request, and the metrics, timings and log lines that are read from it."""

@@ -1,10 +1,10 @@
-"""A line for each answered request, for people who watch a server: how it was answered, and what was wrong.
+"""Prints a line for each answered request, for people who watch a server: its status, its size, and its fault.
 
     POST /v1/chat/completions 200 12 + 34 tokens, 8 cached, 523 ms
     POST /v1/chat/completions 400 2 ms: messages must have at least one message.
 
-The layer is installed only where the lines are wanted. A probe has a line when it finds a fault; those of
-`raydix serve` itself never have one.
+The layer is installed only if the lines are wanted. A probe gets a line when it finds a fault; the probes of
+`raydix serve` itself never get one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _work(record: RequestRecord | None) -> str:
 
 
 def _end(record: RequestRecord, status: int) -> str:
-    """Tell how an answer ended that is not complete, as far as its status does not."""
+    """Say how an incomplete answer ended, if its status does not."""
     if record.error_type is not None:
         return f": ended with {record.reason or record.error_type}"
     return ": the client left" if record.finish_reason == "abort" or status == CLIENT_LEFT else ""

@@ -1,6 +1,6 @@
 """The object `timings`: where a request's time went and what was computed for it, for clients that request it.
 
-A body with `"include_timings": true` gets it beside `usage`; a stream in its last event before [DONE], which has
+A body with `"include_timings": true` gets it next to `usage`; a stream in its last event before [DONE], which has
 no choices: the usage event where there is one, else a separate event. A value that was not measured is null.
 
     arrival ── admission ─▶ routed ─▶ engine: queue │ prefill │ decode ─▶ end
@@ -48,12 +48,12 @@ class RequestTimings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prompt tokens that were found in the first replica's cache."""
     recomputed_tokens: int | None
     """Tokens computed again, after a preemption or at another replica after a loss. Null for a tenant whose cache
-    others share: what need not be computed again may be theirs."""
+    others share, because tokens that need no computation may be theirs."""
     output_tokens: int
     preemptions: int | None
     """Number of times it was preempted."""
     kv_pages_peak: int | None
-    """Greatest number of KV pages held at once in an engine, shared pages included."""
+    """Most KV pages held in an engine at any time, shared pages included."""
     migrations: int
     """Number of times its replica was lost after the first token."""
     replica: str | None

@@ -1,11 +1,11 @@
-"""The output of a response while it grows: items of reasoning, text and calls, and the events that tell of them.
+"""The output of a response while it grows: items of reasoning, text and calls, and the events that report them.
 
     reasoning ──▶ added · part added · delta … · text done · part done · item done
     text      ──▶ added · part added · delta … · text done · part done · item done
     a call    ──▶ added · delta … · arguments done · item done
 
-One item is open at a time. What has been encoded is kept in pieces, as an answer's last events repeat all of it
-and copies would hold up other threads. A thread may do that, and the event loop may look at the output meanwhile.
+One item is open at a time. The encoded output is kept in pieces, because an answer's last events repeat all of it
+and copies would delay other threads. A thread may encode it while the event loop reads the output.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _Called(_OutputItem):
     prefix, type, event, field = "fc", b"function_call", b"response.function_call_arguments", b"arguments"
 
     def __init__(self, response: str, index: int, call: ToolCallDelta, client: ClientName | None) -> None:
-        """`client` is what the client calls the tool, where that is not what the model does."""
+        """`client` is the client's name of the tool, if it is not the model's."""
         super().__init__(response, index)
         self.number = call.index
         named = {"call_id": call.id, "name": call.name} | ({} if client is None else client._asdict())

@@ -1,9 +1,9 @@
-"""Responses that are generated in the background: each is a request to the API itself, and its client is here.
+"""Generates responses in the background: each is a request to the API itself, with a client in this module.
 
     POST, background ─▶ checked, planned, admitted ─▶ job ─▶ "queued"
                                                        └─▶ the API, with the plan ─▶ events ─▶ job ─▶ readers
 
-So it is limited, counted and logged like any other, and cancelled as one whose client leaves.
+So it is limited, counted and logged like any other, and cancelled like a request with a disconnected client.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ResponseJob:
         *,
         keeps_events: bool,
     ) -> None:
-        """`plan` is what the API generates by."""
+        """The API generates by `plan`."""
         self.plan, self.ticket = plan, ticket
         self._encoder, self._keeper, self._keeps_events = encoder, keeper, keeps_events
         self._events: list[bytes] = []
@@ -113,7 +113,7 @@ class ResponseJob:
 
     @property
     def num_kept(self) -> int:
-        """Number of bytes that its readers keep alive: of its events, and of those to come, what is large."""
+        """Number of bytes that its readers keep alive: its events, and the large ones of those to come."""
         num_held: int = self.plan.num_held
         return max(self._num_bytes, num_held, 0)
 

@@ -1,6 +1,7 @@
 """Conversations that clients keep with the server by name: items that they and responses add, oldest first.
 
-A conversation is one record, which is replaced as a whole; changes are made where the store lets nobody else in.
+A conversation is one record, which is replaced as a whole; changes are made while the store excludes other
+writers.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Conversations:
         return _unpack(record)
 
     async def read(self, name: str, param: str) -> Conversation:
-        """Return what precedes a response in a conversation. Raises `ApiError` 400, 404 or 429."""
+        """Return the items before a response in a conversation. Raises `ApiError` 400, 404 or 429."""
         stored = await self.find(name, param)
         return Conversation([], *await self._shelf.read(len(stored.items), [stored.items], param))
 
@@ -74,7 +75,7 @@ class Conversations:
         return (await self._shelf.read(len(stored.items), [stored.items]))[0]
 
     async def set_metadata(self, name: str, metadata: dict[str, str]) -> StoredConversation:
-        """Replace what a client has written about a conversation. Raises `ApiError` 404."""
+        """Replace the metadata of a conversation. Raises `ApiError` 404."""
 
         def change(stored: StoredConversation) -> None:
             stored.metadata = metadata
@@ -143,7 +144,7 @@ def joined(before: bytes, after: bytes) -> bytes:
 
 
 def unknown_conversation(name: str, param: str | None = None) -> ApiError:
-    """Create a 404 for a conversation that is not stored, whoever made it."""
+    """Create a 404 for a conversation that is not stored, or is another tenant's."""
     return ApiError(
         404,
         f"The conversation {quoted(name)} is not stored here: it was never made, was deleted or forgotten "

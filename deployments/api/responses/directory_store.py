@@ -2,8 +2,8 @@
 
     DIRECTORY/TENANT-1a2b3c4d/resp_…    "RDX1", CRC-32 of the record, the record; its time is that of the last use
 
-Records are replaced as a whole, and what is cut off or somebody else's does not exist. When as much was written as
-may matter, or now and then, one process at a time forgets what is too old or too much.
+Records are replaced as a whole; a truncated record, or one of another tenant, counts as missing. From time to
+time, and after many writes, one process at a time deletes records that are too old or too many.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.base.files import make_folder, new_file, open_or_create, read_bytes
 
 MAGIC = b"RDX1"
 RECORD_BYTES = 4096
-"""What a record takes besides its bytes."""
+"""Overhead of a record."""
 SHARE = 16
 """The bound may be exceeded by this part of it, by each process."""
 SWEEP_S = 60.0
@@ -64,7 +64,7 @@ class DirectoryStore:
         return await in_thread(lambda: [self._get(self._path(tenant, name)) for name in names])
 
     async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
-        """Replace a record by what `change` makes of it, in a thread. Raises OSError."""
+        """Replace a record by `change`'s result, in a thread. Raises OSError."""
         return await in_thread(self._update, self._path(tenant, name), change)
 
     async def delete(self, tenant: str, name: str) -> bool:
@@ -120,7 +120,7 @@ class DirectoryStore:
         return record
 
     def _sweep(self, now: float) -> None:
-        """Forget what is too old; then, of the tenant who has most, what was not used for longest."""
+        """Delete records that are too old; then the least recently used ones of the tenant with the most."""
         held = lock(self._directory / "lock")
         if held is None:  # another process does it
             return

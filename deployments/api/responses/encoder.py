@@ -35,7 +35,8 @@ class ResponseObject:
         self._fields = encode_json(fields)[1:-1] + b"," + repeated[1:-1]
 
     def correct(self, said: bytes, right: bytes) -> tuple[bytes, bytes]:
-        """Have a field be what it is in `right`; return all that is the same in all states, before and after."""
+        """Set a field to its value in `right`; return the parts before and after that are the same in all
+        states."""
         before = self._fields
         self._fields = before.replace(said, right, 1)
         return before, self._fields
@@ -131,7 +132,7 @@ class ResponsesEncoder:
         return self._finish(extras)
 
     def failed(self, error: ApiError, *, has_output: bool = True) -> list[bytes]:
-        """End the response with an error, and encode it, with what there is of it or without."""
+        """End the response with an error, and encode it, with or without its partial output."""
         self.is_failed = True
         what = {"code": _ERRORS.get(error.status, "server_error"), "message": error.message}
         output = self._answer.output(b"incomplete") if has_output else (b"[]",)
@@ -139,7 +140,7 @@ class ResponsesEncoder:
         return self.final
 
     def cancelled(self) -> list[bytes]:
-        """End the response with what there is of it, and encode it."""
+        """End the response with its partial output, and encode it."""
         self.is_failed = True
         self.final = self._form.encoded("cancelled", self._answer.output(b"incomplete"))
         return self.final
@@ -176,10 +177,10 @@ class ResponsesEncoder:
             head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,' % (kind, kind, self._num_events)
             encoded += (head, *fields, b"}\n\n")
             self._num_events += 1
-        return b"".join(encoded)  # which lets other threads go on where it is large
+        return b"".join(encoded)  # which lets other threads continue where it is large
 
 
-# Not a method, which would refer to the encoder that refers to it: what has ended is freed without a collection.
+# Not a method, which would refer to the encoder that refers to it, so that ended responses need no collection.
 def _spelled(codec: TextCodec, num_top: int, logprobs: Sequence[TokenLogprobs]) -> bytes:
     return encode_json(chat_logprobs(codec, logprobs, num_top)["content"])[1:-1]
 

@@ -1,4 +1,4 @@
-"""Names of responses and their items. An item's name tells of which response it is, so that it can be found by it.
+"""Names of responses and their items. An item's name contains its response's, so that the item can be found.
 
 resp_0123456789abcdef0123456789abcdef      msg_0123456789abcdef0123456789abcdefo0      its first item of output
 """

@@ -13,7 +13,7 @@ from deployments.api.responses.items import KNOWN
 
 
 class TextOfReasoning(StrictModel):
-    """A text that the model thought, or what sums it up. Only the text is read."""
+    """A text of the model's thoughts, or a summary. Only the text is read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -63,14 +63,14 @@ class CustomToolCall(_OfCall):
 
 
 class ToolResult(_OfCall):
-    """What a called function or tool returned."""
+    """The result of a called function or tool."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     output: str | list[AnyPart] | None = None
 
 
 class Reasoning(_Named):
-    """What the model thought."""
+    """The model's thoughts."""
 
     type: Literal["reasoning"]
     summary: list[TextOfReasoning] | None = None

@@ -3,7 +3,7 @@
     "hi"                                     {"id": "msg_…", "type": "message", "status": "completed",
     {"role": "user", "content": "hi"}    ─▶   "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
 
-What this server has sent is always taken back. What the model is to read is kept, and labels are left out.
+Items that this server has sent are always accepted. Fields that the model reads are kept, labels are omitted.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ KNOWN: Mapping[str, Set[str]] = {
 }
 """The fields of items that are read, by the items' type."""
 _CALLS = {"function_call": ("arguments", "{}"), "custom_tool_call": ("input", "")}
-"""The field with what a tool is called with, by the type of the call, and what stands there if it is missing."""
+"""The field with a call's input, by the type of the call, and its default."""
 _LEFT_OUT: Item = {"type": "left out"}
-"""Stands where an item was left out, so that errors number all items as the client does."""
+"""Replaces an omitted item, so that errors number all items as the client does."""
 
 
 def usable_items(given: object, ignored: IgnoredFields, where: str = "input") -> object:
-    """Return the items of the field `where` with only what the model is to read of them; what is no array of items
-    stays as it is. `ignored` names what is left out. Raises `ApiError` 400 where the setting refuses that.
+    """Return the items of the field `where` with only the fields that the model reads; any value but an array of
+    items stays unchanged. `ignored` names omitted fields. Raises `ApiError` 400 if the setting refuses them.
     """
     if not isinstance(given, list):
         return given
@@ -83,7 +83,7 @@ def taken_items(
     where: str = "input",
 ) -> list[Item]:
     """Return the items of a response's `input`, or of the field `where`. Raises `ApiError` 400 that names the
-    field at fault, and 404 for a reference to what is not among `known`.
+    field at fault, and 404 for a reference to an item that is not in `known`.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -118,7 +118,7 @@ def _taken(item: Any, path: str, limits: Limits, response: str, index: int, know
 
 
 def _kind(item: object) -> str | None:
-    """Return what an item is, of which some clients say only the role, or only the id. None: nothing known."""
+    """Return the type of an item; some clients send only the role, or only the id. None: unknown."""
     if not isinstance(item, dict):
         return None
     kind = item.get("type")
@@ -210,7 +210,7 @@ def _text(item: Item, name: str, path: str, default: str | None = None) -> str:
 
 
 def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Return a conversation's messages. What the assistant thought, said and called in one turn is one message."""
+    """Return a conversation's messages. The assistant's thoughts, text and calls of one turn are one message."""
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None  # the assistant's message that further items belong to
     for item in items:

@@ -1,4 +1,4 @@
-"""What one process's API has of responses: where they are kept, and those that run in the background."""
+"""One process's access to responses: their store, and those that run in the background."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KeptResponses:
         self.background = BackgroundResponses(self.settings.max_background)
 
     async def aclose(self) -> None:
-        """End what runs in the background, and leave the store."""
+        """End responses in the background, and leave the store."""
         await self.background.aclose()
         await self.store.aclose()
 

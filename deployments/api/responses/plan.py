@@ -1,4 +1,4 @@
-"""Plans POST /v1/responses: what the response continues, the chat request that it is, and what is kept of it."""
+"""Plans POST /v1/responses: the conversation that it continues, its chat request, and its stored form."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ bounds the tokens."""
 logger = logging.getLogger(__name__)
 
 _ANSWER_SHARE = 8
-"""Where the oldest items may be left out, an answer without a bound has room for an eighth of the context."""
+"""If the oldest items may be omitted, an answer without a bound has room for an eighth of the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +149,14 @@ def _with_end(
     keeper: ResponseKeeper,
     conversations: Conversations,
 ) -> GenerationPlan:
-    """Have a response stored, and added to its conversation, when it has ended, as far as it is asked for."""
+    """Have a response stored, and added to its conversation, when it has ended, if the request asks for that."""
     request = asked.request
     is_stored = request.is_stored and kept.settings.max_bytes > 0
     if request.is_stored and not is_stored:
         encoder.correct([], _STORED, _NOT_STORED)
 
     async def end(sent: Sequence[bytes]) -> Sequence[bytes]:
-        """Store the response, and have it say what of this failed: its text is not lost for that."""
+        """Store the response. A failure is reported in the response, so that its text is not lost."""
         if (name := request.conversation) is not None and not await _enter(
             conversations, name, asked.packed_items, encoder
         ):
@@ -187,7 +187,8 @@ async def count_input(
 async def _complete(
     limits: Limits, asked: AskedResponse, shelf: Shelf, conversations: Conversations
 ) -> tuple[Conversation, AskedResponse]:
-    """Return what a response continues, and the request with the items that it only names. Raises `ApiError`."""
+    """Return the conversation that a response continues, and the request with the items that it references. Raises
+    `ApiError`."""
     before = await _before(asked.request, shelf, conversations)
     if names := references(asked.request.input):
         at_most(limits, "max_messages", "input", len(asked.request.input), "items")
@@ -198,7 +199,7 @@ async def _complete(
 
 
 async def _before(request: ResponsesRequest, shelf: Shelf, conversations: Conversations) -> Conversation:
-    """Return what a response continues. Raises `ApiError` 400, 404 or 429."""
+    """Return the conversation that a response continues. Raises `ApiError` 400, 404 or 429."""
     if request.conversation is None:
         return await shelf.conversation(request.previous_response_id)
     if request.previous_response_id is not None:
@@ -207,7 +208,7 @@ async def _before(request: ResponsesRequest, shelf: Shelf, conversations: Conver
 
 
 async def _enter(conversations: Conversations, name: str, items: bytes, encoder: ResponsesEncoder) -> bool:
-    """Add what a response was asked, and what it has answered, to its conversation. Return whether it is there."""
+    """Add a response's input and output to its conversation. Return whether they are there."""
     final = encoder.final
     assert final is not None
     size = len(items) + sum(map(len, final))
@@ -241,7 +242,7 @@ async def begin_later(
     *,
     is_stream: bool,
 ) -> Response:
-    """Admit a response, begin it in the background, and answer with what there is of it. Raises RateLimited."""
+    """Admit a response, begin it in the background, and answer with its present state. Raises RateLimited."""
     name = encoder.context.id
     job = ResponseJob(encoder, plan, ticket, keeper, keeps_events=is_stream)
     scope = as_tenant(scope_of(job, request.scope, request_id(request.scope)), tenant)
@@ -270,7 +271,7 @@ async def begin_later(
 
 
 async def nothing() -> None:
-    """Close nothing: a response in the background goes on without its readers."""
+    """Close nothing, because a response in the background continues without its readers."""
 
 
 async def _chat_request(
@@ -283,7 +284,7 @@ async def _chat_request(
 async def _planned(
     limits: Limits, served: ServedModel, chat: ChatRequest, salt: str, request: ResponsesRequest
 ) -> GenerationPlan:
-    """Plan a chat request; where the client lets the oldest messages be left out, as few of them as possible."""
+    """Plan a chat request; if the client allows it, omit as few of the oldest messages as necessary."""
     try:
         plan = await plan_chat(limits, served, chat, salt)
         if request.truncation != "auto" or _has_room(plan, request):
@@ -313,13 +314,13 @@ def _has_room(plan: GenerationPlan, request: ResponsesRequest) -> bool:
 
 
 def _systems(chat: ChatRequest) -> list[Any]:
-    """Return what the system says before the conversation."""
+    """Return the system message before the conversation."""
     first = next((at for at, message in enumerate(chat.messages) if message.role != "system"), len(chat.messages))
     return list(chat.messages[:first])
 
 
 def _turns(chat: ChatRequest) -> list[int]:
-    """Return where the user's later turns begin: calls and their results are left out together."""
+    """Return where the user's later turns begin: calls and their results are omitted together."""
     begins = [at for at, message in enumerate(chat.messages) if message.role == "user"]
     return [at for at in begins if at > len(_systems(chat))]
 

@@ -82,7 +82,7 @@ class ConversationName(StrictModel):
 
 
 class TextFormat(StrictModel):
-    """What the answer's text must match."""
+    """A format that the answer's text must match."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -117,7 +117,7 @@ class ResponsesRequest(SampledRequest):
     input: Annotated[Any, BeforeValidator(_parse_input, json_schema_input_type=str | list[AnyItem])]
     """A text from the user, or the items of a conversation."""
     instructions: str | None = None
-    """What the system says first; not kept for responses that continue this one."""
+    """The first system message; not kept for responses that continue this one."""
     previous_response_id: str | None = None
     """The stored response that this one continues."""
     conversation: Annotated[
@@ -127,7 +127,7 @@ class ResponsesRequest(SampledRequest):
     store: bool | None = None
     """Whether the response is kept, so that it can be read and continued; true by default."""
     background: bool | None = None
-    """Answer at once, and generate afterwards."""
+    """Answer immediately, and generate afterwards."""
     max_output_tokens: Int | None = None
     metadata: dict[str, str] | None = None
     include: Annotated[list[str], BeforeValidator(_parse_include, json_schema_input_type=list[str] | None)] = (
@@ -138,7 +138,7 @@ class ResponsesRequest(SampledRequest):
     tools: Annotated[list[AnyFlatTool], taking(none_as_empty, list[AnyFlatTool] | None)] = Field(
         default_factory=list
     )
-    """The functions and custom tools that the model may call. Other tools are left out."""
+    """The functions and custom tools that the model may call. Other tools are omitted."""
     tool_choice: Annotated[
         Any,
         BeforeValidator(
@@ -154,7 +154,7 @@ class ResponsesRequest(SampledRequest):
     """Variables for the chat template."""
     top_logprobs: Int | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    """"auto" leaves out the oldest items of a conversation that does not fit the context."""
+    """"auto" omits the oldest items of a conversation that does not fit the context."""
     user: str | None = None
     safety_identifier: str | None = None
 

@@ -1,7 +1,7 @@
 """The record of one response, written when it begins, while it runs in the background, and when it has ended.
 
-Where ingresses share a store, the record tells the others how a response is that runs here, and a mark that one of
-them leaves ends it:
+If ingresses share a store, the record shows the others the state of a response that runs here, and each of them
+can end it with a mark:
 
     here          "queued" ── beat ── beat ── beat ──▶ "completed"     a record without beats is a dead ingress's
     elsewhere                   └ reads        └ leaves a mark ──▶ "cancelled"
@@ -27,7 +27,7 @@ BEAT_S = 1.0
 """Seconds between two times that a response in the background tells of itself, and looks for a mark."""
 CANCEL, DELETE = b"cancel", b"delete"
 INLINE_BYTES = 2**20
-"""What is larger is packed, and read again, in a thread."""
+"""Larger records are packed and unpacked in a thread."""
 
 
 def mark_of(name: str) -> str:
@@ -48,7 +48,7 @@ class ResponseKeeper:
     ) -> None:
         self._store, self._tenant, self._encoder, self._stored = store, tenant, encoder, stored
         self._clock = clock
-        self._turn = asyncio.Lock()  # what is older must not be written last
+        self._turn = asyncio.Lock()  # an older state must not be written last
         self._is_unwanted = False
         self.is_kept = False
         """Whether it is stored as it was when that was last tried."""
@@ -62,7 +62,7 @@ class ResponseKeeper:
         return self.is_kept
 
     async def keep_end(self, events: bytes) -> None:
-        """Keep the response as it has ended; if that fails, at least that it has failed, or nothing."""
+        """Store the response in its final state; if that fails, try to store at least its failure."""
         if not await self.try_keep(events):
             reason = "The response could not be stored (responses.store, responses.max_bytes)."
             self._encoder.failed(ApiError(507, reason), has_output=False)
@@ -71,7 +71,7 @@ class ResponseKeeper:
                     await self._store.delete(self._tenant, self._encoder.context.id)
 
     async def keep(self, events: bytes = b"") -> None:
-        """Keep the response as it is now. Raises what the store does."""
+        """Store the response in its present state. Raises the store's exceptions."""
         async with self._turn:
             self.is_kept = False
             if self._is_unwanted:
@@ -86,7 +86,7 @@ class ResponseKeeper:
             self.is_kept = True
 
     async def tell(self, job: ResponseJob) -> None:
-        """Tell other ingresses of a response in the background, and do what their marks say, until cancelled."""
+        """Report a response in the background to other ingresses, and obey their marks, until cancelled."""
         mark = mark_of(self._encoder.context.id)
         while True:
             await asyncio.sleep(BEAT_S)

@@ -1,8 +1,8 @@
 """Keeps records in Redis, which several ingresses share.
 
-raydix:T:resp_…     the record of a tenant, which Redis itself forgets when it was not used for long
+raydix:T:resp_…     the record of a tenant, which expires in Redis if it is not used for long
 raydix:used         names by the time of their last use
-raydix:sizes        names and their sizes, by which one process at a time forgets what is too much
+raydix:sizes        names and their sizes, by which one process at a time deletes excess records
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from deployments.api.base.errors import RETRY_AFTER_S, ApiError
 from deployments.api.responses.store import too_large
 
 RECORD_BYTES = 1024
-"""What a record takes besides its bytes, in Redis and in the two lists."""
+"""Overhead of a record, in Redis and in the two lists."""
 SHARE = 16
 """The bound may be exceeded by this part of it, by each process."""
 SWEEP_S = 60.0
 PAGE = 2048
-"""Names that are read or forgotten at once, so that the event loop goes on between."""
+"""Names that are read or deleted per step, so that the event loop can run between steps."""
 _TIMEOUT_S = 5.0
 _USED, _SIZES, _LOCK = "raydix:used", "raydix:sizes", "raydix:sweep"
 
@@ -72,7 +72,7 @@ class RedisStore:
         return bool(num_gone)
 
     async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
-        """Replace a record by what `change` makes of it, which is called again when another process was faster."""
+        """Replace a record by the result of `change`, which is called again when another process was faster."""
         key = _key(tenant, name)
         while True:
             async with self._pipeline() as pipe:
@@ -109,7 +109,7 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise ApiError(
                 503,
-                "What is stored cannot be reached now: Redis (responses.store) does not answer; retry later.",
+                "Stored responses are unavailable now: Redis (responses.store) does not answer; retry later.",
                 code="store_unavailable",
                 headers={"retry-after": f"{RETRY_AFTER_S:.0f}"},
             ) from error
@@ -136,7 +136,8 @@ class RedisStore:
             await self._sweep(now)
 
     async def _sweep(self, now: float) -> None:
-        """Forget the names of what is too old; then, of the tenant who has most, what was unused for longest."""
+        """Delete the names of records that are too old; then the least recently used ones of the tenant with the
+        most."""
         most = self._max_bytes - self._max_bytes // SHARE
         gone = await asyncio.to_thread(_too_much, await self._kept(), now - self._ttl_s, most)
         for start in range(0, len(gone), PAGE):
@@ -148,9 +149,8 @@ class RedisStore:
             await pipe.execute()
 
     async def _kept(self) -> dict[bytes, _Kept]:
-        """Return what is kept by its name, that first which was unused for longest.
-
-        It is read page by page, as there may be a hundred thousand names.
+        """Return the stored records by name, the least recently used first. They are read page by page, because
+        there may be a hundred thousand names.
         """
         kept: dict[bytes, _Kept] = {}
         for start in count(0, PAGE):
@@ -176,7 +176,7 @@ class _Kept(NamedTuple):
 
 
 def _too_much(kept: dict[bytes, _Kept], oldest: float, most: int) -> list[bytes]:
-    """Return the names to forget, so that nothing older than `oldest` and at most `most` bytes stay."""
+    """Return the names to delete, so that no record older than `oldest` and at most `most` bytes stay."""
     gone = [name for name, one in kept.items() if one.used_at < oldest]
     names: dict[bytes, list[bytes]] = defaultdict(list)  # by tenant, those last that were unused for longest
     taken: dict[bytes, int] = defaultdict(int)

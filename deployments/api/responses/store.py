@@ -1,4 +1,4 @@
-"""Where responses are kept, by tenant: what one tenant has stored does not exist for another."""
+"""Stores responses by tenant: one tenant's responses do not exist for another."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Protocol
 from deployments.api.base.errors import ApiError
 
 RECORD_BYTES = 512
-"""What a record takes besides its bytes."""
+"""Overhead of a record."""
 
 
 def too_large(num_bytes: int, max_bytes: int) -> ApiError:
     """Create a 507 for a record that is larger than all that a store keeps."""
-    message = f"{num_bytes} bytes are to be stored, and at most {max_bytes} are kept (responses.max_bytes)."
+    message = f"The record has {num_bytes} bytes, but at most {max_bytes} can be stored (responses.max_bytes)."
     return ApiError(507, message, code="storage_full")
 
 
@@ -26,7 +26,7 @@ class ResponseStore(Protocol):
     """Whether other processes have the same records."""
 
     async def put(self, tenant: str, name: str, record: bytes) -> None:
-        """Keep a record, in place of the one with its name. What fails is raised, and leaves that one as it is."""
+        """Store a record, replacing the one with its name. Failures are raised, and leave that one unchanged."""
         ...
 
     async def get(self, tenant: str, names: Sequence[str]) -> list[bytes | None]:
@@ -38,9 +38,8 @@ class ResponseStore(Protocol):
         ...
 
     async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
-        """Replace a record by what `change` makes of it, as the only one who does; return whether there was one.
-
-        What `change` raises is raised, and leaves the record as it is.
+        """Replace a record by `change`'s result, excluding other writers; return whether there was one. Exceptions
+        of `change` are raised, and leave the record unchanged.
         """
         ...
 
@@ -50,9 +49,8 @@ class ResponseStore(Protocol):
 
 
 class MemoryStore:
-    """Keeps records in this process. Full, it forgets what the tenant who has most has not used for longest.
-
-    Tenants therefore push out nothing of a tenant that has less than its equal share.
+    """Keeps records in this process. When full, it deletes the least recently used record of the tenant with the
+    most. So no tenant evicts records of a tenant with less than its equal share.
     """
 
     is_shared = False
@@ -93,8 +91,8 @@ class MemoryStore:
         return found
 
     async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
-        """Replace a record by what `change` makes of it."""
-        (record,) = await self.get(tenant, [name])  # nothing else runs meanwhile: neither call waits
+        """Replace a record by `change`'s result."""
+        (record,) = await self.get(tenant, [name])  # no other task runs meanwhile, because neither call waits
         if record is not None:
             await self.put(tenant, name, change(record))
         return record is not None

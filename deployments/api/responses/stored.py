@@ -1,4 +1,4 @@
-"""What is kept of a response, and the conversation that it continues.
+"""The stored form of a response, and the conversation that it continues.
 
     resp_2: chain [resp_1], own input, response  ─▶  input 1 · output 1 · input 2 · output 2
 
@@ -43,10 +43,10 @@ class StoredResponse(msgspec.Struct):
     events: bytes = b""
     """The events of its stream, where they may be read again."""
     conversation: str | None = None
-    """The conversation that it is a part of, which has what precedes it."""
+    """The conversation that contains it and the items before it."""
     beat_at: float | None = None
-    """When the ingress that generates it in the background last told of it, in Unix seconds; None where it has
-    ended, or where no other ingress can read this."""
+    """When the ingress that generates it in the background last reported it, in Unix seconds; None if it has
+    ended, or if no other ingress can read this."""
 
     def packed(self) -> bytes:
         """Return it as bytes, in MessagePack. Its encoder would hold up other threads while it copies."""
@@ -61,7 +61,7 @@ class StoredResponse(msgspec.Struct):
 
 
 class Conversation(msgspec.Struct):
-    """What precedes a response's own input."""
+    """The items before a response's own input."""
 
     chain: list[str] = []
     items: list[Item] = []
@@ -103,7 +103,7 @@ def output_of(response: bytes) -> bytes:
 
 
 class Shelf:
-    """The responses of one tenant, for one request. What it reads of conversations takes room as a body does."""
+    """The responses of one tenant, for one request. The conversations that it reads take room as a body does."""
 
     def __init__(self, store: ResponseStore, tenant: str, limits: Limits, room: BodyRoom) -> None:
         self._store, self._tenant, self._limits, self._room = store, tenant, limits, room
@@ -120,7 +120,7 @@ class Shelf:
         return is_response_id(name) and await self._store.delete(self._tenant, name)
 
     async def conversation(self, previous: str | None) -> Conversation:
-        """Return what a response continues. Raises `ApiError` 400, 404 or 429."""
+        """Return the conversation that a response continues. Raises `ApiError` 400, 404 or 429."""
         if previous is None:
             return Conversation()
         last = await self.find_previous(previous)
@@ -131,8 +131,8 @@ class Shelf:
             )
         if last.conversation is not None:
             raise invalid(
-                f"previous_response_id is {quoted(previous)}, whose conversation {last.conversation} has what "
-                "precedes it; give conversation instead.",
+                f"previous_response_id is {quoted(previous)}, which continues the conversation "
+                f"{last.conversation}; give conversation instead.",
                 "previous_response_id",
             )
         packed = await self._before(last)
@@ -168,7 +168,7 @@ class Shelf:
         for record in await self._store.get(self._tenant, responses):
             if record is None:
                 continue
-            with self._room.another() as room:  # most of what is read is not named, and soon forgotten
+            with self._room.another() as room:  # most of the records read are not named, and soon dropped
                 items, _ = await self.read(len(record), _texts([_unpack(record)]), room=room)
                 for item in items:
                     if (count := counts.pop(item["id"], 0)) > 0:
@@ -217,7 +217,7 @@ class Shelf:
 
 
 def _as_it_is(stored: StoredResponse) -> StoredResponse:
-    """Return a response that runs elsewhere as failed if its ingress tells nothing of it any more."""
+    """Return a response that runs elsewhere as failed if its ingress no longer reports it."""
     if stored.beat_at is None or time.time() - stored.beat_at < LOST_AFTER_S:
         return stored
     fields = msgspec.json.decode(stored.response)
@@ -227,7 +227,7 @@ def _as_it_is(stored: StoredResponse) -> StoredResponse:
 
 
 def not_found(name: str) -> ApiError:
-    """Create a 404 for a response that is not stored, whoever made it."""
+    """Create a 404 for a response that is not stored, or is another tenant's."""
     return ApiError(
         404,
         f"The response {quoted(name)} is not stored here: it was never stored, was deleted or forgotten "
@@ -241,7 +241,7 @@ def _too_large(limits: Limits, param: str) -> ApiError:
     what = "names items of other responses" if param in ("input", "items") else "is the end of a conversation"
     return invalid(
         f"{param} {what} with more than {limits.max_body_bytes} bytes in all, which is as much as a body may have "
-        "(limits.max_body_bytes); send what the model is to read.",
+        "(limits.max_body_bytes); send only the items that the model needs.",
         param,
     )
 

@@ -45,7 +45,7 @@ _TEXT_OR_WHOLE: list[JsonValue] = [
 
 
 class FlatFormat(StrictModel):
-    """The form of an input. The model is told a grammar, and not held to it."""
+    """The form of an input. A grammar is shown to the model, but not enforced."""
 
     model_config = ConfigDict(json_schema_extra={LEFT_OUT: IS_GRAMMAR, "anyOf": _TEXT_OR_WHOLE})
 
@@ -96,7 +96,7 @@ AnyFlatTool = Annotated[
 
 
 class ClientName(NamedTuple):
-    """What the client calls a tool in a namespace."""
+    """The client's name of a tool in a namespace."""
 
     namespace: str
     name: str
@@ -110,7 +110,7 @@ class ShownTool:
     place: str
     """Where it is in the request."""
     fields: dict[str, Any]
-    """What chat calls a function or a custom tool. Its name is the one that the model is shown."""
+    """The tool as chat's function or custom tool. Its name is the one that the model sees."""
     client: ClientName | None = None
     """None: the client calls it as the model does."""
 
@@ -131,7 +131,7 @@ class ShownTool:
 
 
 def shown_tools(tools: Sequence[AnyFlatTool]) -> list[ShownTool]:
-    """Return the tools that the model is shown. The description of a namespace stands before its first tool's."""
+    """Return the tools that the model sees. The description of a namespace precedes its first tool's."""
     shown = []
     for index, tool in enumerate(tools):
         place = f"tools.{index}"

@@ -24,7 +24,7 @@ _NAMES = (
         r"tool_choice\1",
     ),
 )
-"""Fields of chat requests, and what they are here."""
+"""Fields of chat requests, and their names here."""
 _TOOL = re.compile(r"^tools\.(\d+)(?:\.(?:function|custom))?\b")
 
 

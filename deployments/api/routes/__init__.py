@@ -1,1 +1,1 @@
-"""Endpoints that generate nothing: health, the cluster, models, router decisions, and what the server keeps."""
+"""Endpoints that generate nothing: health, the cluster, models, router decisions, and stored objects."""

@@ -99,7 +99,7 @@ class _ConversationRoutes:
             return _shown(*await self._conversations(request, room).create(asked.items or [], metadata))
 
     async def retrieve(self, request: Request, conversation_id: str) -> Response:
-        """Return what is known of a conversation."""
+        """Return the description of a conversation."""
         with self._room_for(request) as room:
             return _shown(conversation_id, await self._conversations(request, room).find(conversation_id))
 

@@ -19,7 +19,7 @@ _SERVING: Collection[HealthState] = ("healthy", "degraded", "unloaded")
 async def health(service: ApiService) -> tuple[dict[str, object], int]:
     """Return the body, and 200 if some request can be served or all models are unloaded, else 503.
 
-    An ingress that refuses settings is degraded: it does not do what was asked of it, as its log says.
+    An ingress that refuses settings is degraded: it does not use the settings of its operator, as its log says.
     """
     models, refuses_settings = service.models, service.refuses_settings()
     fleets = await asyncio.gather(*(served.client.health() for served in models.values()))

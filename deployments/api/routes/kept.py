@@ -1,4 +1,4 @@
-"""Registers what the server keeps for its clients: responses, conversations, files and batches."""
+"""Registers the endpoints of stored objects: responses, conversations, files and batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deployments.api.service.api_service import ApiService
 def add_kept_routes(
     table: RouteTable, service: ApiService, read: ReadBody, room_for: Callable[[Request], BodyRoom]
 ) -> None:
-    """Register them. Bodies are read by `read`; what is kept takes the room that `room_for` gives a request."""
+    """Register them. `read` reads bodies; stored objects take the room that `room_for` gives a request."""
     add_response_routes(table, service, room_for)
     add_conversation_routes(table, service, read, room_for)
     add_file_routes(table, service)

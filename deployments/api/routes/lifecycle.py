@@ -44,7 +44,8 @@ class _ModelRoutes:
         return json_response(await described(self._service.find(model_id)))
 
     async def load(self, request: Request, model_id: str) -> Response:
-        """Start a model's engines if it has none. Answers at once; the model's state shows when they are up."""
+        """Start a model's engines if it has none. Answers immediately; the model's state shows when they are
+        up."""
         return await self._switch(request, model_id, is_on=True)
 
     async def unload(self, request: Request, model_id: str) -> Response:

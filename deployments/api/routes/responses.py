@@ -36,7 +36,7 @@ NO_STREAM = "This response cannot be read as a stream: only one that was asked f
 
 
 def add_response_routes(table: RouteTable, service: ApiService, room_for: Callable[[Request], BodyRoom]) -> None:
-    """Register them. What they read of conversations takes the room that `room_for` gives a request."""
+    """Register them. The conversations that they read take the room that `room_for` gives a request."""
     routes = _ResponseRoutes(service, room_for)
     path = "/v1/responses/{response_id}"
     table.add("GET", path, routes.retrieve)

@@ -1,4 +1,4 @@
-"""What a server is asked about itself: health, load, version, metrics, also under the names of vLLM and SGLang.
+"""Endpoints about the server: health, load, version, metrics, also under the names of vLLM and SGLang.
 
 /health, /ready, /ping, /load, /version, /metrics, /server_info, and /reset_prefix_cache.
 """
@@ -67,7 +67,7 @@ class _ServerRoutes:
         return whole([text], headers={"content-type": content_type})
 
     async def ping(self) -> Response:
-        """Report whether requests can be served by the status alone, as SageMaker asks."""
+        """Report only by the status whether requests can be served, as SageMaker requires."""
         return Response(status_code=(await health(self._service))[1])
 
     async def load(self) -> Response:

@@ -199,7 +199,7 @@ def check_room(prompt_tokens: int, max_tokens: int, model: ModelCard, param: str
 
 
 def context(max_model_len: int) -> str:
-    """Begin a sentence on what does not fit a model's context."""
+    """Begin an error message about a model's context."""
     # LiteLLM and LangChain know this beginning, and shorten the conversation.
     own = "its own, or less by engine.max_model_len"
     return f"This model's maximum context length is {max_model_len} tokens ({own})"

@@ -1,4 +1,4 @@
-"""A model that the API serves, with what answers the requests that name it."""
+"""A model that the API serves, with its engines and its tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monitoring.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What clients are told of a served model."""
+    """Facts about a served model for clients."""
 
     id: str
     """The model's name in requests and responses."""
@@ -32,20 +32,20 @@ class ModelCard:
     eos_token_ids: frozenset[int] = frozenset()
     """Tokens with which the model ends an answer."""
     tasks: tuple[Task, ...] = ("generate",)
-    """What the model is served for."""
+    """Tasks that the model is served for."""
     hidden_size: int = 0
     """Dimensions of its embeddings."""
     is_encoder: bool = False
     """Whether it only embeds prompts, or scores pairs by a classification head."""
     sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
-    """Sampling parameters of requests that do not give them, by name; of `max_tokens`, chat requests' alone."""
+    """Default sampling parameters of requests, by name; `max_tokens` is only for chat requests."""
 
 
 class GrammarChecker(Protocol):
     """Checks whether a model's engines can enforce a grammar."""
 
     async def check(self, grammar: Grammar) -> Grammar:
-        """Return the grammar, and what was learnt of it, if they can.
+        """Return the grammar, with the results of its check, if they can enforce it.
 
         Raises InvalidGrammar, or Overloaded when too many checks are waiting.
         """

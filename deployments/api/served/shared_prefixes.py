@@ -1,4 +1,4 @@
-"""The token ids of shared prefixes: those with which all prompts begin that begin with a prefix's text."""
+"""The token ids of shared prefixes: those that begin every prompt that begins with a prefix's text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from deployments.api.served.text_codec import TextCodec
 
 _FOLLOWING = ("a", " b", "C", "\n1", "2", "é", "<", "世")
-"""What may come next. The last characters of a prefix are often one token with those after them, so a prefix ends
-where the ids of prompts that go on differently begin to differ."""
+"""Possible continuations. The last characters of a prefix are often one token with those after them, so a prefix
+ends where the ids of prompts with different continuations begin to differ."""
 
 
 def shared_prefix_ids(codec: TextCodec, prefixes: Iterable[SharedPrefixSettings]) -> list[list[int]]:
@@ -35,7 +35,7 @@ def _prompt(codec: TextCodec, prefix: SharedPrefixSettings, following: str) -> l
 
 
 def _common(prompts: Sequence[list[int]]) -> list[int]:
-    """Return what all prompts begin with."""
+    """Return the ids with which all prompts begin."""
     first, last = min(prompts), max(prompts)
     length = 0
     while length < min(len(first), len(last)) and first[length] == last[length]:

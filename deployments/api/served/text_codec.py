@@ -56,7 +56,7 @@ class TextCodec:
         return self._encoder.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
     def encode_plain(self, text: str, max_tokens: int | None = None) -> list[int]:
-        """Return the token ids of a text of a client's in which nothing is a control token.
+        """Return the token ids of a client's text, without control tokens.
 
         Raises TooManyTokens as `encode` does.
         """
@@ -73,7 +73,7 @@ class TextCodec:
     ) -> UnencodedTexts:
         """Return the texts of a conversation up to where the answer begins. Raises `TemplateRefused`.
 
-        What is known of them comes from conversations with the same `salt`.
+        Known ids of them come from conversations with the same `salt`.
         """
         marks = Marks(self._control)
         rendered = self._template.render(
@@ -135,7 +135,7 @@ class TextCodec:
         return self._detokenizer.decoder(self._detokenizer.specials if keep is None else keep, after)
 
     def context(self, keep: Collection[str] | None, after: Sequence[int]) -> list[int]:
-        """Return the last tokens of `after`, on which alone the text that follows depends."""
+        """Return the last tokens of `after`, the only ones on which the following text depends."""
         return self._detokenizer.context(self._detokenizer.specials if keep is None else keep, after)
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - lives as long as the process, like the codec

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 _FILES = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path")
-"""Where files lie on the server is nobody's business."""
+"""Keys that would reveal paths of the server."""
 
 
 def tokenizer_info(tokenizer: Any) -> dict[str, Any]:
-    """Return what tokenizer_config.json says, the class, and the chat template."""
+    """Return the contents of tokenizer_config.json, the class, and the chat template."""
     kept = {key: value for key, value in getattr(tokenizer, "init_kwargs", {}).items() if key not in _FILES}
     info: dict[str, Any] = _plain(kept)
     info["tokenizer_class"] = type(tokenizer).__name__

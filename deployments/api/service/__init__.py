@@ -1,1 +1,1 @@
-"""What the API is built from, and what it shares with the API that takes its place."""
+"""The parts from which the API is built, and those that it shares with its successor."""

@@ -1,4 +1,4 @@
-"""What the API is built from. Its server passes it in, so that tests can pass in something else."""
+"""The parts from which the API is built. Its server passes them in, so that tests can pass in others."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class ApiService:
     cors_origins: tuple[str, ...] = ()
     """Sites whose pages may use the API."""
     responses: KeptResponses = field(default_factory=KeptResponses)
-    """What is kept of the Responses API's answers, and those that run in the background."""
+    """The stored responses of the Responses API, and those that run in the background."""
     spool: Spool | None = None
     """Files and batches that clients have left here; None: there are no endpoints for them."""
     admin_key_hash: str | None = None
     """SHA-256 of the admin key, in hex; None turns administration off."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """What /server_info shows of the configuration."""
+    """The part of the configuration that /server_info shows."""
     shows_tokenizer: bool = True
     """Whether there is /tokenizer_info."""
     cluster: ClusterSource | None = None
@@ -72,7 +72,7 @@ class ApiService:
     on_named: Callable[[str], None] = lambda name: None
     """Called with each request's id in the request's own context, for log records to bear it."""
     max_open: int | None = None
-    """Most requests that generate at once; more are refused. None: the server around the API bounds them."""
+    """Most concurrent requests that generate; more are refused. None: the server around the API bounds them."""
 
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the server is being stopped, so that clients should connect to another one."""
@@ -80,7 +80,7 @@ class ApiService:
     """Seconds for which /ready answers 200 after the last engine was lost, as requests wait for another one."""
 
     refuses_settings: Callable[[], bool] = lambda: False
-    """Whether the latest settings for the running process were wrong, so that it goes on with those before."""
+    """Whether the latest settings for the running process were wrong, so that it keeps the previous ones."""
 
     def find(self, asked: str | None) -> ServedModel:
         """Return the model that a request names, or else the only one. Raises `ApiError` 400 or 404."""

@@ -1,4 +1,4 @@
-"""What all requests of an API share, whichever settings each of them began with."""
+"""State that all requests of an API share, regardless of the settings with which each began."""
 
 from __future__ import annotations
 

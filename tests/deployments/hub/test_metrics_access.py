@@ -62,7 +62,7 @@ def test_an_ingress_carries_the_totals_over_the_death_of_the_hub() -> None:
         with pytest.raises(Unavailable, match=r"does not answer \(ConnectionError\)"):
             await keeper.read_page()
         handle.hub = MetricsHub(1)
-        with pytest.raises(Unavailable, match="still asks what was counted before"):
+        with pytest.raises(Unavailable, match="still collects earlier counts"):
             await keeper.read_page()
         assert tokens(await page_of(keeper)) == 12
         keeper.stop()

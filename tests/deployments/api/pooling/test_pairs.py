@@ -205,7 +205,7 @@ def test_models_that_cannot_are_told_the_setting(make: Make) -> None:
         param, message = make("generate").refused(path, **fields)
         assert param == "model" and "not to rerank: add rerank to engine.tasks" in message
         param, message = make("rerank").refused(path, **fields)  # whose vocabulary has no "yes"
-        assert param == "model" and "its tokenizer has not the tokens yes, no" in message
+        assert param == "model" and "its tokenizer lacks the tokens yes, no" in message
 
 
 def test_a_tokenizer_of_qwens_kind_has_the_tokens() -> None:

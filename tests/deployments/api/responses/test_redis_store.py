@@ -84,7 +84,7 @@ def test_a_full_store_forgets_what_the_tenant_with_most_has_not_used(shared: Sha
             assert await held(store, "quiet", 0, 1, 2) == [True] * 3
             assert await held(store, "loud", 49, 48, 10, 0) == [True, True, False, False]
             assert len([key for key in shared.names() if "resp_" in key]) <= SHARE
-            with pytest.raises(ApiError, match="are to be stored, and at most"):
+            with pytest.raises(ApiError, match="can be stored"):
                 await store.put("loud", name(49), b"x" * SHARE * SIZE)
             assert await held(store, "loud", 49) == [True]
 

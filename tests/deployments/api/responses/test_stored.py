@@ -155,7 +155,7 @@ def test_a_full_memory_forgets_what_was_unused_for_longest() -> None:
         assert await held(store, "a", "1") == [True]
         await put(store, "a", "4")
         assert await held(store, "a", "1", "2", "3", "4") == [True, False, True, True]
-        with pytest.raises(ApiError, match="are to be stored, and at most"):
+        with pytest.raises(ApiError, match="can be stored"):
             await store.put("a", "large", b"x" * 3 * SIZE)
         assert await held(store, "a", "large", "1", "3", "4") == [False, True, True, True]
         assert store.num_bytes == 3 * SIZE

@@ -169,7 +169,7 @@ def test_the_setting_refuses_them(ask: Make) -> None:
     for kind in LEFT_OUT_ITEMS:
         assert it.refused(input=[USER, {"type": kind}])["param"] == "input.1"
     error = it.refused(tools=[{**PATCH, "format": LARK}])
-    assert error["param"] == "tools.0.format" and "told but not held to" in error["message"]
+    assert error["param"] == "tools.0.format" and "shown to the model but not enforced" in error["message"]
 
 
 def test_reasoning_that_only_another_server_can_read_is_named(ask: Make) -> None:
