@@ -61,7 +61,7 @@ class KvEventSettings(BaseModel):
     """Whether an event is an array, as in vLLM to 0.23, or a map of names, as in later ones. Dynamo and llm-d read
     both."""
     period_s: float = Field(default=0.05, gt=0, le=10)
-    """Seconds between two messages; what came and went in between is not told."""
+    """Seconds between two messages; blocks that came and went in between are not reported."""
     buffer_steps: int = Field(default=10_000, ge=0)
     """Messages that are kept to be sent again. Who missed more gets all that is held."""
     buffer_bytes: int = Field(default=64 * MIB, ge=0)

@@ -38,7 +38,7 @@ class Limits(BaseModel):
     ("refuse"), omitted and named in the header x-raydix-ignored-fields and the request's log line ("warn"), or
     omitted."""
     max_header_bytes: int = Field(default=64 * 1024, ge=1024)
-    """Most bytes of a request outside its body: request line, headers, what is between and after chunks."""
+    """Most bytes of a request outside its body: request line, headers, chunk extensions and trailers."""
     max_headers: int = Field(default=100, ge=10)
     """Most headers of a request."""
     max_choices: int = Field(default=128, ge=1)
@@ -127,8 +127,8 @@ class Limits(BaseModel):
     """Most chunks that all streams of an ingress write per second; faster tokens share chunks. "auto": 1,000
     for each core of its machine, at most 4,000; a quarter of that through Serve's proxy. None: no bound."""
     inline_text_chars: int = Field(default=8192, ge=0)
-    """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them. Of a
-    conversation, only what is not in the token cache counts."""
+    """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them. Text of
+    a conversation that is in the token cache does not count."""
     token_cache_bytes: int = Field(default=64 * MIB, ge=0)
     """Bytes of conversations that an ingress keeps with their token ids, for each model; 0 keeps none."""
     inline_logprobs: int = Field(default=2048, ge=0)
@@ -138,7 +138,7 @@ class Limits(BaseModel):
     inline_json_values: int = Field(default=16_384, ge=0)
     """Bodies with more values than this are parsed in a thread. Commas, colons and brackets in texts count too."""
     prepare_threads: Annotated[int, Field(ge=2)] | Literal["auto"] = "auto"
-    """Threads that parse, render and tokenize what is large; all but one for a single tenant. "auto": one more
+    """Threads that parse, render and tokenize large requests; a single tenant gets all but one. "auto": one more
     than the machine's cores, at most 5."""
 
     @model_validator(mode="after")
